@@ -1,0 +1,67 @@
+"""FedBuff: buffered asynchronous aggregation (BUFF algorithms 1 and 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offbeat.algorithms.parts import (
+    AGGREGATE,
+    Buffer,
+    Criterion,
+    Flow,
+    OneModel,
+    Staleness,
+    alarm,
+    constant,
+    criterion,
+)
+from offbeat.core.errors import positive
+from offbeat.core.events import Update
+from offbeat.core.server import Commands, Model, View
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class BuffState(OneModel):
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class FedBuff(Flow[BuffState]):
+    """Collect K deltas, then w ← w − lr · mean (BUFF algorithm 2).
+
+    size: updates per server step, K; or Period or Poisson, then the mean is over what came in between.
+    lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.
+    weight: staleness weight s(τ) of each delta, 1 for a fresh one; the mean still divides by K.
+    concurrency: clients at work at once, the next drawn among the idle; None: client-driven (see `Flow`).
+    """
+
+    size: int | Criterion = 10
+    lr: float = 1.0
+    weight: Staleness = constant
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        criterion(self.size)
+        positive(lr=self.lr)
+
+    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
+        return BuffState(Model(models[0]), Buffer())
+
+    def started(self, state: BuffState, view: View) -> Commands:
+        yield from super().started(state, view)
+        yield from alarm(criterion(self.size), view)
+
+    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
+        staleness = state.model.version - update.job.version
+        state.buffer.add(self.weight(staleness), update["delta"])  # line 6
+        if criterion(self.size).due(state.buffer.count):  # line 8
+            state.model.step(-self.lr, state.buffer.take_mean())  # line 9
+        yield from self.next(state, update.job.client, view)
+
+    def rang(self, state: BuffState, key: str, view: View) -> Commands:
+        if key == AGGREGATE:
+            if state.buffer.count:
+                state.model.step(-self.lr, state.buffer.take_mean())
+            yield from alarm(criterion(self.size), view)

@@ -1,0 +1,80 @@
+"""From tables of strings and numbers to frozen dataclasses, with an error that names the key.
+
+`build(SGD, {"lr": 0.1}, "algorithm[0].local.sgd")` calls `SGD(lr=0.1)` after checking every key against the
+dataclass's fields and every value against the field's annotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from offbeat.core.errors import SettingError, unknown
+
+T = TypeVar("T")
+Convert = Callable[[Any, str], Any]  # (value, where it stands) -> object
+
+_SIMPLE = (bool, int, float, str)
+
+
+def build(kind: Callable[..., T], table: Any, where: str, convert: Mapping[str, Convert] | None = None) -> T:
+    """An object of this dataclass from a table; `convert` makes the fields that are not plain values."""
+    convert = convert or {}
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where} = {table!r}: expected a table of settings, such as {{ {_example(kind)} }}")
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, value in table.items():
+        if name not in fields:
+            raise unknown(f"key in {where}:", name, fields)
+        place = f"{where}.{name}"
+        values[name] = convert[name](value, place) if name in convert else plain(value, hints[name], place)
+    missing = [
+        n
+        for n, f in fields.items()
+        if n not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingError(f"{where} lacks {', '.join(repr(n) for n in missing)}; it takes {_example(kind)}")
+    try:
+        return kind(**values)
+    except SettingError as error:
+        raise SettingError(f"{where}: {error}") from None
+
+
+def plain(value: Any, hint: Any, where: str) -> Any:
+    """A number, string, flag, list or tuple of the annotated type, or an error that names the value."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        origin = typing.get_origin(option)
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option in _SIMPLE and type(value) is option:
+            return value
+        if origin is tuple and isinstance(value, list):
+            return tuple(value)
+        if origin in (list, dict) and isinstance(value, origin):
+            return value
+    names = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    raise SettingError(f"{where} = {value!r}: expected {names}")
+
+
+def one(table: Any, where: str, known: typing.Iterable[str]) -> tuple[str, Any]:
+    """The single (name, settings) of a table such as { sgd = { lr = 0.1 } }; a bare name has no settings."""
+    known = list(known)
+    if isinstance(table, str):
+        table = {table: {}}
+    if not isinstance(table, Mapping) or len(table) != 1:
+        raise SettingError(f"{where} = {table!r}: expected exactly one of {', '.join(known)}, as in {{ name = … }}")
+    name, settings = next(iter(table.items()))
+    if name not in known:
+        raise unknown(f"name in {where}:", name, known)
+    return name, settings
+
+
+def _example(kind: Any) -> str:
+    return ", ".join(f.name for f in dataclasses.fields(kind) if f.init)

@@ -1,0 +1,141 @@
+"""What a server hears and what it may say. Both sets are closed.
+
+The rules, before the code:
+
+1. A `Send` to a client that is busy waits in that client's queue; a client works through its queue in the order in
+   which the work was sent, one job at a time. A job is *in flight* from its `Send` until it has `Arrived` or is `Lost`.
+2. Every job ends in exactly one `Arrived` or one `Lost`, unless it was sent with `hold` and a newer held job of
+   the same client and task replaced it: that result is never taken, so it never existed.
+3. A held job reports nothing when it is done. `Recall` asks for the newest finished one, and waits for the running
+   one if none is finished; `Recall(partial=True)` interrupts the running one and takes the steps done so far.
+4. A lost job leaves its client's memory as it was.
+5. `Joined` and `Left` speak of presence, not of membership: a client that left keeps its memory and may come back.
+   What it had in flight is `Lost` before it is `Left`.
+6. Commands take effect after the handler that yielded them has finished, in the order in which it yielded them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from offbeat.core.vectors import Payload, Vector
+
+
+class Job(NamedTuple):
+    """One piece of work for one client."""
+
+    id: int  # unique in the run, in the order of sending
+    client: int
+    task: int
+    version: int  # of the model that the client starts from
+    steps: int
+    lr: float | None  # step size given by the server; None: the local half's own
+    number: int  # how many jobs this client was sent before: keys its random draws
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A client's result: `update["delta"]` is what its local half called "delta"."""
+
+    job: Job
+    vectors: Payload
+
+    def __getitem__(self, name: str) -> Vector:
+        return self.vectors[name]
+
+
+# Events: participles.
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The run begins; every client that is present may be sent work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A client's result has reached the server."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A job will never arrive; its client's memory is as if the job had not been."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rang:
+    """An alarm set earlier has gone off."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client is there and takes work."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A client is gone; what it was doing is lost."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A task's model was evaluated."""
+
+    task: int
+    metrics: Mapping[str, float]
+
+
+Event: TypeAlias = Started | Arrived | Lost | Rang | Joined | Left | Measured
+
+# Commands: verbs.
+
+
+class Send(NamedTuple):
+    """Give a client work. `steps` and `lr` of None leave them to the local half."""
+
+    client: int
+    payload: Payload
+    version: int
+    steps: int | None = None
+    task: int = 0
+    lr: float | None = None
+    hold: bool = False
+
+
+class Recall(NamedTuple):
+    """Ask a client for held work: the newest finished result, or with `partial` what it has done so far."""
+
+    client: int
+    task: int = 0
+    partial: bool = False
+
+
+class Alarm(NamedTuple):
+    """Wake the server after a while with `Rang(key)`."""
+
+    after: float
+    key: str
+
+
+class Stop(NamedTuple):
+    """Finish a task, or with None the whole run."""
+
+    task: int | None = None
+    reason: str = "stopped by the algorithm"
+
+
+Command: TypeAlias = Send | Recall | Alarm | Stop

@@ -1,0 +1,121 @@
+"""The client's half of an algorithm: pure functions of stacked clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.problem import Oracle
+from offbeat.core.vectors import Payload, Vector
+
+Carry = dict[str, Vector]  # what a client keeps from one local step to the next, by name, [n, d] each
+
+
+@dataclass
+class Work:
+    """The jobs of n clients, as their local halves see them: one row a client, rows never mix.
+
+    lr: step size, a number or a column [n, 1].   steps: local steps, a number or a column [n, 1].
+    """
+
+    payload: Payload
+    memory: Payload
+    lr: float | Vector
+    steps: int | Vector
+    oracle: Oracle
+    step: int = 0
+
+    def gradient(self, w: Vector, sample: int = 0) -> Vector:
+        """Stochastic gradients at w on this step's mini-batch; another `sample` is an independent mini-batch."""
+        return self.oracle.gradient(w, self.step, sample)
+
+    def hvp(self, w: Vector, v: Vector, sample: int = 0) -> Vector:
+        """Stochastic Hessians at w times v."""
+        return self.oracle.hvp(w, v, self.step, sample)
+
+    def loss(self, w: Vector, sample: int = 0) -> torch.Tensor:
+        """Stochastic losses at w, [n]."""
+        return self.oracle.loss(w, self.step, sample)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Base of local halves: `init`, then `step` a number of times, then `final`.
+
+    A local half is written once, for rows: everything it gets is [n, d] (or a column [n, 1]) and it may combine values
+    within a row but never across rows. One client is n = 1, a hundred are one call.
+
+    lr: local step size.   steps: local steps a job.   batch: mini-batch size, None for a client's whole data.
+    shuffle: walk through the data in a new random order every epoch instead of drawing with replacement.
+    """
+
+    lr: float
+    steps: int = 1
+    batch: int | None = None
+    shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        if self.steps < 1:
+            raise SettingError(f"steps = {self.steps}: a job needs at least one local step")
+        if self.batch is not None and self.batch < 1:
+            raise SettingError(f"batch = {self.batch}: must be at least 1; leave it out for a client's whole data")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it reads of the payload."""
+        return ("model",)
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """What its upload holds."""
+        return ("delta",)
+
+    def remember(self, model: Vector) -> Payload:
+        """A client's memory before its first job, given the initial model; empty for a client without memory."""
+        return {}
+
+    def init(self, work: Work) -> Carry:
+        """What the first step starts from."""
+        return {"w": work.payload["model"]}
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        """One local step."""
+        raise NotImplementedError
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        """(upload, new memory) after the last step."""
+        return {"delta": work.payload["model"] - carry["w"]}, work.memory
+
+    def wire(self, dim: int) -> int:
+        """Bytes of an upload, which the timing model turns into time."""
+        return 4 * dim * len(self.sends)
+
+
+@dataclass(frozen=True)
+class Wrapper(Local):
+    """A local half that trains as another one does and reports differently; `Residual.around(SGD(...))`."""
+
+    inner: Local = None  # type: ignore[assignment]
+
+    @classmethod
+    def around(cls, inner: Local) -> Local:
+        """This wrapper around a local half, unless it is one already."""
+        if isinstance(inner, cls):
+            return inner
+        return cls(lr=inner.lr, steps=inner.steps, batch=inner.batch, shuffle=inner.shuffle, inner=inner)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.inner.needs
+
+    def remember(self, model: Vector) -> Payload:
+        return self.inner.remember(model)
+
+    def init(self, work: Work) -> Carry:
+        return self.inner.init(work)
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        return self.inner.step(carry, work)

@@ -1,0 +1,113 @@
+"""Random numbers without state: every draw is a function of a key and a counter.
+
+A key is made of (seed, stream, client, job, ...). What is drawn therefore depends on *what* it is for and never on
+the order in which an executor asks, so one seed gives the same events and the same mini-batches on every executor,
+device and number of workers. The generator is SplitMix64: draw number i of a key is `mix(key + (i + 1) · GOLDEN)`.
+The same function is written twice, for Python integers and for whole arrays (numpy and torch alike); a test
+checks that the two agree.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+# One name for each purpose; two purposes never share a key.
+DELAY, SERVER, SAMPLE, NOISE, MODEL, SPLIT, CLIENT, PRESENCE, PROBLEM, AVAILABLE = range(1, 11)
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_NORMAL = NormalDist()
+
+Array = TypeVar("Array", np.ndarray, torch.Tensor)  # type: ignore[type-arg]
+
+
+def mix(z: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64-bit integers that looks random."""
+    z = ((z ^ (z >> 30)) * _A) & _MASK
+    z = ((z ^ (z >> 27)) * _B) & _MASK
+    return z ^ (z >> 31)
+
+
+def key(seed: int, stream: int, *parts: int) -> int:
+    """The 64-bit key of (seed, stream, parts...).
+
+    >>> key(0, DELAY, 3, 1) == key(0, DELAY, 3, 1), key(0, DELAY, 3, 1) == key(0, DELAY, 1, 3)
+    (True, False)
+    """
+    k = mix((seed * _GOLDEN + stream) & _MASK)
+    for part in parts:
+        k = mix(k ^ ((part + 1) * _GOLDEN & _MASK))
+    return k
+
+
+def signed(z: int) -> int:
+    """The same 64 bits as a signed integer, for int64 arrays."""
+    return z - (1 << 64) if z >> 63 else z
+
+
+def _wrap(z: int) -> int:
+    return signed(z & _MASK)
+
+
+_A64, _B64, _GOLDEN64 = _wrap(_A), _wrap(_B), _wrap(_GOLDEN)
+
+
+def bits(keys: Array, counters: Array) -> Array:
+    """Draw number `counters` of each key, as int64 holding 64 random bits (numpy or torch, broadcast together)."""
+    z = keys + (counters + 1) * _GOLDEN64
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _A64  # the mask turns the arithmetic shift into a logical one
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _B64
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def below(random_bits: Array, bound: Array | int) -> Array:
+    """Integers in [0, bound) from 64 random bits each (the upper 32 are used; bound < 2^31)."""
+    return (((random_bits >> 32) & 0xFFFFFFFF) * bound) >> 32
+
+
+def unit(random_bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Numbers in (0, 1) from 64 random bits each."""
+    return (((random_bits >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5).mul_(2.0**-53).to(dtype)
+
+
+class Stream:
+    """The draws of one key, one after the other.
+
+    >>> a, b = Stream(key(0, DELAY, 7)), Stream(key(0, DELAY, 7))
+    >>> a.uniform() == b.uniform(), a.below(10) == b.below(10), a.uniform() != a.uniform()
+    (True, True, True)
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, key: int) -> None:
+        self._state = key
+
+    def bits(self) -> int:
+        """64 random bits."""
+        self._state = z = (self._state + _GOLDEN) & _MASK
+        z = ((z ^ (z >> 30)) * _A) & _MASK
+        z = ((z ^ (z >> 27)) * _B) & _MASK
+        return z ^ (z >> 31)
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
+        """A number in (low, high)."""
+        return low + (high - low) * ((self.bits() >> 11) + 0.5) * 2.0**-53
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+        return (self.bits() * bound) >> 64
+
+    def exponential(self, mean: float = 1.0) -> float:
+        """An exponential time with this mean."""
+        return -mean * math.log(self.uniform())
+
+    def normal(self, mean: float = 0.0, std: float = 1.0) -> float:
+        """A normal number, by the inverse of its distribution function."""
+        return mean + std * _NORMAL.inv_cdf(self.uniform())

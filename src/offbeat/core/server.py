@@ -1,0 +1,169 @@
+"""The server's half of an algorithm: frozen settings, an explicit state, handlers that yield commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+
+from offbeat.core.errors import SettingError
+from offbeat.core.events import Command, Job, Update
+from offbeat.core.local import Local
+from offbeat.core.random import Stream
+from offbeat.core.state import State
+from offbeat.core.vectors import Vector
+
+Commands: TypeAlias = Iterator[Command]
+
+
+@dataclass
+class Model(State):
+    """A task's model at the server and the number of steps it has taken."""
+
+    vector: Vector
+    version: int = 0
+
+    def step(self, lr: float, direction: Vector) -> None:
+        """x ← x + lr · direction, as a new vector: whoever was sent the old one keeps it unchanged."""
+        self.vector = self.vector + lr * direction
+        self.version += 1
+
+    def replace(self, vector: Vector) -> None:
+        """x ← vector, as one server step."""
+        self.vector = vector
+        self.version += 1
+
+
+class View(Protocol):
+    """What a handler may see besides its state. Reading it changes nothing."""
+
+    @property
+    def now(self) -> float:
+        """Time of the event being handled."""
+
+    @property
+    def rng(self) -> Stream:
+        """Random numbers keyed by the event being handled."""
+
+    @property
+    def clients(self) -> int:
+        """Number of clients on the roster, present or not."""
+
+    @property
+    def flying(self) -> int:
+        """Number of jobs in flight, not counting the one that has just arrived."""
+
+    def present(self, client: int) -> bool:
+        """Whether this client is there."""
+
+    def everyone(self) -> Iterable[int]:
+        """All clients that are there, in order."""
+
+    def idle(self, count: int) -> list[int]:
+        """Up to `count` different clients, uniformly among those that are there, take work and have none."""
+
+    def available(self, count: int) -> list[int]:
+        """`count` draws, uniformly among the clients that are there and take work, busy or not."""
+
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class Server(Generic[S]):
+    """Base of servers. A complete algorithm, as small as it gets:
+
+    >>> from dataclasses import dataclass
+    >>> from offbeat.core.events import Send
+    >>> @dataclass
+    ... class OneModel(State):
+    ...     model: Model
+    >>> @dataclass(frozen=True)
+    ... class Vanilla(Server[OneModel]):
+    ...     lr: float = 1.0
+    ...     def begin(self, models, view):
+    ...         return OneModel(Model(models[0]))
+    ...     def started(self, state, view):
+    ...         for client in view.everyone():
+    ...             yield Send(client, {"model": state.model.vector}, state.model.version)
+    ...     def arrived(self, state, update, view):
+    ...         state.model.step(-self.lr, update["delta"])
+    ...         yield Send(update.job.client, {"model": state.model.vector}, state.model.version)
+
+    Handlers change the fields of `state`, never a tensor in place; they do no I/O, read no clock but `view.now`, draw
+    from no generator but `view.rng`.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("delta",)  # what it reads of an update
+    sends: ClassVar[tuple[str, ...]] = ("model",)  # what its payloads hold
+
+    def begin(self, models: Sequence[Vector], view: View) -> S:
+        """The state before the first event, given every task's initial model."""
+        raise NotImplementedError
+
+    def models(self, state: S) -> Sequence[Model]:
+        """Every task's model, in the order of the tasks."""
+        model: Any = state.model  # type: ignore[attr-defined]
+        return (model,)
+
+    def pair(self, local: Local) -> Local:
+        """The local half as this server needs it; a server that wants another message wraps it here."""
+        return local
+
+    def started(self, state: S, view: View) -> Commands:
+        """The run begins."""
+        yield from ()
+
+    def arrived(self, state: S, update: Update, view: View) -> Commands:
+        """A client's result is here."""
+        yield from ()
+
+    def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
+        """A job will never arrive."""
+        yield from ()
+
+    def rang(self, state: S, key: str, view: View) -> Commands:
+        """An alarm went off."""
+        yield from ()
+
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        """A client is there."""
+        yield from ()
+
+    def left(self, state: S, client: int, view: View) -> Commands:
+        """A client is gone."""
+        yield from ()
+
+    def measured(self, state: S, task: int, metrics: Mapping[str, float], view: View) -> Commands:
+        """A task's model was evaluated."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A server and the local half that it is paired with.
+
+    The two are checked against each other: a server that reads what the local half does not send, or a local half
+    that needs what the server does not send, is refused here and not in the middle of a run.
+    """
+
+    server: Server[Any]
+    local: Local
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        paired = self.server.pair(self.local)
+        server, local = type(self.server).__name__, type(self.local).__name__
+        _check(f"{server} reads", self.server.reads, f"{local} sends", paired.sends)
+        _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
+        object.__setattr__(self, "local", paired)
+        object.__setattr__(self, "name", self.name or server.lower())
+
+
+def _check(wanter: str, wanted: Sequence[str], giver: str, given: Sequence[str]) -> None:
+    lacking = [name for name in wanted if name not in given]
+    if lacking:
+        raise SettingError(
+            f"{wanter} {', '.join(map(repr, lacking))} but {giver} only {', '.join(map(repr, given))}: "
+            f"these two halves do not belong together"
+        )

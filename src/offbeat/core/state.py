@@ -1,0 +1,99 @@
+"""State that can be written down: JSON for the shape, tensors beside it, no code.
+
+`State` subclasses are plain mutable dataclasses. `dump` turns a tree of them (and of dicts, lists, tuples, numbers,
+strings and tensors) into JSON-ready data plus a table of tensors; `load` turns it back. A tensor that several places
+share is stored once and is shared again afterwards. `load` only ever builds `State` classes that the program has
+already defined, by name, so a file cannot make it run anything.
+
+>>> from dataclasses import dataclass
+>>> @dataclass
+... class Counter(State):
+...     count: int
+>>> tensors = Tensors()
+>>> load(dump(Counter(3), tensors), tensors.table)
+Counter(count=3)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from offbeat.core.errors import FolderError
+
+
+class State:
+    """Base of everything an algorithm remembers between events; subclass it with `@dataclass`."""
+
+    kinds: ClassVar[dict[str, type[State]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        State.kinds[_name(cls)] = cls
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+class Tensors:
+    """A table of tensors in which each distinct tensor has one name."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, torch.Tensor] = {}
+        self._names: dict[int, str] = {}
+
+    def name(self, tensor: torch.Tensor) -> str:
+        name = self._names.get(id(tensor))
+        if name is None:
+            name = self._names[id(tensor)] = f"t{len(self.table)}"
+            self.table[name] = tensor
+        return name
+
+
+def dump(value: Any, tensors: Tensors) -> Any:
+    """JSON-ready data for a tree of states, with its tensors put into the table."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else {"$float": str(value)}
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": tensors.name(value)}
+    if isinstance(value, State):
+        fields = {f.name: dump(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return {"$state": _name(type(value)), "fields": fields}
+    if isinstance(value, tuple):
+        return {"$tuple": [dump(v, tensors) for v in value]}
+    if isinstance(value, list):
+        return [dump(v, tensors) for v in value]
+    if isinstance(value, Mapping):  # as pairs: keys may be integers
+        return {"$map": [[dump(k, tensors), dump(v, tensors)] for k, v in value.items()]}
+    raise TypeError(
+        f"{type(value).__name__} cannot be saved: state is made of State dataclasses, mappings, lists, tuples, "
+        f"numbers, strings and tensors"
+    )
+
+
+def load(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The value that `dump` was given."""
+    if isinstance(data, list):
+        return [load(v, tensors) for v in data]
+    if not isinstance(data, dict):
+        return data
+    if "$tensor" in data:
+        return tensors[data["$tensor"]]
+    if "$float" in data:
+        return float(data["$float"])
+    if "$tuple" in data:
+        return tuple(load(v, tensors) for v in data["$tuple"])
+    if "$map" in data:
+        return {load(k, tensors): load(v, tensors) for k, v in data["$map"]}
+    kind = State.kinds.get(data.get("$state", ""))
+    if kind is None:
+        raise FolderError(
+            f"saved state of unknown kind {data.get('$state')!r}: import the module that defines it before resuming"
+        )
+    return kind(**{name: load(v, tensors) for name, v in data["fields"].items()})

@@ -1,0 +1,31 @@
+"""A data set as the rest of the package sees it: tensors as stored, and who owns which sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples kept as stored (bytes stay bytes) and turned into floats only when a mini-batch is gathered.
+
+    scale: factor from stored values to the model's input; None for tokens, which reach the model as int64.
+    owner: natural owner of each training sample, −1 for positions that are no sample of anybody.
+    """
+
+    name: str
+    train_x: torch.Tensor  # [N, ...]
+    train_y: torch.Tensor  # [N] int64
+    test_x: torch.Tensor
+    test_y: torch.Tensor
+    classes: int
+    scale: float | None
+    owner: torch.Tensor | None = None
+    test_owner: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train_x.shape[1:])

@@ -1,0 +1,38 @@
+"""Stochastic gradient descent: the local half of most algorithms (BUFF algorithm 1, lines 4–9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.local import Carry, Local, Work
+from offbeat.core.vectors import lengths
+
+
+@dataclass(frozen=True)
+class SGD(Local):
+    """w ← w − lr · g(w), `steps` times; sends delta = received − reached.
+
+    lr: local step size, η.   steps: local steps, Q (M in AREA).   batch: mini-batch size, None for all data.
+    decay: weight decay, adds decay · w to the gradient.   clip: bound on the gradient's length, decay not included.
+    """
+
+    decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(clip=self.clip)
+        if self.decay < 0:
+            raise SettingError(f"decay = {self.decay}: must not be negative")
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        w = carry["w"]
+        g = work.gradient(w)
+        if self.clip is not None:
+            g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
+        if self.decay:
+            g = g + self.decay * w
+        return {"w": w - work.lr * g}

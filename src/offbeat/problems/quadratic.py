@@ -1,0 +1,138 @@
+"""Quadratics whose optimum, and whose biased limits, are known in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.random import PROBLEM, bits, key, unit
+from offbeat.core.vectors import Vector
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """f_i(w) = ½ Σ_j h_ij (w_j − c_ij)², f = mean of the f_i; a gradient carries Gaussian noise.
+
+    clients: n.   dim: d.   smoothness: L, convexity: μ: every f_i has exactly these extreme curvatures.
+    heterogeneity: ζ = max over i of |x* − c_i|, the distance from the optimum to the farthest client's own.
+    noise: σ, with E|g − ∇f_i|² = σ².   distance: |x_0 − x*| of the starting point.
+    Curvatures lie along the axes; all algorithms here are indifferent to a rotation of the space.
+    """
+
+    clients: int
+    dim: int = 10
+    smoothness: float = 1.0
+    convexity: float = 0.1
+    noise: float = 0.0
+    heterogeneity: float = 1.0
+    distance: float = 10.0
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.dim < 1:
+            raise SettingError(f"a quadratic with clients = {self.clients}, dim = {self.dim}: both must be at least 1")
+        positive(smoothness=self.smoothness, convexity=self.convexity)
+        if self.convexity > self.smoothness:
+            raise SettingError(f"convexity = {self.convexity} exceeds smoothness = {self.smoothness}: μ ≤ L always")
+        for name in ("noise", "heterogeneity", "distance"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"{name} = {getattr(self, name)}: must not be negative")
+        generator = torch.Generator().manual_seed(key(self.seed, PROBLEM) >> 1)
+        n, d = self.clients, self.dim
+        spread = torch.rand(n, d, generator=generator, dtype=torch.float64)
+        h = self.convexity * (self.smoothness / self.convexity) ** spread  # [n, d], log-uniform in [μ, L]
+        h[:, 0], h[:, -1] = self.smoothness, self.convexity if d > 1 else self.smoothness
+        c = torch.randn(n, d, generator=generator, dtype=torch.float64)
+        c = c - _balance(h, c)  # now x* = 0 ...
+        farthest = float(torch.linalg.vector_norm(c, dim=1).max())
+        centre = torch.randn(d, generator=generator, dtype=torch.float64)
+        c = centre + (c * (self.heterogeneity / farthest) if farthest > 0 else c)  # ... and now x* = centre
+        away = torch.randn(d, generator=generator, dtype=torch.float64)
+        start = centre + self.distance * away / torch.linalg.vector_norm(away)
+        for name, value in (("h", h), ("c", c), ("_start", start)):
+            object.__setattr__(self, name, value.to(self.device, self.dtype))
+
+    h: Vector = None  # type: ignore[assignment]  # [n, d]
+    c: Vector = None  # type: ignore[assignment]  # [n, d]
+    _start: Vector = None  # type: ignore[assignment]
+
+    @property
+    def name(self) -> str:
+        return "quadratic"
+
+    @property
+    def stacks(self) -> bool:
+        return True
+
+    def initial(self) -> Vector:
+        return self._start.clone()
+
+    def optimum(self, shares: Sequence[float] | None = None) -> Vector:
+        """Where Σ p_i ∇f_i = 0: the optimum for equal shares, the limit of a biased method for its own."""
+        return _balance(self.h, self.c, shares)
+
+    def value(self, w: Vector) -> float:
+        """f(w)."""
+        return float((0.5 * self.h * (w - self.c) ** 2).sum(dim=1).mean())
+
+    def oracle(
+        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
+    ) -> _Rows:
+        return _Rows(self, clients, keys)
+
+    def measure(self, models: Vector) -> list[Mapping[str, float]]:
+        best = self.optimum()
+        least = self.value(best)
+        return [
+            {
+                "loss": (f := self.value(w)),
+                "gap": f - least,
+                "distance": float(torch.linalg.vector_norm(w - best)),
+            }
+            for w in models
+        ]
+
+
+def _balance(h: Vector, c: Vector, shares: Sequence[float] | None = None) -> Vector:
+    if shares is None:
+        return (h * c).sum(dim=0) / h.sum(dim=0)
+    p = torch.tensor(shares, dtype=h.dtype, device=h.device).unsqueeze(1)
+    return (p * h * c).sum(dim=0) / (p * h).sum(dim=0)
+
+
+class _Rows:
+    """The oracle of some of the clients."""
+
+    def __init__(self, problem: Quadratic, clients: Sequence[int], keys: Sequence[int]) -> None:
+        self.noise, self.dim = problem.noise, problem.dim
+        which = torch.tensor(clients, device=problem.h.device)
+        self.h, self.c = problem.h[which], problem.c[which]
+        self.keys = torch.tensor(keys, dtype=torch.int64, device=problem.h.device).unsqueeze(1) if self.noise else None
+
+    def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
+        g = self.h * (w - self.c)
+        return g + self._noise(step, sample) if self.noise else g
+
+    def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
+        return self.h * v
+
+    def loss(self, w: Vector, step: int, sample: int = 0) -> torch.Tensor:
+        value = (0.5 * self.h * (w - self.c) ** 2).sum(dim=1)
+        if self.noise:  # the linear term whose gradient is the noise
+            value = value + (self._noise(step, sample) * w).sum(dim=1)
+        return value
+
+    def _noise(self, step: int, sample: int) -> Vector:
+        """Gaussian rows with E|row|² = σ², by Box and Muller from the clients' keys."""
+        assert self.keys is not None
+        counters = torch.arange(2 * self.dim, device=self.h.device) + ((sample << 40) + 2 * self.dim * step)
+        u = unit(bits(self.keys, counters))  # [n, 2d]
+        radius = torch.sqrt(-2.0 * torch.log(u[:, : self.dim]))
+        normal = radius * torch.cos(2.0 * math.pi * u[:, self.dim :])
+        return (normal * (self.noise / math.sqrt(self.dim))).to(self.h.dtype)

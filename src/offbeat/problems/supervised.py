@@ -1,0 +1,213 @@
+"""Classification over clients' shards of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp, vmap
+from torch.nn.functional import cross_entropy
+
+from offbeat.core.errors import DataError, SettingError
+from offbeat.core.random import below, bits
+from offbeat.core.vectors import Vector
+from offbeat.data.base import Dataset
+from offbeat.models.flat import Flat
+
+_CHUNK = 8192  # samples evaluated at a time
+_AHEAD = 1 << 20  # draws made ahead at most
+
+
+class Supervised:
+    """f̂_i(w) = mean loss over client i's samples + l2/2·|w|² (AREA eq. 4).
+
+    shards: sample indices of each client.   l2: ν.   weighted: client i's function is (s_i/S)·f̂_i, and the global
+    objective Σ (s_i/S) f̂_i; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        model: nn.Module,
+        shards: Sequence[np.ndarray],
+        l2: float = 0.0,
+        weighted: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        if l2 < 0:
+            raise SettingError(f"l2 = {l2}: must not be negative")
+        if not shards:
+            raise SettingError("clients = 0: a problem needs at least one client")
+        for client, shard in enumerate(shards):
+            if len(shard) == 0:
+                raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
+        self.name, self.data, self.l2, self.device = data.name, data, l2, torch.device(device)
+        self.flat = Flat(model.to(device))
+        self.clients, self.dim = len(shards), self.flat.dim
+        self.sizes = np.array([len(s) for s in shards], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
+        self.order = np.concatenate(list(shards)).astype(np.int64)
+        total = int(self.sizes.sum())
+        self.shares = self.sizes / total if weighted else np.ones(self.clients)
+        self.train_x, self.train_y = data.train_x.to(device), data.train_y.to(device)
+        self.test_x, self.test_y = data.test_x.to(device), data.test_y.to(device)
+        # what each training sample counts in the global objective
+        each = self.sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
+        counts = np.zeros(len(data.train_y))
+        np.add.at(counts, self.order, np.repeat(each / self.sizes, self.sizes))
+        self.used = torch.from_numpy(np.flatnonzero(counts)).to(device)
+        self.counts = torch.from_numpy(counts[counts > 0]).to(device, torch.float32)
+
+    @property
+    def stacks(self) -> bool:
+        return self.flat.vmappable and (self.device.type == "cuda" or not self.flat.convolutional)
+
+    def initial(self) -> Vector:
+        return self.flat.initial().to(self.device)
+
+    def oracle(
+        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
+    ) -> _Rows:
+        return _Rows(self, clients, keys, steps, batch, shuffle)
+
+    def inputs(self, stored: Tensor) -> Tensor:
+        """Stored samples as the model wants them."""
+        return stored.long() if self.data.scale is None else stored.float() * self.data.scale
+
+    def loss(self, w: Vector, x: Tensor, y: Tensor, weight: Tensor | float, share: Tensor | float) -> Tensor:
+        """One client's stochastic function: share · (Σ weight · loss + l2/2·|w|²)."""
+        losses = cross_entropy(self.flat(w, x), y, reduction="none")
+        value = (losses * weight).sum()
+        if self.l2:
+            value = value + (0.5 * self.l2) * (w * w).sum()
+        return value * share
+
+    @torch.no_grad()
+    def measure(self, models: Vector) -> list[Mapping[str, float]]:
+        """Accuracy on the test set and the global objective on all training data."""
+        right = torch.zeros(len(models), device=self.device)
+        for at in range(0, len(self.test_y), _CHUNK):
+            outputs = self._outputs(models, self.inputs(self.test_x[at : at + _CHUNK]))
+            right += (outputs.argmax(dim=-1) == self.test_y[at : at + _CHUNK]).sum(dim=-1)
+        loss = 0.5 * self.l2 * (models * models).sum(dim=1)
+        for at in range(0, len(self.used), _CHUNK):
+            which = self.used[at : at + _CHUNK]
+            outputs = self._outputs(models, self.inputs(self.train_x[which]))  # [v, m, classes]
+            y = self.train_y[which].expand(len(models), -1)
+            losses = cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(len(models), -1)
+            loss = loss + losses @ self.counts[at : at + _CHUNK]
+        accuracy = right / len(self.test_y)
+        return [{"accuracy": float(a), "loss": float(f)} for a, f in zip(accuracy, loss, strict=True)]
+
+    def _outputs(self, models: Vector, x: Tensor) -> Tensor:
+        if len(models) > 1 and self.stacks:
+            outputs: Tensor = vmap(self.flat, (0, None))(models, x)
+            return outputs
+        return torch.stack([self.flat(w, x) for w in models])
+
+
+class _Rows:
+    """The oracle of some of the clients: draws their mini-batches and differentiates."""
+
+    def __init__(
+        self,
+        problem: Supervised,
+        clients: Sequence[int],
+        keys: Sequence[int],
+        steps: int,
+        batch: int | None,
+        shuffle: bool,
+    ) -> None:
+        self.problem, self.batch, self.shuffle, self.steps = problem, batch, shuffle, max(steps, 1)
+        which = np.asarray(clients)
+        self.keys = np.asarray(keys, dtype=np.int64)[:, None]
+        self.starts, self.sizes = problem.starts[which][:, None], problem.sizes[which][:, None]
+        self.shares = torch.from_numpy(problem.shares[which]).to(problem.device, torch.float32)
+        self.drawn: dict[int, tuple[int, Tensor]] = {}  # sample -> (first step, indices [n, steps, batch])
+        self.epochs: dict[tuple[int, int, int], np.ndarray] = {}
+
+    # Drawing
+
+    def _indices(self, step: int, sample: int) -> Tensor:
+        """Sample numbers [n, batch] of one local step; several steps are drawn at once."""
+        assert self.batch is not None
+        first, block = self.drawn.get(sample, (0, None))
+        if block is None or not first <= step < first + block.shape[1]:
+            ahead = max(1, min(self.steps - step, _AHEAD // (len(self.keys) * self.batch)))
+            first, block = step, self._draw(step, ahead, sample)
+            self.drawn[sample] = first, block
+        return block[:, step - first]
+
+    def _draw(self, step: int, count: int, sample: int) -> Tensor:
+        assert self.batch is not None
+        counters = np.arange(step * self.batch, (step + count) * self.batch, dtype=np.int64)[None, :]
+        if self.shuffle:
+            places = np.stack([self._shuffled(row, counters[0], sample) for row in range(len(self.keys))])
+        else:
+            places = below(bits(self.keys, counters + (sample << 40)), self.sizes)
+        drawn = self.problem.order[self.starts + places].reshape(len(self.keys), count, self.batch)
+        return torch.from_numpy(drawn).to(self.problem.device)
+
+    def _shuffled(self, row: int, counters: np.ndarray, sample: int) -> np.ndarray:
+        """Draw number c is place c mod size of epoch c div size, each epoch in an order of its own."""
+        size = int(self.sizes[row, 0])
+        epochs = [self._epoch(row, e, sample, size) for e in range(counters[0] // size, counters[-1] // size + 1)]
+        return np.concatenate(epochs)[counters - (counters[0] // size) * size]
+
+    def _epoch(self, row: int, epoch: int, sample: int, size: int) -> np.ndarray:
+        counters = np.arange(size, dtype=np.int64) + (sample << 40) + (1 << 39) + epoch * size
+        order: np.ndarray = np.argsort(bits(self.keys[row], counters), kind="stable")
+        return order
+
+    def _gather(self, step: int, sample: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [n, b, ...], labels [n, b] and sample weights [n, b]."""
+        p = self.problem
+        if self.batch is None:
+            indices, weights = self._everything()
+        else:
+            indices = self._indices(step, sample)
+            weights = torch.full(indices.shape, 1.0 / self.batch, device=p.device)
+        flat = indices.reshape(-1)
+        x = p.inputs(p.train_x.index_select(0, flat))
+        x = x.view(*indices.shape, *x.shape[1:])
+        return x, p.train_y[flat].view(indices.shape), weights
+
+    def _everything(self) -> tuple[Tensor, Tensor]:
+        """All of every client's samples; rows shorter than the longest are padded with weight 0."""
+        places = np.minimum(np.arange(int(self.sizes.max()))[None, :], self.sizes - 1)
+        inside = np.arange(int(self.sizes.max()))[None, :] < self.sizes
+        indices = torch.from_numpy(self.problem.order[self.starts + places]).to(self.problem.device)
+        return indices, torch.from_numpy(inside / self.sizes).to(self.problem.device, torch.float32)
+
+    # Differentiating
+
+    def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
+        return self._each(w, self._gather(step, sample), self._gradient, grad(self.problem.loss))
+
+    def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
+        return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
+
+    def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
+        def product(w: Vector, v: Vector, *batch: Tensor) -> Vector:
+            out: Vector = jvp(lambda u: grad(self.problem.loss)(u, *batch), (w,), (v,))[1]
+            return out
+
+        batch = (*self._gather(step, sample), self.shares)
+        if len(w) > 1 and self.problem.flat.vmappable:
+            stacked: Vector = vmap(product)(w, v, *batch)
+            return stacked
+        return torch.stack([product(w[i], v[i], *(part[i] for part in batch)) for i in range(len(w))])
+
+    def _gradient(self, w: Vector, *batch: Tensor) -> Vector:
+        """Plain autograd: for one client it is much cheaper than torch.func."""
+        w = w.detach().requires_grad_(True)
+        (g,) = torch.autograd.grad(self.problem.loss(w, *batch), w)
+        return g
+
+    def _each(self, w: Vector, batch: tuple[Tensor, Tensor, Tensor], one, stacked) -> Tensor:  # type: ignore[no-untyped-def]
+        if len(w) > 1 and self.problem.flat.vmappable:
+            rows: Tensor = vmap(stacked)(w, *batch, self.shares)
+            return rows
+        return torch.stack([one(w[i], *(part[i] for part in batch), self.shares[i]) for i in range(len(w))])

@@ -1,0 +1,42 @@
+"""What a run tells those who watch it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+
+class Row(NamedTuple):
+    """One line of the event log. Fields that an event has no use for are −1 or nan."""
+
+    number: int
+    time: float
+    event: str
+    client: int
+    task: int
+    job: int
+    version: int  # of the server's model after the event
+    staleness: int
+    sent: float
+    started: float
+    finished: float
+
+
+class Measurement(NamedTuple):
+    """A task's metrics at a moment."""
+
+    task: int
+    time: float
+    updates: int
+    version: int
+    metrics: Mapping[str, float]
+
+
+class Watcher(Protocol):
+    """Sees everything and changes nothing."""
+
+    def event(self, row: Row) -> None:
+        """An event was handled."""
+
+    def measured(self, measurement: Measurement) -> None:
+        """A model was evaluated; may come later than the time it is about."""

@@ -1,0 +1,331 @@
+"""The loop: take the next entry from the heap, let the server handle it, carry out what it says."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offbeat.core.errors import HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.events import (
+    Alarm,
+    Arrived,
+    Command,
+    Event,
+    Joined,
+    Left,
+    Lost,
+    Measured,
+    Rang,
+    Recall,
+    Send,
+    Started,
+    Update,
+)
+from offbeat.core.local import Local
+from offbeat.core.problem import Problem
+from offbeat.core.server import Server
+from offbeat.simulate.compute import Computing
+from offbeat.simulate.execute import Executor
+from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.simulate.traffic import Traffic
+from offbeat.simulate.view import WorldView
+from offbeat.simulate.world import ARRIVE, MEASURE, RING, Flight, Pending, Pool, World
+from offbeat.timing.base import Clock
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a run ends: at whichever of these comes first.
+
+    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
+    """
+
+    time: float | None = None
+    updates: int | None = None
+    versions: int | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
+        if self.time is None and self.updates is None and self.versions is None:
+            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
+        if self.accuracy is not None and self.accuracy > 1:
+            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
+
+
+_NAN = float("nan")
+_AT_ONCE = 8  # models evaluated in one pass
+
+
+class Simulation:
+    """One run in virtual time. `world` is all of its state; everything else is fixed."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        server: Server[Any],
+        locals_: Sequence[Local],
+        clock: Clock,
+        executor: Executor,
+        until: Until,
+        seed: int = 0,
+        evaluate_every: float | None = None,
+        watchers: Sequence[Watcher] = (),
+        world: World | None = None,
+    ) -> None:
+        self.problems, self.server, self.locals = problems, server, locals_
+        self.clock, self.executor, self.until, self.seed = clock, executor, until, seed
+        self.every, self.watchers = evaluate_every, watchers
+        self.clients = problems[0].clients
+        self.initial = [p.initial() for p in problems]
+        firsts = [local.remember(x) for local, x in zip(locals_, self.initial, strict=True)]
+        self.listens = type(server).measured is not Server.measured
+        # Measurements may wait for each other unless somebody acts on them.
+        self.prompt = self.listens or until.accuracy is not None
+        self.world = self._empty() if world is None else world
+        self.view = WorldView(self.world, clock, seed)
+        self.computing = Computing(self.world, problems, locals_, firsts, executor, seed)
+        down = [4 * p.dim for p in problems]
+        up = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
+        self.traffic = Traffic(self.world, clock, locals_, down, up, [bool(m) for m in firsts])
+        if world is None:
+            self._begin()
+
+    # Running
+
+    def run(self) -> World:
+        """Until the end."""
+        for _ in self.steps():
+            pass
+        return self.world
+
+    def steps(self) -> Iterator[World]:
+        """The run, an event at a time; stop iterating whenever you like and go on later with the same world."""
+        world = self.world
+        if world.events == 0:
+            self._handle(Started())
+            yield world
+        while not world.stopped:
+            self._advance()
+            yield world
+        self.flush()
+
+    def _empty(self) -> World:
+        n, always = self.clients, self.clock.always
+        there = [c for c in range(n) if always or self.clock.present(c, 0.0)]
+        return World(
+            server=None,
+            present=Pool.of(there, n),
+            idle=Pool.of(there, n),
+            free=[0.0] * n,
+            numbers=[0] * n,
+            measured=[-1.0] * len(self.problems),
+        )
+
+    def _begin(self) -> None:
+        self.world.server = self.server.begin(self.initial, self.view)
+        if not self.clock.always:
+            for client in range(self.clients):
+                self.traffic.push_flip(client, 0.0)
+        if self.every is not None:
+            for task in range(len(self.problems)):
+                self.traffic.push(0.0, MEASURE, task)
+
+    def _advance(self) -> None:
+        """Handle the next entry of the heap."""
+        world = self.world
+        limit = self.until.time
+        if not world.heap or (limit is not None and world.heap[0][0] > limit):
+            self._end("horizon" if limit is not None else "nothing left to do")
+            return
+        time, kind, _, ref = heapq.heappop(world.heap)
+        if kind == ARRIVE:
+            flight = world.flights.get(ref)  # type: ignore[arg-type]
+            if flight is None or flight.arrive != time:
+                return  # recalled, replaced or lost meanwhile
+            world.now = time
+            self._arrive(flight)
+        elif kind == MEASURE:
+            world.now = time
+            self._measure(int(ref))
+            if self.every is not None and int(ref) not in world.finished:
+                self.traffic.push(time + self.every, MEASURE, ref)
+        elif kind == RING:
+            world.now = time
+            self._handle(Rang(str(ref)))
+        else:
+            world.now = time
+            self._flip(int(ref))
+
+    def _arrive(self, flight: Flight) -> None:
+        world, job = self.world, flight.job
+        if flight.lost:
+            self.traffic.land(job)
+            world.tally.lost += 1
+            self._handle(Lost(job, "dropped"), flight)
+            return
+        upload, _ = self.computing.result(flight)
+        self.traffic.land(job)
+        tally = world.tally
+        staleness = self.server.models(world.server)[job.task].version - job.version
+        tally.updates += 1
+        tally.staleness_sum += staleness
+        if staleness > tally.staleness_max:
+            tally.staleness_max = staleness
+        self._handle(Arrived(Update(job, upload)), flight, staleness)
+        if self.until.updates is not None and tally.updates >= self.until.updates:
+            self._end("updates")
+
+    def _end(self, reason: str) -> None:
+        world = self.world
+        if reason == "horizon":
+            world.now = self.until.time or world.now
+        world.stopped = world.stopped or reason
+        if self.every is not None:
+            for task in range(len(self.problems)):
+                if world.measured[task] < world.now and task not in world.finished:
+                    self._measure(task)
+
+    # Events
+
+    def _handle(self, event: Event, flight: Flight | None = None, staleness: int = -1) -> None:
+        world, server = self.world, self.server
+        world.events += 1
+        try:
+            commands = list(self._dispatch(server, world.server, event))
+            for command in commands:
+                self._obey(command)
+        except OffbeatError:
+            raise
+        except Exception as error:
+            raise HandlerError(
+                f"{type(server).__name__} failed on event {world.events} at time {world.now:g}, "
+                f"{_describe(event)}: {type(error).__name__}: {error}"
+            ) from error
+        if self.watchers:
+            self._report(event, flight, staleness)
+        if self.until.versions is not None:
+            for task, model in enumerate(server.models(world.server)):
+                if model.version >= self.until.versions:
+                    self._finish(task, "versions")
+
+    def _dispatch(self, server: Server[Any], state: Any, event: Event) -> Iterable[Command]:
+        view = self.view
+        match event:
+            case Arrived(update):
+                return server.arrived(state, update, view)
+            case Rang(name):
+                return server.rang(state, name, view)
+            case Lost(job, reason):
+                return server.lost(state, job, reason, view)
+            case Measured(task, metrics):
+                return server.measured(state, task, metrics, view)
+            case Joined(client):
+                return server.joined(state, client, view)
+            case Left(client):
+                return server.left(state, client, view)
+            case Started():
+                return server.started(state, view)
+
+    def _report(self, event: Event, flight: Flight | None, staleness: int) -> None:
+        world = self.world
+        job = flight.job if flight else None
+        client = job.client if job else getattr(event, "client", -1)
+        task = job.task if job else getattr(event, "task", 0)
+        row = Row(
+            world.events,
+            world.now,
+            type(event).__name__,
+            client,
+            task,
+            job.id if job else -1,
+            self.server.models(world.server)[task].version,
+            staleness,
+            flight.sent if flight else _NAN,
+            flight.start if flight else _NAN,
+            flight.end if flight else _NAN,
+        )
+        for watcher in self.watchers:
+            watcher.event(row)
+
+    # Commands
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Send):
+            self.traffic.send(command)
+        elif isinstance(command, Recall):
+            self.traffic.recall(command)
+        elif isinstance(command, Alarm):
+            if not command.after >= 0:
+                raise ValueError(f"an alarm after {command.after}: must not be negative")
+            self.traffic.push(self.world.now + command.after, RING, command.key)
+        elif command.task is None:
+            self._end(command.reason)
+        else:
+            self._finish(command.task, command.reason)
+
+    def _flip(self, client: int) -> None:
+        """The client comes or goes."""
+        world = self.world
+        if self.view.present(client):
+            for flight in self.traffic.leave(client):
+                world.tally.lost += 1
+                self._handle(Lost(flight.job, "left"), flight)
+            self._handle(Left(client))
+        else:
+            self.traffic.join(client)
+            self._handle(Joined(client))
+        self.traffic.push_flip(client, world.now)
+
+    def _finish(self, task: int, reason: str) -> None:
+        world = self.world
+        if task in world.finished:
+            return
+        if self.every is not None and world.measured[task] < world.now:
+            self._measure(task)
+        world.finished[task] = reason
+        if len(world.finished) == len(self.problems):
+            self._end(reason)
+
+    # Measuring
+
+    def _measure(self, task: int) -> None:
+        world = self.world
+        if task in world.finished:
+            return
+        model = self.server.models(world.server)[task]
+        world.measured[task] = world.now
+        world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector))
+        if self.prompt or len(world.pending) >= _AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Evaluate the models that are waiting for it."""
+        world = self.world
+        waiting, world.pending = world.pending, []
+        for task, problem in enumerate(self.problems):
+            mine = [p for p in waiting if p.task == task]
+            if not mine:
+                continue
+            for p, metrics in zip(mine, problem.measure(torch.stack([p.vector for p in mine])), strict=True):
+                for watcher in self.watchers:
+                    watcher.measured(Measurement(task, p.time, p.updates, p.version, metrics))
+                if self.listens:
+                    self._handle(Measured(task, metrics))
+                target = self.until.accuracy
+                if target is not None and metrics.get("accuracy", 0.0) >= target:
+                    self._finish(task, "accuracy")
+
+
+def _describe(event: Event) -> str:
+    match event:
+        case Arrived(update):
+            return f"an update of client {update.job.client} (job {update.job.id}, version {update.job.version})"
+        case Lost(job, reason):
+            return f"job {job.id} of client {job.client} lost ({reason})"
+        case _:
+            return repr(event)

@@ -1,0 +1,106 @@
+"""One call from a problem, an algorithm and a timing model to a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.problem import Problem
+from offbeat.core.server import Algorithm
+from offbeat.core.vectors import Vector
+from offbeat.simulate.execute import executor as named_executor
+from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.world import World
+from offbeat.timing.base import Timing
+
+
+@dataclass
+class History:
+    """A watcher that keeps the measurements, and the events if asked to."""
+
+    keep_events: bool = False
+    measurements: list[Measurement] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+
+    def event(self, row: Row) -> None:
+        if self.keep_events:
+            self.events.append(row)
+
+    def measured(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of a run."""
+
+    world: World
+    simulation: Simulation
+    history: Sequence[Measurement]
+    events: Sequence[Row]
+
+    @property
+    def model(self) -> Vector:
+        """The (first task's) model at the end."""
+        model: Vector = self.simulation.server.models(self.world.server)[0].vector
+        return model
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The last measurement."""
+        return self.history[-1].metrics if self.history else {}
+
+    def time_to(self, accuracy: float) -> float | None:
+        """When a measurement first showed this accuracy; None: never."""
+        reached = (m.time for m in self.history if m.metrics.get("accuracy", -1.0) >= accuracy)
+        return next(reached, None)
+
+
+def prepare(
+    problem: Problem,
+    algorithm: Algorithm,
+    timing: Timing,
+    until: Until,
+    *,
+    seed: int = 0,
+    evaluate_every: float | None = None,
+    executor: str = "auto",
+    watchers: Sequence[Watcher] = (),
+    world: World | None = None,
+) -> Simulation:
+    """A run that has not begun, or with a saved `world` one that goes on where it was."""
+    positive(evaluate_every=evaluate_every)
+    if until.accuracy is not None and evaluate_every is None:
+        raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
+    return Simulation(
+        [problem],
+        algorithm.server,
+        [algorithm.local],
+        timing.bind(problem.clients, seed, (problem.name,)),
+        named_executor(executor, [problem]),
+        until,
+        seed,
+        evaluate_every,
+        watchers,
+        world,
+    )
+
+
+def simulate(
+    problem: Problem,
+    algorithm: Algorithm,
+    timing: Timing,
+    until: Until,
+    *,
+    keep_events: bool = False,
+    watchers: Sequence[Watcher] = (),
+    **options: Any,
+) -> Run:
+    """Run to the end in virtual time; options as for `prepare`."""
+    history = History(keep_events)
+    simulation = prepare(problem, algorithm, timing, until, watchers=[history, *watchers], **options)
+    world = simulation.run()
+    return Run(world, simulation, history.measurements, history.events)

@@ -1,0 +1,158 @@
+"""What lies between the server and its clients: jobs on their way, queues, held results, who is there."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from offbeat.core.events import Job, Recall, Send
+from offbeat.core.local import Local
+from offbeat.simulate.world import ARRIVE, FLIP, Flight, World
+from offbeat.timing.base import Clock
+
+
+class Traffic:
+    """Moves jobs through a world. All that changes is in the world.
+
+    down: bytes of one vector, by task.   up: bytes of an upload, by task.   chained: by task, whether clients have a
+    memory, so that a client's next job builds on its last.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        clock: Clock,
+        locals_: Sequence[Local],
+        down: Sequence[int],
+        up: Sequence[int],
+        chained: Sequence[bool],
+    ) -> None:
+        self.world, self.clock, self.locals = world, clock, locals_
+        self.down, self.up, self.chained = down, up, chained
+
+    def push(self, time: float, kind: int, ref: int | str) -> None:
+        """Something will happen at this time."""
+        world = self.world
+        world.counter += 1
+        heapq.heappush(world.heap, (time, kind, world.counter, ref))
+
+    def push_flip(self, client: int, after: float) -> None:
+        """The client's next change of presence, if there is one."""
+        when = self.clock.flip(client, after)
+        if when is not None:
+            self.push(when, FLIP, client)
+
+    def send(self, send: Send) -> None:
+        """Put a job on its way; its start, end and arrival are settled here."""
+        world, client, task = self.world, send.client, send.task
+        if not 0 <= client < len(world.free):
+            raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
+        steps = self.locals[task].steps if send.steps is None else send.steps
+        job = Job(world.jobs, client, task, send.version, steps, send.lr, world.numbers[client], send.hold)
+        world.jobs += 1
+        world.numbers[client] += 1
+        times = self.clock.durations(job, self.down[task] * len(send.payload), self.up[task])
+        if send.hold:
+            self._replace(client, task)
+        free = world.free[client]
+        start = max(world.now + times.download, free)
+        end = start + times.compute
+        flight = Flight(job, send.payload, world.now, free, start, end, end + times.upload, times.upload, times.lost)
+        if world.present.where[client] < 0:  # nobody there: the job fails at once
+            flight.lost, flight.arrive = True, world.now
+        else:
+            world.free[client] = end
+            if send.hold:
+                flight.held, flight.arrive = True, float("inf")
+            elif not flight.lost:
+                flight.after = self._previous(client, task)
+                world.todo[job.id] = None
+        world.flights[job.id] = flight
+        world.flying.setdefault(client, []).append(job.id)
+        world.idle.remove(client)
+        if not flight.held:
+            self.push(flight.arrive, ARRIVE, job.id)
+
+    def land(self, job: Job) -> None:
+        """The job is no longer in flight."""
+        world = self.world
+        del world.flights[job.id]
+        world.todo.pop(job.id, None)
+        mine = world.flying[job.client]
+        mine.remove(job.id)
+        if not mine:
+            del world.flying[job.client]
+            if world.present.where[job.client] >= 0:
+                world.idle.add(job.client)
+
+    def recall(self, recall: Recall) -> None:
+        """Ask for held work: the newest finished result, else the running one; or what is done by now."""
+        world, now = self.world, self.world.now
+        held = self._held(recall.client, recall.task)
+        if not held:
+            raise ValueError(f"recall of client {recall.client}, which holds no work of task {recall.task}")
+        finished = [f for f in held if f.end <= now]
+        running = [f for f in held if f.end > now]
+        if recall.partial and running:
+            flight = running[0]
+            if world.free[recall.client] == flight.end:
+                world.free[recall.client] = max(now, flight.free)
+            flight.job = flight.job._replace(steps=_steps_done(flight, now))
+            flight.start, flight.end = min(flight.start, now), now
+        else:
+            flight = finished[-1] if finished else running[0]
+        flight.held = False
+        flight.arrive = max(now, flight.end) + flight.upload
+        if not flight.lost:
+            world.todo[flight.job.id] = None
+        for other in finished:
+            if other is not flight:
+                self.land(other.job)  # overwritten before anybody took it
+        self.push(flight.arrive, ARRIVE, flight.job.id)
+
+    def leave(self, client: int) -> list[Flight]:
+        """The client is gone; gives the flights that are lost with it."""
+        world = self.world
+        world.present.remove(client)
+        world.idle.remove(client)
+        world.free[client] = world.now
+        lost = [world.flights[number] for number in world.flying.get(client, ())]
+        for flight in lost:
+            self.land(flight.job)
+        return lost
+
+    def join(self, client: int) -> None:
+        """The client is there."""
+        self.world.present.add(client)
+        self.world.idle.add(client)
+
+    def _previous(self, client: int, task: int) -> int | None:
+        """The client's last job of this task in flight whose memory the next one builds on."""
+        if self.chained[task]:
+            for number in reversed(self.world.flying.get(client, ())):
+                flight = self.world.flights[number]
+                if flight.job.task == task and not flight.lost and not flight.held:
+                    return number
+        return None
+
+    def _held(self, client: int, task: int) -> list[Flight]:
+        flights = (self.world.flights[number] for number in self.world.flying.get(client, ()))
+        return [f for f in flights if f.held and f.job.task == task]
+
+    def _replace(self, client: int, task: int) -> None:
+        """Newer held work replaces held work that has not begun; of finished held work only the newest stays."""
+        world, now = self.world, self.world.now
+        held = self._held(client, task)
+        finished = [f for f in held if f.end <= now]
+        waiting = [f for f in held if f.start > now and world.free[client] == f.end]
+        for flight in waiting:
+            world.free[client] = flight.free
+        for flight in [*finished[:-1], *waiting]:
+            self.land(flight.job)
+
+
+def _steps_done(flight: Flight, now: float) -> int:
+    """Whole local steps done by now, if all of them take equally long."""
+    if now <= flight.start:
+        return 0
+    return int(flight.job.steps * (now - flight.start) / (flight.end - flight.start))

@@ -1,0 +1,129 @@
+"""Everything that changes during a simulated run, as one value that can be written down.
+
+Times are worked out when work is sent: a client does its jobs in the order in which they were sent, so the start, end
+and arrival of a job are known at once and one entry in the heap is enough for it. Only a recall, a replacement or a
+departure changes them afterwards; the stale heap entry is then skipped, because a flight knows its own arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.core.events import Job
+from offbeat.core.random import Stream
+from offbeat.core.state import State
+from offbeat.core.vectors import Payload, Vector
+
+# Kinds of heap entries, in the order in which entries of the same moment are handled: who is there, what arrives, what
+# rings, and only then what is measured.
+FLIP, ARRIVE, RING, MEASURE = range(4)
+
+Entry = tuple[float, int, int, int | str]  # (time, kind, counter, client | job | key | task)
+
+
+@dataclass(slots=True)
+class Flight(State):
+    """A job between its sending and its end. `after` is the job whose memory it builds on, if that is in flight."""
+
+    job: Job
+    payload: Payload | None  # None once computed
+    sent: float
+    free: float  # when the client would be free without this job
+    start: float
+    end: float
+    arrive: float
+    upload: float  # duration
+    lost: bool = False
+    held: bool = False  # sent with hold and not recalled
+    after: int | None = None
+    result: tuple[Payload, Payload] | None = None  # (upload, memory)
+
+    def __post_init__(self) -> None:
+        self.job = Job(*self.job)  # a saved job comes back as a plain tuple
+
+
+@dataclass(slots=True)
+class Pool(State):
+    """A set of clients from which one can draw in constant time.
+
+    >>> pool = Pool.of([4, 7, 9], 10)
+    >>> pool.remove(4); pool.add(2); pool.remove(4); sorted(pool.items)
+    [2, 7, 9]
+    """
+
+    items: list[int]
+    where: list[int]  # position in items, −1 for those outside
+
+    @classmethod
+    def of(cls, clients: list[int], total: int) -> Pool:
+        pool = cls([], [-1] * total)
+        for client in clients:
+            pool.add(client)
+        return pool
+
+    def add(self, client: int) -> None:
+        if self.where[client] < 0:
+            self.where[client] = len(self.items)
+            self.items.append(client)
+
+    def remove(self, client: int) -> None:
+        at = self.where[client]
+        if at >= 0:
+            last = self.items.pop()
+            if last != client:
+                self.items[at] = last
+                self.where[last] = at
+            self.where[client] = -1
+
+    def draw(self, rng: Stream) -> int:
+        return self.items[rng.below(len(self.items))]
+
+
+@dataclass
+class Tally(State):
+    """Counts of a run so far."""
+
+    updates: int = 0
+    lost: int = 0
+    computed: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+
+
+@dataclass
+class Pending(State):
+    """A model waiting to be evaluated: evaluations are put off until several can be done in one pass."""
+
+    task: int
+    time: float
+    updates: int
+    version: int
+    vector: Vector
+
+
+@dataclass
+class World(State):
+    """State of the server, of the clients and of what is between them."""
+
+    server: Any  # the algorithm's state
+    present: Pool
+    idle: Pool  # present and without work
+    free: list[float]  # when each client has done all it was sent
+    numbers: list[int]  # jobs sent to each client so far
+    now: float = 0.0
+    events: int = 0  # handled so far; keys view.rng
+    counter: int = 0  # of heap entries, the tie-breaker
+    heap: list[Entry] = field(default_factory=list)
+    jobs: int = 0
+    flights: dict[int, Flight] = field(default_factory=dict)
+    flying: dict[int, list[int]] = field(default_factory=dict)  # client -> its jobs in flight, in order of sending
+    todo: dict[int, None] = field(default_factory=dict)  # jobs sure to arrive that nobody has computed yet
+    memories: dict[tuple[int, int], tuple[int, Payload]] = field(
+        default_factory=dict
+    )  # (client, task) -> (job number, …)
+    tally: Tally = field(default_factory=Tally)
+    pending: list[Pending] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation asked for
+    finished: dict[int, str] = field(default_factory=dict)  # task -> reason
+    stopped: str = ""
