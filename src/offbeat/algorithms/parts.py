@@ -163,6 +163,19 @@ def optimal_rate(rates: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
+class Steady:
+    """α_k = lr."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+
+    def __call__(self, k: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
 class Decay:
     """α_k = c / (k + d)."""
 

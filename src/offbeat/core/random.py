@@ -14,6 +14,7 @@ from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # One name for each purpose; two purposes never share a key.
@@ -24,7 +25,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NORMAL = NormalDist()
 
-Array = TypeVar("Array", np.ndarray, torch.Tensor)  # type: ignore[type-arg]
+Array = TypeVar("Array", npt.NDArray[np.int64], torch.Tensor)
 
 
 def mix(z: int) -> int:
@@ -73,7 +74,7 @@ def below(random_bits: Array, bound: Array | int) -> Array:
 
 def unit(random_bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Numbers in (0, 1) from 64 random bits each."""
-    return (((random_bits >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5).mul_(2.0**-53).to(dtype)
+    return (((random_bits >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5).mul_(2.0**-52).to(dtype)
 
 
 class Stream:
@@ -98,7 +99,7 @@ class Stream:
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         """A number in (low, high)."""
-        return low + (high - low) * ((self.bits() >> 11) + 0.5) * 2.0**-53
+        return low + (high - low) * ((self.bits() >> 12) + 0.5) * 2.0**-52
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""

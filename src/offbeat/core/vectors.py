@@ -26,7 +26,8 @@ def dot(a: Vector, b: Vector) -> float:
 
 def lengths(rows: Vector) -> Vector:
     """Euclidean length of every row, [..., d] -> [..., 1]: local halves scale rows with it."""
-    return torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    found: Vector = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return found
 
 
 def nbytes(payload: Payload) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 
-from offbeat.core.errors import DataError, SettingError
+from offbeat.core.errors import DataError, SettingError, positive
 from offbeat.core.random import below, bits
 from offbeat.core.vectors import Vector
 from offbeat.data.base import Dataset
@@ -25,6 +25,7 @@ class Supervised:
 
     shards: sample indices of each client.   l2: ν.   weighted: client i's function is (s_i/S)·f̂_i, and the global
     objective Σ (s_i/S) f̂_i; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
+    measured: at most so many training and test samples, always the same ones, go into `measure`; None: all.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Supervised:
         l2: float = 0.0,
         weighted: bool = False,
         device: str = "cpu",
+        measured: int | None = None,
     ) -> None:
+        positive(measured=measured)
         if l2 < 0:
             raise SettingError(f"l2 = {l2}: must not be negative")
         if not shards:
@@ -44,7 +47,7 @@ class Supervised:
             if len(shard) == 0:
                 raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
         self.name, self.data, self.l2, self.device = data.name, data, l2, torch.device(device)
-        self.flat = Flat(model.to(device))
+        self.flat = Flat(model)
         self.clients, self.dim = len(shards), self.flat.dim
         self.sizes = np.array([len(s) for s in shards], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
@@ -57,8 +60,12 @@ class Supervised:
         each = self.sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
         counts = np.zeros(len(data.train_y))
         np.add.at(counts, self.order, np.repeat(each / self.sizes, self.sizes))
-        self.used = torch.from_numpy(np.flatnonzero(counts)).to(device)
-        self.counts = torch.from_numpy(counts[counts > 0]).to(device, torch.float32)
+        used = _some(np.flatnonzero(counts), measured)
+        self.used = torch.from_numpy(used).to(device)
+        self.counts = torch.from_numpy(counts[used] / counts[used].sum()).to(device, torch.float32)
+        owner = data.test_owner
+        tested = np.arange(len(data.test_y)) if owner is None else np.flatnonzero(owner.numpy() >= 0)
+        self.tested = torch.from_numpy(_some(tested, measured)).to(device)
 
     @property
     def stacks(self) -> bool:
@@ -88,17 +95,16 @@ class Supervised:
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
         """Accuracy on the test set and the global objective on all training data."""
         right = torch.zeros(len(models), device=self.device)
-        for at in range(0, len(self.test_y), _CHUNK):
-            outputs = self._outputs(models, self.inputs(self.test_x[at : at + _CHUNK]))
-            right += (outputs.argmax(dim=-1) == self.test_y[at : at + _CHUNK]).sum(dim=-1)
+        for which in torch.split(self.tested, _CHUNK):
+            outputs = self._outputs(models, self.inputs(self.test_x[which]))
+            right += (outputs.argmax(dim=-1) == self.test_y[which]).sum(dim=-1)
         loss = 0.5 * self.l2 * (models * models).sum(dim=1)
-        for at in range(0, len(self.used), _CHUNK):
-            which = self.used[at : at + _CHUNK]
+        for which, counts in zip(torch.split(self.used, _CHUNK), torch.split(self.counts, _CHUNK), strict=True):
             outputs = self._outputs(models, self.inputs(self.train_x[which]))  # [v, m, classes]
             y = self.train_y[which].expand(len(models), -1)
             losses = cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(len(models), -1)
-            loss = loss + losses @ self.counts[at : at + _CHUNK]
-        accuracy = right / len(self.test_y)
+            loss = loss + losses @ counts
+        accuracy = right / len(self.tested)
         return [{"accuracy": float(a), "loss": float(f)} for a, f in zip(accuracy, loss, strict=True)]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
@@ -106,6 +112,13 @@ class Supervised:
             outputs: Tensor = vmap(self.flat, (0, None))(models, x)
             return outputs
         return torch.stack([self.flat(w, x) for w in models])
+
+
+def _some(which: np.ndarray, most: int | None) -> np.ndarray:
+    """All of them, or a fixed random choice."""
+    if most is None or most >= len(which):
+        return which
+    return np.sort(np.random.default_rng(0).choice(which, most, replace=False))
 
 
 class _Rows:
@@ -126,7 +139,6 @@ class _Rows:
         self.starts, self.sizes = problem.starts[which][:, None], problem.sizes[which][:, None]
         self.shares = torch.from_numpy(problem.shares[which]).to(problem.device, torch.float32)
         self.drawn: dict[int, tuple[int, Tensor]] = {}  # sample -> (first step, indices [n, steps, batch])
-        self.epochs: dict[tuple[int, int, int], np.ndarray] = {}
 
     # Drawing
 
@@ -153,8 +165,10 @@ class _Rows:
     def _shuffled(self, row: int, counters: np.ndarray, sample: int) -> np.ndarray:
         """Draw number c is place c mod size of epoch c div size, each epoch in an order of its own."""
         size = int(self.sizes[row, 0])
-        epochs = [self._epoch(row, e, sample, size) for e in range(counters[0] // size, counters[-1] // size + 1)]
-        return np.concatenate(epochs)[counters - (counters[0] // size) * size]
+        first, last = int(counters[0]) // size, int(counters[-1]) // size
+        order: np.ndarray = np.concatenate([self._epoch(row, e, sample, size) for e in range(first, last + 1)])
+        places: np.ndarray = order[counters - first * size]
+        return places
 
     def _epoch(self, row: int, epoch: int, sample: int, size: int) -> np.ndarray:
         counters = np.arange(size, dtype=np.int64) + (sample << 40) + (1 << 39) + epoch * size

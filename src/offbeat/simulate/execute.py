@@ -124,7 +124,7 @@ def _check_finite(upload: Payload, jobs: Sequence[Job], local: Local, problem: P
             lr = local.lr if job.lr is None else job.lr
             raise DivergedError(
                 f"client {job.client}, job {job.id} of {problem.name}: its {name} is not finite after {job.steps} "
-                f"local steps with lr = {lr:g} (model version {job.version}); use a smaller step size or clip the gradients"
+                f"local steps with lr = {lr:g} (model version {job.version}); use a smaller step size or clip gradients"
             )
 
 

@@ -1,0 +1,177 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from offbeat.cli import tables
+from offbeat.cli.algorithms import ALGORITHMS, LOCALS
+from offbeat.cli.experiment import Experiment, Spec, read
+from offbeat.cli.folder import SUMMARY, create, finish_run, open_experiment, read_result, report, write_json
+from offbeat.cli.problem import QUADRATIC
+from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
+from offbeat.cli.timing import TIMINGS
+from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.watch.progress import Display, display
+from offbeat.watch.session import InterruptedRunError, Patience, drive, interruptible, summary
+
+app = typer.Typer(
+    help="Asynchronous federated learning, simulated in virtual time.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+
+
+@app.command()
+def run(
+    file: Annotated[
+        Path | None, typer.Argument(help="Experiment file in TOML; without one, the embedded demonstration.")
+    ] = None,
+    set_: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write, which must not hold a run yet; default runs/TIME.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment: every algorithm in the file, under every seed.
+
+    Ctrl-C saves the run at work; `offbeat resume DIR` goes on with it, to the same end bit for bit.
+    """
+    experiment = read(file, set_ or ())
+    _run_all(experiment, create(out, experiment), as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of an experiment that was stopped.")],
+    as_json: AsJson = False,
+) -> None:
+    """Go on with an experiment that was stopped; finished runs are kept as they are."""
+    _run_all(open_experiment(folder), folder, as_json)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, locals, models, data, splits or timing; without it, all.")
+    ] = None,
+) -> None:
+    """What an experiment file can name, with a line of explanation each."""
+    shelves = {
+        "algorithms": {name: entry.line for name, entry in ALGORITHMS.items()},
+        "locals": {name: line for name, (_, line) in LOCALS.items()},
+        "models": MODELS,
+        "data": {**DATA, "quadratic": QUADRATIC},
+        "splits": SPLITS,
+        "timing": TIMINGS,
+    }
+    if what is not None and what not in shelves:
+        raise unknown("list", what, shelves)
+    console = Console(highlight=False)
+    for shelf, lines in shelves.items() if what is None else [(what, shelves[what])]:
+        grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column()
+        for name, line in lines.items():
+            grid.add_row(name, line)
+        if what is None:
+            console.print(f"\n{shelf}", style="bold")
+        console.print(grid)
+
+
+@app.command()
+def data(
+    get: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Download this set into the folder; checked against its publisher's files."),
+    ] = None,
+) -> None:
+    """Where data sets are looked for, which are there, and how to get the others."""
+    from offbeat.data import fetch, status
+
+    if get is not None:
+        fetch(get, say=lambda line: print(line, file=sys.stderr))
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("set", "state", "size", "looked for in", "how to get it"):
+        grid.add_column(name, overflow="fold")
+    for row in status():
+        size = f"{row.size / 1e6:.1f} MB" if row.size else ""
+        grid.add_row(row.name, row.state, size, str(row.where), row.get)
+    Console(highlight=False).print(grid)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point: errors made by offbeat are one line and exit code 1."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="offbeat", standalone_mode=True)
+    except OffbeatError as error:
+        print(f"offbeat: {error}", file=sys.stderr)
+        sys.exit(130 if isinstance(error, InterruptedRunError) else 1)
+
+
+def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
+    console = Console(stderr=True)
+    results: list[dict[str, Any]] = []
+    with interruptible() as patience, display(console, len(experiment.runs)) as shown:
+        for spec in experiment.runs:
+            done = read_result(folder / spec.folder)
+            results.append(done or _run_one(experiment, spec, folder, shown, patience))
+    targets = experiment.top.evaluate.targets
+    write_json(folder / SUMMARY, {"runs": results})
+    errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
+    report(folder, experiment, tables.markdown(results, targets), errors)
+    if as_json:
+        print(json.dumps({"runs": results}))
+    else:
+        console = Console()
+        console.width = max(console.width, 80 if console.is_terminal else 120)
+        console.print(tables.table(results, targets))
+        print(f"run folder: {folder}")
+    for error in errors:
+        print(f"offbeat: {error}", file=sys.stderr)
+    if errors:
+        sys.exit(1)
+
+
+def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> dict[str, Any]:
+    shown.begin(f"{spec.label}, seed {spec.seed}")
+    place = folder / spec.folder
+    result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
+    try:
+        simulation, recorder, wall = drive(
+            lambda watchers, world: experiment.simulation(spec, watchers, world),
+            place,
+            device=experiment.top.device,
+            tick=shown.tick,
+            patience=patience,
+        )
+    except DivergedError as error:  # the other runs of the experiment still count
+        shown.end(f"{spec.label}, seed {spec.seed}: diverged")
+        return {**result, "error": str(error)}
+    except InterruptedRunError as error:
+        raise InterruptedRunError(
+            f"{spec.label}, seed {spec.seed}: {error}; go on with `offbeat resume {folder}`"
+        ) from None
+    result |= summary(simulation, recorder, wall, list(experiment.top.evaluate.targets))
+    finish_run(place, simulation, result)
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    shown.end(f"{spec.label}, seed {spec.seed}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")
+    return result

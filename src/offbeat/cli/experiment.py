@@ -1,0 +1,212 @@
+"""An experiment file: read, overridden, checked and turned into runs."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from offbeat.cli.algorithms import algorithm_from
+from offbeat.cli.parse import build
+from offbeat.cli.problem import check_device, problem_from
+from offbeat.cli.timing import timing_from
+from offbeat.core.errors import SettingError, positive, unknown
+from offbeat.core.problem import Problem
+from offbeat.core.server import Algorithm
+from offbeat.simulate.log import Watcher
+from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.run import prepare
+from offbeat.simulate.world import World
+from offbeat.timing import Times, Timing
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """every: virtual time between evaluations.   targets: accuracies whose first time is reported.
+
+    samples: at most so many training and test samples, always the same ones; None: all of them.
+    """
+
+    every: float = 1.0
+    targets: tuple[float, ...] = (0.8,)
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(every=self.every, samples=self.samples)
+        for target in self.targets:
+            if not 0 < target <= 1:
+                raise SettingError(f"targets holds {target}: an accuracy is a share in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Top:
+    """The settings above the tables."""
+
+    seed: int = 0
+    trials: int = 1
+    until: Until = field(default_factory=lambda: Until(time=10.0))
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    executor: str = "auto"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise SettingError(f"trials = {self.trials}: must be at least 1")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run of an experiment."""
+
+    label: str
+    seed: int
+    index: int  # of the algorithm
+
+    @property
+    def folder(self) -> str:
+        return f"{self.label}-{self.seed}"
+
+
+class Experiment:
+    """A checked experiment. `table` is all of it as plain data; `runs` lists what it asks for."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = dict(table)
+        tables = ("problem", "timing", "algorithm")
+        top = {k: v for k, v in table.items() if k not in tables}
+        for name in top:
+            if name not in Top.__dataclass_fields__:
+                raise unknown("key", name, [*Top.__dataclass_fields__, *tables])
+        for name in tables:
+            if name not in table:
+                raise SettingError(f"the experiment lacks its [{name}] table")
+        self.top = build(Top, top, "experiment", {"until": _made(Until), "evaluate": _made(Evaluate)})
+        check_device(self.top.device)
+        if not isinstance(table["algorithm"], list) or not table["algorithm"]:
+            raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
+        self.timing: Timing = timing_from(table["timing"])
+        self.labels = _labels(table["algorithm"])
+        self._problems: dict[int, Problem] = {}
+        for index in range(len(self.labels)):  # so that a mistake is found before the first run
+            self.algorithm(index, self.top.seed)
+
+    @cached_property
+    def runs(self) -> Sequence[Spec]:
+        """Every algorithm under every seed, one seed after the other."""
+        seeds = range(self.top.seed, self.top.seed + self.top.trials)
+        return [Spec(label, seed, index) for seed in seeds for index, label in enumerate(self.labels)]
+
+    def problem(self, seed: int) -> Problem:
+        """The problem under this seed; the last one is kept, since every algorithm of a seed shares it."""
+        if seed not in self._problems:
+            measured = self.top.evaluate.samples
+            self._problems = {seed: problem_from(self.table["problem"], "problem", seed, self.top.device, measured)}
+        return self._problems[seed]
+
+    def algorithm(self, index: int, seed: int) -> Algorithm:
+        """The algorithm of this index."""
+
+        def rates() -> Sequence[float]:
+            clients = self.table["problem"].get("clients", 0)
+            clock = self.timing.bind(clients, seed)
+            found = getattr(clock, "rates", None)
+            if not isinstance(self.timing, Times) or found is None:
+                raise SettingError(
+                    'poisson = "optimal" needs the exponential timing model, which has rates; give a number'
+                )
+            return list(found)
+
+        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", rates)
+
+    def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
+        """One run, from its beginning or from a saved world."""
+        return prepare(
+            self.problem(spec.seed),
+            self.algorithm(spec.index, spec.seed),
+            self.timing,
+            self.top.until,
+            seed=spec.seed,
+            evaluate_every=self.top.evaluate.every,
+            executor=self.top.executor,
+            watchers=watchers,
+            world=world,
+        )
+
+
+def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment in this file (None: the embedded one) with `key.path=value` overrides."""
+    if path is None:
+        text, name = files("offbeat.cli").joinpath("demo.toml").read_text(encoding="utf-8"), "the embedded experiment"
+    else:
+        name = str(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SettingError(f"cannot read the experiment {name}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingError(f"{name} is not a text file in UTF-8") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{name} is not TOML: {error}") from None
+    for override in overrides:
+        table = override_with(table, override)
+    return Experiment(table)
+
+
+def override_with(table: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """The table with `key.path=value` put in; lists take an index or an algorithm's name, `*` means all of them."""
+    path, equals, text = override.partition("=")
+    if not equals or not path.strip():
+        raise SettingError(f"--set {override!r}: expected key.path=value, such as problem.clients=64")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    result = copy.deepcopy(dict(table))
+    _put(result, path.strip().split("."), value, override)
+    return result
+
+
+def _put(node: Any, path: Sequence[str], value: Any, override: str) -> None:
+    head, rest = path[0], path[1:]
+    if isinstance(node, list):
+        chosen = [n for i, n in enumerate(node) if head in ("*", str(i), _named(n))]
+        if not chosen or not rest:
+            names = ", ".join(_named(n) for n in node)
+            raise SettingError(f"--set {override!r}: {head!r} chooses nothing in a list of {names}")
+        for item in chosen:
+            _put(item, rest, value, override)
+    elif not isinstance(node, dict):
+        raise SettingError(f"--set {override!r}: {head!r} lies within {node!r}, which is not a table")
+    elif not rest:
+        node[head] = value
+    else:
+        _put(node.setdefault(head, {}), rest, value, override)
+
+
+def _named(node: Any) -> str:
+    return str(node.get("label", node.get("name", ""))) if isinstance(node, Mapping) else ""
+
+
+def _labels(tables: Sequence[Any]) -> list[str]:
+    """A label for each algorithm: its own, or its name, with a number where two would be the same."""
+    labels: list[str] = []
+    for table in tables:
+        wanted = _named(table) or "algorithm"
+        if not all(c.isalnum() or c in "-_.+" for c in wanted):
+            raise SettingError(f"label = {wanted!r}: use letters, digits and - _ . + only; it names a folder")
+        label, count = wanted, 2
+        while label in labels:
+            label, count = f"{wanted}-{count}", count + 1
+        labels.append(label)
+    return labels
+
+
+def _made(kind: Any) -> Any:
+    return lambda table, where: build(kind, table, where)

@@ -1,0 +1,108 @@
+"""The folder of an experiment: what was asked for, with which versions, and what came out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from offbeat import __version__
+from offbeat.cli.experiment import Experiment
+from offbeat.core.errors import FolderError
+from offbeat.simulate.loop import Simulation
+
+EXPERIMENT, RESULT, SUMMARY, REPORT = "experiment.json", "result.json", "summary.json", "report.md"
+_PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
+
+
+def create(out: Path | None, experiment: Experiment) -> Path:
+    """A new folder with the experiment in it; without a name, one under runs/ that carries the time."""
+    folder = out or _fresh(Path("runs"))
+    if (folder / EXPERIMENT).exists():
+        raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
+    if folder.exists() and not folder.is_dir():
+        raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / EXPERIMENT, {"experiment": experiment.table, "versions": versions()})
+    return folder
+
+
+def open_experiment(folder: Path) -> Experiment:
+    """The experiment that an existing folder was made for."""
+    path = folder / EXPERIMENT
+    if not path.is_file():
+        raise FolderError(
+            f"{folder} is not a run folder: it has no {EXPERIMENT}; `offbeat run --out {folder}` makes one"
+        )
+    try:
+        return Experiment(json.loads(path.read_text(encoding="utf-8"))["experiment"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"{path} is damaged ({error}); start the experiment anew in another folder") from None
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """A finished run's numbers, or None while it is not finished."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    try:
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return result
+    except ValueError:
+        return None  # an interrupted write; the run is done again from its checkpoint
+
+
+def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) -> None:
+    """Keep the final models and the numbers; from now on the run counts as finished."""
+    models = simulation.server.models(simulation.world.server)
+    tensors = {
+        p.name or f"task{i}": m.vector.cpu().clone()
+        for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"version": str(models[0].version)})
+    write_json(folder / RESULT, result)
+    for old in folder.glob("checkpoint*.safetensors*"):
+        old.unlink()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that a result may depend on."""
+    found = {"offbeat": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def report(folder: Path, experiment: Experiment, table: str, errors: Sequence[str]) -> None:
+    """A page for people: the table, what failed, the experiment."""
+    lines = ["# Results", "", table]
+    if errors:
+        lines += ["", "## Failed", "", *(f"- {error}" for error in errors)]
+    lines += ["", "## Experiment", "", "```json", json.dumps(experiment.table, indent=1), "```", ""]
+    lines += ["## Versions", "", *(f"- {name} {value}" for name, value in versions().items()), ""]
+    (folder / REPORT).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _fresh(parent: Path) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder, count = parent / stamp, 2
+    while folder.exists():
+        folder, count = parent / f"{stamp}-{count}", count + 1
+    return folder

@@ -1,0 +1,214 @@
+"""Who gets which training samples.
+
+A split is a frozen description; called with the labels, a number of clients and a random generator it gives
+one array of sample indices per client. Positions whose owner is −1 are no samples and go to nobody. No client is
+ever left without data: that is an error which names the client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from offbeat.core.errors import SettingError
+
+Indices = npt.NDArray[np.int64]
+Labels = npt.NDArray[Any]
+
+
+class Split(Protocol):
+    """What every split is called with."""
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        """The sample indices of each client."""
+
+
+@dataclass(frozen=True)
+class IID:
+    """Equal parts of the shuffled samples; sizes differ by at most one."""
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        return np.array_split(rng.permutation(_samples(labels, clients, owner)), clients)
+
+
+@dataclass(frozen=True)
+class NearlyIID:
+    """All clients but the last have the same number of samples of every class; the last has the rest.
+
+    This is AREA's split of appendix E.1.
+    """
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for members in _by_class(labels, _samples(labels, clients, owner), rng):
+            share = len(members) // clients
+            for i, part in enumerate(parts):
+                part.append(members[i * share : (i + 1) * share if i < clients - 1 else None])
+        return _joined(parts, "every class has fewer samples than there are clients: use fewer, or the split iid")
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Class proportions drawn from a Dirichlet distribution; the smaller alpha, the less alike the clients.
+
+    alpha: concentration, a.
+    per_client: None: the proportions of a class run over the clients, every sample is given once (AREA §5).
+        A number: that many samples for each client, whose proportions run over the classes; a class that is
+        used up is gone through again (FAST C.4).
+    min_size: without per_client, clients with fewer samples than this take some from the largest clients.
+    """
+
+    alpha: float
+    per_client: int | None = None
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise SettingError(f"the Dirichlet concentration alpha = {self.alpha} has to be positive and finite")
+        if self.per_client is not None and self.per_client < 1:
+            raise SettingError(f"per_client = {self.per_client}: a client needs at least one sample")
+        if self.min_size < 1:
+            raise SettingError(f"min_size = {self.min_size}: a client needs at least one sample")
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        samples = _samples(labels, clients, owner, repeated=self.per_client is not None)
+        classes = _by_class(labels, samples, rng)
+        if self.per_client is not None:
+            return _cycled(classes, self.per_client, clients, self.alpha, rng)
+        if clients * self.min_size > len(samples):
+            raise SettingError(
+                f"{clients} clients of at least min_size = {self.min_size} samples, but only {len(samples)} "
+                "samples; lower one of the two"
+            )
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for members in classes:
+            shares = rng.dirichlet(np.full(clients, self.alpha))
+            cuts = np.floor(np.cumsum(shares)[:-1] * len(members) + 0.5).astype(np.int64)
+            for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                part.append(piece)
+        return _topped_up([np.concatenate(part) for part in parts], self.min_size, rng)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Every client has samples of this many classes only (PERS §5, DEFA §4.1).
+
+    The classes are dealt at random and evenly: each is held by the same number of clients, give or take one,
+    and cut into equal parts for them. With fewer than (classes / per_client) clients some are nobody's.
+    """
+
+    per_client: int
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise SettingError(f"{self.per_client} classes per client: it takes at least one")
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        classes = _by_class(labels, _samples(labels, clients, owner), rng)
+        if self.per_client > len(classes):
+            raise SettingError(f"{self.per_client} classes per client, but the data have only {len(classes)}")
+        holders: list[list[int]] = [[] for _ in classes]
+        for client in range(clients):
+            held = np.array([len(h) for h in holders]) + rng.random(len(classes))  # the least held, ties at random
+            for label in np.argsort(held)[: self.per_client]:
+                holders[label].append(client)
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for members, who in zip(classes, holders, strict=True):
+            for client, piece in zip(who, np.array_split(members, max(len(who), 1)), strict=False):
+                parts[client].append(piece)
+        return _joined(parts, "its classes have fewer samples than clients that hold them: use fewer clients")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Every client is one natural owner; with fewer clients than owners, the owners with the most samples.
+
+    They come in the owners' order and do not depend on the seed, so that all runs have the same clients.
+    """
+
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
+    ) -> list[Indices]:
+        samples = _samples(labels, clients, owner)
+        if owner is None:
+            raise SettingError("the split owners needs data with natural owners, such as shakespeare; use another")
+        order = samples[np.argsort(owner[samples], kind="stable")]
+        names, starts, sizes = np.unique(owner[order], return_index=True, return_counts=True)
+        if len(names) < clients:
+            raise SettingError(f"{clients} clients, but the data have only {len(names)} owners; use as many or fewer")
+        largest = np.sort(np.argsort(-sizes, kind="stable")[:clients])
+        return [order[starts[i] : starts[i] + sizes[i]] for i in largest]
+
+
+def _samples(labels: Labels, clients: int, owner: Labels | None, repeated: bool = False) -> Indices:
+    """The positions that are samples, after the checks that every split makes."""
+    if clients < 1:
+        raise SettingError(f"{clients} clients: a split needs at least one")
+    samples = np.arange(len(labels)) if owner is None else np.flatnonzero(owner >= 0)
+    if not len(samples):
+        raise SettingError("there is no sample to split: the data set is empty")
+    if clients > len(samples) and not repeated:
+        raise SettingError(f"{clients} clients, but only {len(samples)} samples; use as many clients or fewer")
+    return samples
+
+
+def _by_class(labels: Labels, samples: Indices, rng: np.random.Generator) -> list[Indices]:
+    """The samples of each class that occurs, shuffled."""
+    shuffled = rng.permutation(samples)
+    order = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    _, starts = np.unique(labels[order], return_index=True)
+    return np.split(order, starts[1:])
+
+
+def _joined(parts: Sequence[Sequence[Indices]], remedy: str) -> list[Indices]:
+    joined = [np.concatenate(part) for part in parts]
+    for client, part in enumerate(joined):
+        if not len(part):
+            raise SettingError(f"client {client} of {len(joined)} is left without data; {remedy}")
+    return joined
+
+
+def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Equal-sized clients, each with its own Dirichlet mix of the classes, taken from each class in turn."""
+    taken = np.zeros(len(classes), np.int64)
+    parts = []
+    for _ in range(clients):
+        counts = rng.multinomial(size, rng.dirichlet(np.full(len(classes), alpha)))
+        pieces = [
+            members.take(np.arange(start, start + count), mode="wrap")
+            for members, start, count in zip(classes, taken, counts, strict=True)
+        ]
+        taken += counts
+        parts.append(np.concatenate(pieces))
+    return parts
+
+
+def _topped_up(parts: list[Indices], least: int, rng: np.random.Generator) -> list[Indices]:
+    """The same clients after those with too few samples took some, one by one, from whoever is largest."""
+    sizes = np.array([len(part) for part in parts])
+    for client in np.flatnonzero(sizes < least):
+        taken = []
+        while sizes[client] < least:
+            giver = int(np.argmax(sizes))
+            place = rng.integers(sizes[giver])
+            taken.append(parts[giver][place])
+            parts[giver] = np.delete(parts[giver], place)
+            sizes[giver] -= 1
+            sizes[client] += 1
+        parts[client] = np.append(parts[client], np.array(taken, np.int64))
+    return parts

@@ -1,0 +1,81 @@
+"""From a model's name to a module with its first parameters."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat.core.errors import SettingError, unknown
+from offbeat.models.conv import CNN, CifarCNN, LeNet5
+from offbeat.models.linear import MLP, Softmax
+from offbeat.models.lstm import LSTM
+from offbeat.models.resnet import ResNet18
+
+NAMES: Mapping[str, Callable[..., nn.Module]] = {
+    "softmax": Softmax,
+    "mlp": MLP,
+    "lenet5": LeNet5,
+    "cnn": CNN,
+    "cifar-cnn": CifarCNN,
+    "lstm": LSTM,
+    "resnet18-gn": ResNet18,
+}
+
+
+def build(name: str, shape: Sequence[int], classes: int, seed: int, **options: Any) -> nn.Module:
+    """The model of this name for inputs of this shape; equal seeds give equal parameters.
+
+    name: one of NAMES, or "package.module:factory" for anything callable that gives a module; a factory is handed
+    `shape` and `classes` if it has arguments of these names. torch's own random state is left as it was.
+    """
+    if classes < 1:
+        raise SettingError(f"{classes} classes: a model needs at least one output")
+    make = _imported(name) if ":" in name else NAMES.get(name)
+    if make is None:
+        raise unknown("model", name, [*NAMES, "package.module:factory"])
+    accepted, anything = _accepted(make)
+    arguments = {"shape": tuple(shape), "classes": classes}
+    if not anything:
+        arguments = {k: v for k, v in arguments.items() if k in accepted}
+        for key in options:
+            if key not in accepted or key in arguments:
+                raise unknown(f"option of the model {name}:", key, accepted - {"shape", "classes"})
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed % 2**64)  # torch.manual_seed would reseed the GPUs too
+        module = make(**{**options, **arguments})
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"{name} gave a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    """The object behind "package.module:factory"."""
+    path, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(path)
+    except (ImportError, ValueError) as error:  # ValueError: an empty name
+        raise SettingError(
+            f"model {name!r}: cannot import the module {path!r} ({error}); is its folder on PYTHONPATH?"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise SettingError(f"model {name!r}: the module {path!r} has no {attribute!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SettingError(f"model {name!r}: {attribute!r} is a {type(found).__name__}, not callable")
+    return found  # type: ignore[no-any-return]
+
+
+def _accepted(make: Callable[..., Any]) -> tuple[set[str], bool]:
+    """The names of a callable's arguments, and whether it takes any name at all."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have none
+        return set(), False
+    named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,55 @@
+"""ResNet-18 without running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from offbeat.core.errors import SettingError
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for small images: a 3 × 3 stem without pooling, and group normalisation for batch normalisation.
+
+    groups: of every normalisation; has to divide 64.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, groups: int = 32) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise SettingError(f"resnet18-gn takes images [channels, height, width], the data are {list(shape)}")
+        if groups < 1 or 64 % groups:
+            raise SettingError(f"groups = {groups} has to divide the 64 channels of the first layers")
+        self.stem = nn.Sequential(nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64))
+        blocks, width = [], 64
+        for stage in range(4):
+            for stride in (1 if stage == 0 else 2, 1):
+                blocks.append(_Block(width, 64 << stage, stride, groups))
+                width = 64 << stage
+        self.blocks = nn.Sequential(*blocks)
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(torch.relu(self.stem(x)))
+        return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class _Block(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            conv = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.GroupNorm(groups, after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))

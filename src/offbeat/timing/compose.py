@@ -1,0 +1,118 @@
+"""The one timing model: compute × speeds, network, presence, availability and dropouts, each chosen freely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offbeat.core.errors import SettingError
+from offbeat.core.events import Job
+from offbeat.core.random import DELAY, Stream, key
+from offbeat.timing.base import Durations
+from offbeat.timing.checks import number, share
+from offbeat.timing.delays import Exponential
+from offbeat.timing.network import Network
+from offbeat.timing.parts import Delay, Part
+from offbeat.timing.presence import Attendance, Presence
+from offbeat.timing.speeds import Speeds
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long jobs take and who is there to do them.
+
+    compute: time of a job's local steps; None: none.     speeds: by how much each client computes slower.
+    network: download and upload; None: no time.          presence: who is there when; None: everybody, always.
+    available: share of the clients that take new work at any moment, drawn anew each time they are asked.
+    dropout: probability that a job's result is lost on the way back.
+
+    >>> from offbeat.core.events import Job
+    >>> from offbeat.timing import Constant, Factors
+    >>> clock = Times(Constant(0.5, per="step"), speeds=Factors((1.0, 3.0))).bind(clients=2, seed=0)
+    >>> clock.durations(Job(id=0, client=1, task=0, version=0, steps=10, lr=None, number=0), down=0, up=0).compute
+    15.0
+    """
+
+    compute: Delay | None = None
+    network: Network | None = None
+    speeds: Speeds | None = None
+    presence: Attendance | None = None
+    available: float = 1.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.compute is None and self.network is None:
+            raise SettingError("nothing takes any time; give a compute time or a network")
+        if self.speeds is not None and self.compute is None:
+            raise SettingError(f"speeds = {self.speeds!r} but there is no compute time for them to stretch; give one")
+        share("available", self.available)
+        if not 0 <= number("dropout", self.dropout) < 1:
+            raise SettingError(f"dropout = {self.dropout!r}: a probability from 0 to below 1")
+
+    def bind(self, clients: int, seed: int, tasks: Sequence[str] = ("",)) -> BoundTimes:
+        """Draw what is fixed for a run. `tasks` are the tasks' names, in the order of their numbers."""
+        if clients < 1:
+            raise SettingError(f"clients = {clients!r}: give at least one")
+        return BoundTimes(self, clients, seed, tasks)
+
+
+class BoundTimes:
+    """`Times` bound to its clients: a `Clock`.
+
+    `compute`, `download` and `upload` are the parts of a job (None: takes no time); each knows its own
+    `mean(client, amount, task)` and `cdf(t, client, amount, task)`, where the amount is steps or bytes.
+    """
+
+    compute: Part | None = None
+    download: Part | None = None
+    upload: Part | None = None
+    presence: Presence | None = None
+
+    def __init__(self, times: Times, clients: int, seed: int, tasks: Sequence[str]) -> None:
+        self.times, self.seed = times, seed
+        self._share, self._dropout = times.available, times.dropout
+        self._factors = times.speeds.factors(clients, seed) if times.speeds else [1.0] * clients
+        self._clients = clients
+        if times.compute:
+            self.compute = times.compute.bind(clients, seed, tasks, self._factors)
+        if times.network:
+            self.download, self.upload = times.network.bind(clients, seed, tasks)
+        if times.presence:
+            self.presence = times.presence.bind(clients, seed)
+        self.always = self.presence is None and self._share == 1
+
+    @property
+    def rates(self) -> list[float]:
+        """λ_i, the rate at which each client ends its jobs one after the other; only exponential times have one."""
+        law = self.times.compute
+        if not isinstance(law, Exponential) or self.download is not None:
+            raise SettingError(
+                "clients have message rates only when whole jobs take an exponential time, without a network; "
+                "use `exponential`, or give the algorithm its own rate"
+            )
+        rates = law.rates(self._clients, self.seed)
+        return [rate / factor for rate, factor in zip(rates, self._factors, strict=True)]
+
+    def durations(self, job: Job, down: int, up: int) -> Durations:
+        """The times of one job that moves this many bytes down and up."""
+        # Parts draw in a fixed order, one draw each: a part added to the model leaves those before it as they were.
+        stream = Stream(key(self.seed, DELAY, job.client, job.number))
+        compute = self.compute.draw(job, job.steps, stream) if self.compute else 0.0
+        if self.download and self.upload:
+            download, upload = self.download.draw(job, down, stream), self.upload.draw(job, up, stream)
+        else:
+            download = upload = 0.0
+        return Durations(download, compute, upload, self._dropout > 0 and stream.uniform() < self._dropout)
+
+    def available(self, client: int, now: float, stream: Stream) -> bool:
+        """Whether the client is there and takes new work at this moment."""
+        willing = self._share == 1 or stream.uniform() < self._share
+        return willing and self.present(client, now)
+
+    def present(self, client: int, now: float) -> bool:
+        """Whether the client is there at all."""
+        return self.presence is None or self.presence.present(client, now)
+
+    def flip(self, client: int, after: float) -> float | None:
+        """The first time later than `after` at which the client's presence changes; None: never."""
+        return None if self.presence is None else self.presence.flip(client, after)

@@ -1,0 +1,108 @@
+"""A recorded trace: what real jobs took and when real clients were there, replayed.
+
+A trace is a CSV file with a header, or the same rows as JSON: a list of objects, or {"period": …, "rows": [...]}.
+
+    client, compute, download, upload, on, off
+    a,      12.5,    0.8,      3.1,    0,  3600
+    a,      11.9,    0.9,      2.7,    ,
+    b,      40.0,    1.2,      6.0,    ,
+
+A row is one job of one client, one stay (`on` to `off`) of it, or both; absent columns and empty cells say nothing.
+Without a download or an upload column that way takes no time; a client without a stay is always there.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import DataError, SettingError
+from offbeat.timing.compose import Times
+from offbeat.timing.delays import Replay
+from offbeat.timing.network import Links
+from offbeat.timing.phones import located, read_json
+from offbeat.timing.presence import Intervals
+
+_COLUMNS = ("client", "compute", "download", "upload", "on", "off")
+
+Row = Mapping[str, float]  # the cells that say something
+Columns = Sequence[Sequence[float]]  # by client
+
+
+def recorded(file: str, period: float | None = None) -> Times:
+    """The timing that replays a trace; further parts are added with `dataclasses.replace`.
+
+    file: a path, or a name in $OFFBEAT_DATA/traces.
+    period: after which stays repeat; by default the file's own, else the last `off`.
+    """
+    path = located(file)
+    rows, own = _rows(path)
+    clients: dict[str, list[Row]] = {}
+    for row in rows:
+        clients.setdefault(str(row["client"]), []).append(_cells(path, row))
+    compute, download, upload, on, off = (_column(clients, name) for name in _COLUMNS[1:])
+    silent = [client for client, times in zip(clients, compute, strict=True) if not times]
+    if silent:
+        raise DataError(f"{path}: client {silent[0]!r} has no compute time; every client needs at least one job")
+    try:
+        network = _network(compute, download, upload)
+        return Times(_replay(compute), network, presence=_stays(on, off, own if period is None else period))
+    except SettingError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _network(compute: Columns, download: Columns, upload: Columns) -> Links | None:
+    if not any(download) and not any(upload):
+        return None
+    for way in (download, upload):
+        if any(len(times) not in (0, len(jobs)) for times, jobs in zip(way, compute, strict=True)):
+            raise SettingError("some jobs lack a download or an upload time; give it for all jobs of a client")
+    return Links(_replay([times or [0.0] for times in download]), _replay([times or [0.0] for times in upload]))
+
+
+def _replay(times: Columns) -> Replay:
+    return Replay(tuple(map(tuple, times)))
+
+
+def _stays(on: Columns, off: Columns, period: Any) -> Intervals | None:
+    if not any(on):
+        return None
+    stays = tuple(tuple(zip(begins, ends, strict=True)) for begins, ends in zip(on, off, strict=True))
+    return Intervals(stays, max(max(ends, default=0.0) for ends in off) if period is None else period)
+
+
+def _column(clients: Mapping[str, Sequence[Row]], name: str) -> Columns:
+    return [[row[name] for row in rows if name in row] for rows in clients.values()]
+
+
+def _cells(path: Path, row: Mapping[str, Any]) -> Row:
+    cells = {name: row[name] for name in _COLUMNS[1:] if row.get(name) is not None and str(row[name]).strip()}
+    if ("on" in cells) != ("off" in cells):
+        raise DataError(f"{path}: row {row!r}; a stay needs both on and off")
+    if "compute" not in cells and ("download" in cells or "upload" in cells):
+        raise DataError(f"{path}: row {row!r}; a transfer belongs to a job, give its compute time in the same row")
+    try:
+        return {name: float(cell) for name, cell in cells.items()}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: row {row!r}; {error}") from None
+
+
+def _rows(path: Path) -> tuple[list[Mapping[str, Any]], Any]:
+    content: Any = _read_csv(path) if path.suffix == ".csv" else read_json(path)
+    rows, period = (content.get("rows"), content.get("period")) if isinstance(content, Mapping) else (content, None)
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"{path}: no rows; a trace has the columns {', '.join(_COLUMNS)}")
+    for row in rows:
+        if not isinstance(row, Mapping) or row.get("client") in (None, "") or not set(row) <= set(_COLUMNS):
+            raise DataError(f"{path}: row {row!r}; a row names its client, and may have {', '.join(_COLUMNS[1:])}")
+    return rows, period
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file, skipinitialspace=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} is not readable as CSV: {error}; save it as UTF-8") from None

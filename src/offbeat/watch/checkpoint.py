@@ -1,0 +1,94 @@
+"""Saving a world and taking it up again, bit for bit.
+
+A checkpoint is one safetensors file: the tensors, and in its header the JSON that says where they go. It is written to
+a side file, forced to disk and renamed, and the one before is kept, so an interrupted or damaged write costs the time
+since the older one and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from offbeat.core.errors import FolderError
+from offbeat.core.state import Tensors, dump, load
+from offbeat.simulate.world import World
+
+FORMAT = "offbeat checkpoint 1"
+NEWEST, OLDER = "checkpoint.safetensors", "checkpoint.older.safetensors"
+
+
+def save(folder: Path, world: World, extra: Any = None) -> None:
+    """Write the world, and `extra` JSON beside it, as the folder's newest checkpoint."""
+    tensors = Tensors()
+    text = json.dumps({"world": dump(world, tensors), "extra": extra})
+    table = {name: t.detach().cpu().contiguous() for name, t in tensors.table.items()}
+    header = {"format": FORMAT, "state": text, "digest": _digest(text, table)}
+    part = folder / f"{NEWEST}.part"
+    save_file({name: t.clone() if _shares(t) else t for name, t in table.items()}, part, metadata=header)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    newest = folder / NEWEST
+    if newest.exists():
+        newest.replace(folder / OLDER)
+    part.replace(newest)
+    _sync(folder)
+
+
+def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
+    """The newest readable (world, extra), or None where none was ever finished."""
+    found = [folder / name for name in (NEWEST, OLDER) if (folder / name).exists()]
+    problems = []
+    for path in found:
+        try:
+            return _read(path, device)
+        except (SafetensorError, FolderError, OSError, ValueError, KeyError) as error:
+            problems.append(f"{path.name}: {error}")
+    if problems:
+        raise FolderError(
+            f"no checkpoint in {folder} can be read ({'; '.join(problems)}); delete it to start this run anew"
+        )
+    return None
+
+
+def _read(path: Path, device: str) -> tuple[World, Any]:
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise FolderError(f"is not a checkpoint of this version ({header.get('format')!r})")
+        table = {name: file.get_tensor(name) for name in list(file.keys())}
+    if header.get("digest") != _digest(header["state"], table):
+        raise FolderError("is damaged: its digest does not match")
+    saved = json.loads(header["state"])
+    world = load(saved["world"], {name: t.to(device) for name, t in table.items()})
+    if not isinstance(world, World):
+        raise FolderError("does not hold a world")
+    return world, saved["extra"]
+
+
+def _digest(text: str, table: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(table):
+        digest.update(name.encode())
+        digest.update(table[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _shares(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a part of a larger storage, which safetensors would refuse or write whole."""
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

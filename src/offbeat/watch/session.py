@@ -1,0 +1,121 @@
+"""Driving a run to its end while recording it, saving it now and then, and listening for Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from offbeat.core.errors import OffbeatError
+from offbeat.simulate.log import Watcher
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.world import World
+from offbeat.watch import checkpoint
+from offbeat.watch.record import Recorder
+
+_LOOK = 64  # events between two looks at the wall clock
+
+
+class InterruptedRunError(OffbeatError):
+    """The user stopped the run; it was saved and can be resumed."""
+
+
+class Patience:
+    """Remembers that the user has asked to stop."""
+
+    asked = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Patience]:
+    """Within, the first Ctrl-C (or SIGTERM) only asks to stop, between two events; the second stops at once."""
+    patience = Patience()
+    if threading.current_thread() is not threading.main_thread():
+        yield patience
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if patience.asked:
+            raise KeyboardInterrupt
+        patience.asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield patience
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def drive(
+    make: Callable[[list[Watcher], World | None], Simulation],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    save_every: float = 30.0,
+    tick: Callable[[Simulation, Recorder], None] | None = None,
+    patience: Patience | None = None,
+) -> tuple[Simulation, Recorder, float]:
+    """Run to the end in this folder, from its newest checkpoint if it has one.
+
+    make: builds the simulation from watchers and a saved world.   save_every: seconds between checkpoints.
+    tick: called now and then, for a progress display.   Gives the simulation, its record and its seconds of work.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = checkpoint.restore(folder, device)
+    world, extra = saved if saved else (None, None)
+    recorder = Recorder(folder, extra["record"] if extra else None)
+    simulation = make([recorder], world)
+    worked = float(extra["worked"]) if extra else 0.0
+    began = looked = time.perf_counter()
+
+    def save() -> None:
+        recorder.flush()
+        spent = worked + time.perf_counter() - began
+        checkpoint.save(folder, simulation.world, {"record": recorder.state, "worked": spent})
+
+    for count, _ in enumerate(simulation.steps()):
+        if patience is not None and patience.asked:
+            save()
+            raise InterruptedRunError(f"stopped at time {simulation.world.now:g} and saved")
+        if count % _LOOK == 0:
+            now = time.perf_counter()
+            if now - looked > save_every:
+                save()
+                looked = time.perf_counter()
+            if tick is not None:
+                tick(simulation, recorder)
+    recorder.flush()
+    return simulation, recorder, worked + time.perf_counter() - began
+
+
+def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: list[float]) -> dict[str, Any]:
+    """A finished run in numbers: what `--json` prints for it."""
+    world = simulation.world
+    tally, measurements = world.tally, recorder.measurements
+    times = {}
+    for target in targets:
+        reached = (m.time for m in measurements if m.metrics.get("accuracy", -1.0) >= target)
+        times[f"{target:g}"] = next(reached, None)
+    return {
+        "time": world.now,
+        "updates": tally.updates,
+        "versions": simulation.server.models(world.server)[0].version,
+        "metrics": dict(measurements[-1].metrics) if measurements else {},
+        "time_to": times,
+        "staleness": {
+            "mean": tally.staleness_sum / tally.updates if tally.updates else 0.0,
+            "max": tally.staleness_max,
+        },
+        "lost": tally.lost,
+        "computed": tally.computed,
+        "stopped": world.stopped,
+        "executor": simulation.executor.name,
+        "wall_s": wall,
+        "updates_per_s": tally.updates / wall if wall > 0 else 0.0,
+    }
