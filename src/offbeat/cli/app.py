@@ -114,7 +114,7 @@ def data(
         grid.add_column(name, overflow="fold")
     for row in status():
         size = f"{row.size / 1e6:.1f} MB" if row.size else ""
-        grid.add_row(row.name, row.state, size, str(row.where), row.get)
+        grid.add_row(row.name, row.state, size, str(row.where), "" if row.state == "present" else row.get)
     Console(highlight=False).print(grid)
 
 

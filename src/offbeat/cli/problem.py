@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from offbeat.cli.parse import build
 from offbeat.cli.problem_parts import DATA, split_from
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.problem import Problem
-from offbeat.core.random import MODEL, SPLIT, key
 from offbeat.data import load
 from offbeat.data.splits import IID, Split
-from offbeat.models.build import build as build_model
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
@@ -58,22 +55,16 @@ def problem_from(table: Any, where: str, seed: int, device: str, measured: int |
     if table["data"] not in DATA:
         raise unknown(f"data set in {where}:", table["data"], [*DATA, "quadratic"])
     p = build(_Supervised, table, where, {"split": split_from, "model": lambda value, _: value})
-    if p.clients < 1:
-        raise SettingError(f"{where}.clients = {p.clients}: must be at least 1")
     return _supervised(p, where, seed, device, measured)
 
 
 def _supervised(p: _Supervised, where: str, seed: int, device: str, measured: int | None) -> Supervised:
-    data = load(p.data)
-    owner = None if data.owner is None else data.owner.numpy()
-    rng = np.random.default_rng(key(seed, SPLIT))
-    try:
-        shards = p.split(data.train_y.numpy(), p.clients, rng, owner)
-    except SettingError as error:
-        raise SettingError(f"{where}.split: {error}") from None
     name, options = _model(p.model, f"{where}.model")
-    model = build_model(name, data.shape, data.classes, key(seed, MODEL), **options)
-    return Supervised(data, model, shards, p.l2, p.weighted, device, measured)
+    settings = {"l2": p.l2, "weighted": p.weighted, "device": device, "measured": measured}
+    try:
+        return Supervised.split(load(p.data), p.clients, p.split, name, seed, options, **settings)
+    except SettingError as error:
+        raise SettingError(f"{where}: {error}") from None
 
 
 def _model(value: Any, where: str) -> tuple[str, dict[str, Any]]:

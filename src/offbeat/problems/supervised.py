@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,11 @@ from torch.func import grad, jvp, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
-from offbeat.core.random import below, bits
+from offbeat.core.random import MODEL, SPLIT, below, bits, key
 from offbeat.core.vectors import Vector
 from offbeat.data.base import Dataset
+from offbeat.data.splits import IID, Split
+from offbeat.models.build import build
 from offbeat.models.flat import Flat
 
 _CHUNK = 8192  # samples evaluated at a time
@@ -66,6 +69,29 @@ class Supervised:
         owner = data.test_owner
         tested = np.arange(len(data.test_y)) if owner is None else np.flatnonzero(owner.numpy() >= 0)
         self.tested = torch.from_numpy(_some(tested, measured)).to(device)
+
+    @classmethod
+    def split(
+        cls,
+        data: Dataset,
+        clients: int,
+        split: Split | None = None,
+        model: str = "softmax",
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Supervised:
+        """The problem of a data set split over clients (IID by default) and a model by name, both drawn from the seed.
+
+        options: of the model.   settings: l2, weighted, device, measured.
+        """
+        if clients < 1:
+            raise SettingError(f"clients = {clients}: must be at least 1")
+        owner = None if data.owner is None else data.owner.numpy()
+        rng = np.random.default_rng(key(seed, SPLIT))
+        shards = (split or IID())(data.train_y.numpy(), clients, rng, owner)
+        module = build(model, data.shape, data.classes, key(seed, MODEL), **(options or {}))
+        return cls(data, module, shards, **settings)
 
     @property
     def stacks(self) -> bool:
