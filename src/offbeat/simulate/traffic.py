@@ -65,7 +65,7 @@ class Traffic:
             if send.hold:
                 flight.held, flight.arrive = True, float("inf")
             elif not flight.lost:
-                flight.after = self._previous(client, task)
+                flight.after = self._previous(job)
                 world.todo[job.id] = None
         world.flights[job.id] = flight
         world.flying.setdefault(client, []).append(job.id)
@@ -104,6 +104,7 @@ class Traffic:
         flight.held = False
         flight.arrive = max(now, flight.end) + flight.upload
         if not flight.lost:
+            flight.after = self._previous(flight.job)
             world.todo[flight.job.id] = None
         for other in finished:
             if other is not flight:
@@ -124,14 +125,18 @@ class Traffic:
     def join(self, client: int) -> None:
         """The client is there."""
         self.world.present.add(client)
-        self.world.idle.add(client)
+        if client not in self.world.flying:  # work sent while it was away may be lost only later in this moment
+            self.world.idle.add(client)
 
-    def _previous(self, client: int, task: int) -> int | None:
-        """The client's last job of this task in flight whose memory the next one builds on."""
-        if self.chained[task]:
-            for number in reversed(self.world.flying.get(client, ())):
+    def _previous(self, job: Job) -> int | None:
+        """The client's job in flight whose memory this one builds on; None: the memory it has reported last."""
+        if self.chained[job.task]:
+            reported = self.world.memories.get((job.client, job.task))
+            newest = -1 if reported is None else reported[0]  # uploads may overtake each other
+            for number in reversed(self.world.flying.get(job.client, ())):
                 flight = self.world.flights[number]
-                if flight.job.task == task and not flight.lost and not flight.held:
+                before = flight.job.task == job.task and newest < flight.job.number < job.number
+                if before and not flight.lost and not flight.held:
                     return number
         return None
 
