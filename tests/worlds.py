@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from offbeat.core.events import Job
+from offbeat.core.events import Alarm, Command, Job, Send, Update
 from offbeat.core.local import Local
 from offbeat.core.random import Stream
-from offbeat.core.server import Algorithm, Server
-from offbeat.core.state import Tensors, dump, load
+from offbeat.core.server import Algorithm, Commands, Model, Server, View
+from offbeat.core.state import State, Tensors, dump, load
+from offbeat.core.vectors import Vector
+from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
@@ -53,6 +55,9 @@ class _Points:
         self.centres = centres
 
     def gradient(self, w: torch.Tensor, step: int, sample: int = 0) -> torch.Tensor:
+        return w - self.centres
+
+    def full(self, w: torch.Tensor) -> torch.Tensor:
         return w - self.centres
 
     def hvp(self, w: torch.Tensor, v: torch.Tensor, step: int, sample: int = 0) -> torch.Tensor:
@@ -98,6 +103,45 @@ class Scripted:
         return next((time for time in self.flips.get(client, ()) if time > after), None)
 
 
+@dataclass
+class Diary(State):
+    """What a `Scenario` saw: (time, client, job, first number of the vector) of arrivals, and all else as text."""
+
+    model: Model
+    arrived: list[tuple[float, int, int, float]]
+    heard: list[str]
+
+
+@dataclass(frozen=True)
+class Scenario(Server[Diary]):
+    """A server that says at given times what its script says, and notes what it hears."""
+
+    script: Mapping[float, Sequence[Command]]
+
+    def begin(self, models: Sequence[Vector], view: View) -> Diary:
+        return Diary(Model(models[0]), [], [])
+
+    def started(self, state: Diary, view: View) -> Commands:
+        for time, commands in self.script.items():
+            yield from commands if time == 0 else (Alarm(time, str(time)),)
+
+    def rang(self, state: Diary, key: str, view: View) -> Commands:
+        yield from self.script[float(key)]
+
+    def arrived(self, state: Diary, update: Update, view: View) -> Commands:
+        state.arrived.append((view.now, update.job.client, update.job.id, float(update["delta"][0])))
+        yield from ()
+
+    def lost(self, state: Diary, job: Job, reason: str, view: View) -> Commands:
+        state.heard.append(f"{view.now:g}: job {job.id} of client {job.client} {reason}")
+        yield from ()
+
+
+def send(client: int, start: float = 0.0, **options: Any) -> Send:
+    """Work for a client, from this point of the line."""
+    return Send(client, {"model": torch.tensor([start], dtype=torch.float64)}, 0, **options)
+
+
 def run(problem: Any, server: Server[Any], local: Local, timing: Timing, until: Until, **options: Any) -> Run:
     """A run that keeps its events."""
     return simulate(problem, Algorithm(server, local), timing, until, keep_events=True, **options)
@@ -115,8 +159,6 @@ def play(
     **options: Any,
 ) -> tuple[Simulation, History]:
     """A simulation of one server, with a problem on the line where none is given, run to its end."""
-    from offbeat.local.sgd import SGD
-
     history = History(keep_events=True)
     problems = problems or [Line([1.0] * clients)]
     simulation = Simulation(

@@ -31,11 +31,11 @@ LOCAL = SGD(lr=0.01, steps=3)  # several: client i pulls with 1 − (1 − lr·h
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm, and how near to the optimum it has to end as a share of the way there.
+    """One algorithm, and how near to the optimum `updates` results have to bring it, as a share of the way there.
 
-    updates: how many results it gets for that.   What is left is named in each row that allows more than 1 %: with
-    a constant step size every server that moves by single clients' results jitters around the optimum, by about
-    step · heterogeneity; results computed from local steps pull to a point that is off by about lr · steps.
+    AREA and everyone's FedAvg come to rest. The others keep a constant step size and move by single clients'
+    results, so they jitter around the optimum by about step · heterogeneity, here up to 1 % of the way; where
+    there are local steps, the point they jitter around is itself off by about lr · steps.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Row:
 
 
 TABLE = [
-    Row("area every message", AREA(every=1), SGD(lr=0.1)),
-    Row("area every n messages", AREA(every=N), SGD(lr=0.1)),
-    Row("area by period", AREA(every=Period(1.0)), SGD(lr=0.1)),
-    Row("area by poisson", AREA(every=Poisson(1.0)), SGD(lr=0.1)),
-    Row("area local steps", AREA(every=4), SGD(lr=0.03, steps=3)),
-    Row("area decay", AREA(every=4, schedule=Decay(c=300.0, d=1000.0)), SMALL),
-    Row("area sampled", AREA(every=4, concurrency=4), SGD(lr=0.1)),
+    Row("area every message", AREA(every=1), SGD(lr=0.1), within=0.003),
+    Row("area every n messages", AREA(every=N), SGD(lr=0.1), within=0.003),
+    Row("area by period", AREA(every=Period(1.0)), SGD(lr=0.1), within=0.003),
+    Row("area by poisson", AREA(every=Poisson(1.0)), SGD(lr=0.1), within=0.003),
+    Row("area local steps", AREA(every=4), SGD(lr=0.03, steps=3), within=0.003),
+    Row("area decay", AREA(every=4, schedule=Decay(c=300.0, d=1000.0)), SMALL, within=0.003),
+    Row("area sampled", AREA(every=4, concurrency=4), SGD(lr=0.1), within=0.003),
     Row("fedbuff client-driven", FedBuff(size=4)),
     Row("fedbuff local steps", FedBuff(size=4), LOCAL),
     Row("fedbuff sampled", FedBuff(size=4, concurrency=5)),
@@ -68,7 +68,7 @@ TABLE = [
     Row("fedasync mixing polynomial", FedAsyncMixing(mixing=0.3, weight=Polynomial(0.5)), SGD(lr=0.1)),
     Row("asfedavg", AsFedAvg(every=N), SGD(lr=0.1)),
     Row("asfedavg by period", AsFedAvg(every=Period(2.0)), SGD(lr=0.1)),
-    Row("fedavg everyone", FedAvg(), SGD(lr=0.1)),
+    Row("fedavg everyone", FedAvg(), SGD(lr=0.1), within=1e-6),
     Row("fedavg sampled", FedAvg(sampled=4)),
 ]
 EVERY_ROW = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name.replace(" ", "-"))
@@ -169,7 +169,7 @@ def test_it_survives_lost_jobs_and_clients_that_come_and_go(row: Row) -> None:
     assert happened >= {"Started", "Arrived", "Lost", "Left", "Joined"}
     assert result.world.stopped == "updates"
     assert 0.15 < result.world.tally.lost / (result.world.tally.lost + 2000) < 0.30  # a fifth, and those who left
-    assert distance(result.model) < 0.5
+    assert distance(result.model) < 0.1
 
 
 @EVERY_ROW

@@ -79,7 +79,7 @@ WRONG = {
     "exponential = {}": "timing.exponential lacks 'rate'",
     "exponential = 10.0": "timing.exponential = 10.0: expected a table of settings",
     "exponential = { rate = -1.0 }": "timing.exponential: rate = -1.0: must be above 0",
-    'exponential = { rate = "10" }': "timing.exponential.rate = '10': expected float",
+    'exponential = { rate = "10" }': "timing.exponential.rate = '10': expected a number",
     "exponential = { rate = { normal = [10], min = 1 } }": "rate.normal = .* expected .mean, standard deviation",
     "exponential = { rate = { normal = [10, 5], min = 0 } }": "timing.exponential.rate: min = 0.* must be above 0",
     "exponential = { rate = { normal = [10, 5] } }": "timing.exponential.rate lacks 'min'",
@@ -97,7 +97,7 @@ WRONG = {
     "trace = {}": "^timing.trace lacks 'file'",
     "available = 0.3": "timing: nothing takes any time",
     "constant = { time = 1.0 }\navailable = 1.5": "timing: available = 1.5: a share",
-    'constant = { time = 1.0 }\ndropout = "no"': "timing.dropout = 'no': expected float",
+    'constant = { time = 1.0 }\ndropout = "no"': "timing.dropout = 'no': expected a number",
 }
 
 

@@ -1,17 +1,32 @@
 """One paper's algorithm a file; `parts` holds the verbs that they share."""
 
+from offbeat.algorithms.alone import Alone
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
+from offbeat.algorithms.asysg import AsySG
+from offbeat.algorithms.ca2fl import CA2FL
+from offbeat.algorithms.defedavg import DeFedAvg
+from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.algorithms.mifa import MIFA
 from offbeat.algorithms.parts import Decay, Every, Hinge, Period, Poisson, Polynomial, Steady, constant, optimal_rate
+from offbeat.algorithms.quafl import QuAFL
+from offbeat.algorithms.scaffold import SCAFFOLD
 
 __all__ = [
     "AREA",
+    "CA2FL",
+    "MIFA",
+    "SCAFFOLD",
+    "Alone",
     "AsFedAvg",
+    "AsySG",
+    "DeFedAvg",
     "Decay",
     "Every",
+    "Favano",
     "FedAsync",
     "FedAsyncMixing",
     "FedAvg",
@@ -20,6 +35,7 @@ __all__ = [
     "Period",
     "Poisson",
     "Polynomial",
+    "QuAFL",
     "Steady",
     "constant",
     "optimal_rate",

@@ -18,14 +18,14 @@ class Residual(Wrapper):
 
     @property
     def sends(self) -> tuple[str, ...]:
-        return ("residual",)
+        return ("residual", *self.notes)
 
     def remember(self, model: Vector) -> Payload:
         return {**self.inner.remember(model), "y": model}
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
-        _, memory = self.inner.final(carry, work)
-        return {"residual": carry["w"] - work.memory["y"]}, {**memory, "y": carry["w"]}
+        notes, memory = self.noted(carry, work)
+        return {"residual": carry["w"] - work.memory["y"], **notes}, {**memory, "y": carry["w"]}
 
 
 @dataclass

@@ -1,61 +1,99 @@
-"""FedAvg: synchronous rounds (McMahan et al. 2017; S-FedAvg of AREA §5)."""
+"""FedAvg: synchronous rounds (McMahan et al. 2017; S-FedAvg of AREA §5), with over-selection (FAST D.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from offbeat.algorithms.parts import Buffer, OneModel, hand_out
+from offbeat.algorithms.parts import Buffer, OneModel
 from offbeat.core.errors import SettingError, positive
-from offbeat.core.events import Job, Update
+from offbeat.core.events import Job, Send, Update
 from offbeat.core.server import Commands, Model, Server, View
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Payload, Vector
 
 
 @dataclass
 class RoundState(OneModel):
     buffer: Buffer
+    out: int = 0  # jobs of this round on their way
+
+
+S = TypeVar("S", bound=RoundState)
 
 
 @dataclass(frozen=True)
-class FedAvg(Server[RoundState]):
-    """Each round: send the model to `sampled` clients, wait for all of them, w ← w − lr · mean of their deltas.
+class Synchronous(Server[S]):
+    """Each round: send the model to `sampled` clients, wait, w ← w − lr · mean of their deltas.
 
     sampled: clients drawn uniformly without replacement each round, s; None: everybody.
     lr: server step size; 1 makes the new model the mean of the clients' models.
+    first: take the first so many results of a round and ignore the rest; None: wait for all.
     A client that is lost is replaced by another idle one; if there is none the round goes on without it.
     """
 
     sampled: int | None = None
     lr: float = 1.0
+    first: int | None = None
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        if self.sampled is not None and self.sampled < 1:
-            raise SettingError(f"sampled = {self.sampled}: a round needs at least one client")
+        for name in ("sampled", "first"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} = {value}: a round needs at least one client")
+        if self.first is not None and self.sampled is not None and self.first > self.sampled:
+            raise SettingError(f"first = {self.first} of sampled = {self.sampled}: cannot take more than are asked")
+
+    def payload(self, state: S) -> Payload:
+        """What this round's clients are sent."""
+        return {"model": state.model.vector}
+
+    def absorb(self, state: S, update: Update) -> None:
+        """One result of this round."""
+        state.buffer.add(1.0, update["delta"])
+
+    def aggregate(self, state: S, view: View) -> None:
+        """The step at the end of a round."""
+        state.model.step(-self.lr, state.buffer.take_mean())
+
+    def started(self, state: S, view: View) -> Commands:
+        yield from self._round(state, view)
+
+    def arrived(self, state: S, update: Update, view: View) -> Commands:
+        if update.job.version == state.model.version:  # otherwise it comes too late for its round
+            state.out -= 1
+            self.absorb(state, update)
+        if state.out == 0 or state.buffer.count == self.first:
+            yield from self._round(state, view)
+
+    def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
+        if job.version == state.model.version:
+            state.out -= 1
+            yield from self._send(state, view.idle(1))
+        if state.out == 0:
+            yield from self._round(state, view)
+
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        if state.out == 0:  # nobody was there when the round should have begun
+            yield from self._round(state, view)
+
+    def _round(self, state: S, view: View) -> Commands:
+        if state.buffer.count:
+            self.aggregate(state, view)
+            state.out = 0
+        yield from self._send(state, view.idle(view.clients if self.sampled is None else self.sampled))
+
+    def _send(self, state: S, clients: Sequence[int]) -> Commands:
+        state.out += len(clients)
+        payload = self.payload(state)
+        for client in clients:
+            yield Send(client, payload, state.model.version)
+
+
+@dataclass(frozen=True)
+class FedAvg(Synchronous[RoundState]):
+    __doc__ = Synchronous.__doc__
 
     def begin(self, models: Sequence[Vector], view: View) -> RoundState:
         return RoundState(Model(models[0]), Buffer())
-
-    def started(self, state: RoundState, view: View) -> Commands:
-        yield from self._round(state, view)
-
-    def arrived(self, state: RoundState, update: Update, view: View) -> Commands:
-        state.buffer.add(1.0, update["delta"])
-        if view.flying == 0:  # everybody has reported
-            yield from self._round(state, view)
-
-    def lost(self, state: RoundState, job: Job, reason: str, view: View) -> Commands:
-        replacement = view.idle(1)
-        yield from hand_out(state.model, replacement)
-        if view.flying == 0 and not replacement:
-            yield from self._round(state, view)
-
-    def joined(self, state: RoundState, client: int, view: View) -> Commands:
-        if view.flying == 0:  # nobody was there when the round should have begun
-            yield from self._round(state, view)
-
-    def _round(self, state: RoundState, view: View) -> Commands:
-        if state.buffer.count:
-            state.model.step(-self.lr, state.buffer.take_mean())
-        yield from hand_out(state.model, view.idle(view.clients if self.sampled is None else self.sampled))

@@ -42,6 +42,16 @@ class Buffer(State):
         return mean
 
 
+def check_memory(name: str, model: Vector, clients: int, most: float) -> None:
+    """Refuse a table of one vector a client that does not fit."""
+    wanted = clients * model.numel() * model.element_size()
+    if wanted > most:
+        raise SettingError(
+            f"{name} keeps a vector for each of {clients} clients, {wanted / 1e9:.3g} GB, but memory = "
+            f"{most / 1e9:.3g} GB; raise it, or use AREA, whose clients keep their own"
+        )
+
+
 # How much a stale update counts: functions of staleness ≥ 0, 1 for a fresh update
 
 Staleness = Callable[[int], float]
@@ -258,7 +268,8 @@ class Reached(Wrapper):
 
     @property
     def sends(self) -> tuple[str, ...]:
-        return ("model",)
+        return ("model", *self.notes)
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
-        return {"model": carry["w"]}, work.memory
+        notes, memory = self.noted(carry, work)
+        return {"model": carry["w"], **notes}, memory

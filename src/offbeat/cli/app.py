@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,17 @@ from rich.table import Table
 from offbeat.cli import tables
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.experiment import Experiment, Spec, read
-from offbeat.cli.folder import SUMMARY, create, finish_run, open_experiment, read_result, report, write_json
+from offbeat.cli.folder import (
+    SUMMARY,
+    changes,
+    create,
+    finish_run,
+    json_text,
+    open_experiment,
+    read_result,
+    report,
+    write_json,
+)
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
 from offbeat.cli.timing import TIMINGS
@@ -39,6 +48,12 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 
+# What --json prints of a run; its result.json holds a few things more.
+_PRINTED = (
+    *("algorithm", "seed", "error", "time", "updates", "versions", "metrics"),
+    *("time_to", "staleness", "wall_s", "updates_per_s"),
+)
+
 
 @app.command()
 def run(
@@ -56,6 +71,7 @@ def run(
     Ctrl-C saves the run at work; `offbeat resume DIR` goes on with it, to the same end bit for bit.
     """
     experiment = read(file, set_ or ())
+    experiment.check()
     _run_all(experiment, create(out, experiment), as_json)
 
 
@@ -65,7 +81,10 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with an experiment that was stopped; finished runs are kept as they are."""
-    _run_all(open_experiment(folder), folder, as_json)
+    experiment = open_experiment(folder)
+    for change in changes(folder):
+        print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+    _run_all(experiment, folder, as_json)
 
 
 @app.command("list")
@@ -86,6 +105,8 @@ def list_(
     if what is not None and what not in shelves:
         raise unknown("list", what, shelves)
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a line each, for grep
     for shelf, lines in shelves.items() if what is None else [(what, shelves[what])]:
         grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True)
@@ -106,16 +127,22 @@ def data(
 ) -> None:
     """Where data sets are looked for, which are there, and how to get the others."""
     from offbeat.data import fetch, status
+    from offbeat.data.folder import VARIABLE, root
 
     if get is not None:
         fetch(get, say=lambda line: print(line, file=sys.stderr))
+    rows = status()
     grid = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("set", "state", "size", "looked for in", "how to get it"):
-        grid.add_column(name, overflow="fold")
-    for row in status():
-        size = f"{row.size / 1e6:.1f} MB" if row.size else ""
-        grid.add_row(row.name, row.state, size, str(row.where), "" if row.state == "present" else row.get)
-    Console(highlight=False).print(grid)
+    for name in ("set", "state", "size", "where"):
+        grid.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(row.name, row.state, f"{row.size / 1e6:.1f} MB" if row.size else "", Path(row.where).name)
+    console = Console(highlight=False, markup=False)
+    console.print(f"Data sets are looked for in {root()}; {VARIABLE} names another folder.\n", soft_wrap=True)
+    console.print(grid)
+    for row in rows:
+        if row.state != "present":
+            console.print(f"\n{row.name} is {row.state}: {row.get}", soft_wrap=not console.is_terminal)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,18 +155,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
-    console = Console(stderr=True)
     results: list[dict[str, Any]] = []
-    with interruptible() as patience, display(console, len(experiment.runs)) as shown:
+    with display(Console(stderr=True), len(experiment.runs)) as shown, interruptible(shown.say) as patience:
         for spec in experiment.runs:
             done = read_result(folder / spec.folder)
+            if done is not None:
+                shown.end(f"{spec.name}: finished before")
             results.append(done or _run_one(experiment, spec, folder, shown, patience))
     targets = experiment.top.evaluate.targets
     write_json(folder / SUMMARY, {"runs": results})
     errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
     report(folder, experiment, tables.markdown(results, targets), errors)
     if as_json:
-        print(json.dumps({"runs": results}))
+        print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
     else:
         console = Console()
         console.width = max(console.width, 80 if console.is_terminal else 120)
@@ -152,7 +180,7 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
 
 
 def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> dict[str, Any]:
-    shown.begin(f"{spec.label}, seed {spec.seed}")
+    shown.begin(spec.name)
     place = folder / spec.folder
     result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
     try:
@@ -164,14 +192,12 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
             patience=patience,
         )
     except DivergedError as error:  # the other runs of the experiment still count
-        shown.end(f"{spec.label}, seed {spec.seed}: diverged")
+        shown.end(f"{spec.name}: diverged")
         return {**result, "error": str(error)}
     except InterruptedRunError as error:
-        raise InterruptedRunError(
-            f"{spec.label}, seed {spec.seed}: {error}; go on with `offbeat resume {folder}`"
-        ) from None
+        raise InterruptedRunError(f"{spec.name}: {error}; go on with `offbeat resume {folder}`") from None
     result |= summary(simulation, recorder, wall, list(experiment.top.evaluate.targets))
     finish_run(place, simulation, result)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
-    shown.end(f"{spec.label}, seed {spec.seed}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")
+    shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")
     return result

@@ -13,7 +13,7 @@ from typing import Any
 
 from offbeat.cli.algorithms import algorithm_from
 from offbeat.cli.parse import build
-from offbeat.cli.problem import check_device, problem_from
+from offbeat.cli.problem import ProblemTable, check_device, problem_table
 from offbeat.cli.timing import timing_from
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
@@ -68,6 +68,10 @@ class Spec:
     index: int  # of the algorithm
 
     @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+    @property
     def folder(self) -> str:
         return f"{self.label}-{self.seed}"
 
@@ -89,11 +93,16 @@ class Experiment:
         check_device(self.top.device)
         if not isinstance(table["algorithm"], list) or not table["algorithm"]:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
+        self.asked: ProblemTable = problem_table(table["problem"], "problem")
         self.timing: Timing = timing_from(table["timing"])
         self.labels = _labels(table["algorithm"])
         self._problems: dict[int, Problem] = {}
-        for index in range(len(self.labels)):  # so that a mistake is found before the first run
-            self.algorithm(index, self.top.seed)
+        self.resolved = {  # every setting with its default, as the objects that run show themselves
+            "experiment": repr(self.top),
+            "problem": repr(self.asked),
+            "timing": repr(self.timing),
+            "algorithm": [repr(self.algorithm(index, self.top.seed)) for index in range(len(self.labels))],
+        }
 
     @cached_property
     def runs(self) -> Sequence[Spec]:
@@ -104,16 +113,18 @@ class Experiment:
     def problem(self, seed: int) -> Problem:
         """The problem under this seed; the last one is kept, since every algorithm of a seed shares it."""
         if seed not in self._problems:
-            measured = self.top.evaluate.samples
-            self._problems = {seed: problem_from(self.table["problem"], "problem", seed, self.top.device, measured)}
+            try:
+                problem = self.asked.build(seed, self.top.device, self.top.evaluate.samples)
+            except SettingError as error:
+                raise SettingError(f"problem: {error}") from None
+            self._problems = {seed: problem}
         return self._problems[seed]
 
     def algorithm(self, index: int, seed: int) -> Algorithm:
         """The algorithm of this index."""
 
         def rates() -> Sequence[float]:
-            clients = self.table["problem"].get("clients", 0)
-            clock = self.timing.bind(clients, seed)
+            clock = self.timing.bind(self.asked.clients, seed)
             found = getattr(clock, "rates", None)
             if not isinstance(self.timing, Times) or found is None:
                 raise SettingError(
@@ -122,6 +133,11 @@ class Experiment:
             return list(found)
 
         return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", rates)
+
+    def check(self) -> None:
+        """Build the first run of every algorithm, so that a mistake is found before anything is written."""
+        for spec in self.runs[: len(self.labels)]:
+            self.simulation(spec)
 
     def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
         """One run, from its beginning or from a saved world."""
@@ -162,14 +178,15 @@ def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
 def override_with(table: Mapping[str, Any], override: str) -> dict[str, Any]:
     """The table with `key.path=value` put in; lists take an index or an algorithm's name, `*` means all of them."""
     path, equals, text = override.partition("=")
-    if not equals or not path.strip():
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
         raise SettingError(f"--set {override!r}: expected key.path=value, such as problem.clients=64")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string
     result = copy.deepcopy(dict(table))
-    _put(result, path.strip().split("."), value, override)
+    _put(result, keys, value, override)
     return result
 
 
@@ -177,7 +194,11 @@ def _put(node: Any, path: Sequence[str], value: Any, override: str) -> None:
     head, rest = path[0], path[1:]
     if isinstance(node, list):
         chosen = [n for i, n in enumerate(node) if head in ("*", str(i), _named(n))]
-        if not chosen or not rest:
+        if not rest:
+            raise SettingError(
+                f"--set {override!r}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1"
+            )
+        if not chosen:
             names = ", ".join(_named(n) for n in node)
             raise SettingError(f"--set {override!r}: {head!r} chooses nothing in a list of {names}")
         for item in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import sys
 import time
@@ -20,6 +21,7 @@ from offbeat.simulate.loop import Simulation
 
 EXPERIMENT, RESULT, SUMMARY, REPORT = "experiment.json", "result.json", "summary.json", "report.md"
 _PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
+_EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
 
 
 def create(out: Path | None, experiment: Experiment) -> Path:
@@ -29,8 +31,12 @@ def create(out: Path | None, experiment: Experiment) -> Path:
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / EXPERIMENT, {"experiment": experiment.table, "versions": versions()})
+    content = {"experiment": experiment.table, "resolved": experiment.resolved, "versions": versions()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / EXPERIMENT, content)
+    except OSError as error:
+        raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     return folder
 
 
@@ -41,10 +47,21 @@ def open_experiment(folder: Path) -> Experiment:
         raise FolderError(
             f"{folder} is not a run folder: it has no {EXPERIMENT}; `offbeat run --out {folder}` makes one"
         )
+    return Experiment(_saved(path)["experiment"])
+
+
+def changes(folder: Path) -> list[str]:
+    """Versions that a result may depend on and that are not those the folder was made with."""
+    before, now = _saved(folder / EXPERIMENT)["versions"], versions()
+    return [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
+
+
+def _saved(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        return Experiment(json.loads(path.read_text(encoding="utf-8"))["experiment"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FolderError(f"{path} is damaged ({error}); start the experiment anew in another folder") from None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: dict(content[name]) for name in ("experiment", "versions")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FolderError(f"{path} is damaged; start the experiment anew in another folder") from None
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -75,8 +92,21 @@ def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) 
 def write_json(path: Path, value: Any) -> None:
     """Whole or not at all."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    part.write_text(json_text(value, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON text; numbers that JSON does not have, such as the infinite loss of a run that explodes, become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:

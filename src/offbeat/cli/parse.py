@@ -18,6 +18,15 @@ T = TypeVar("T")
 Convert = Callable[[Any, str], Any]  # (value, where it stands) -> object
 
 _SIMPLE = (bool, int, float, str)
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list",
+    list: "a list",
+    dict: "a table",
+}
 
 
 def build(kind: Callable[..., T], table: Any, where: str, convert: Mapping[str, Convert] | None = None) -> T:
@@ -56,10 +65,10 @@ def plain(value: Any, hint: Any, where: str) -> Any:
         if option in _SIMPLE and type(value) is option:
             return value
         if origin is tuple and isinstance(value, list):
-            return tuple(value)
+            return tuple(plain(v, typing.get_args(option)[0], f"{where}[{i}]") for i, v in enumerate(value))
         if origin in (list, dict) and isinstance(value, origin):
             return value
-    names = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    names = " or ".join(_WORDS[typing.get_origin(o) or o] for o in options if o is not type(None))
     raise SettingError(f"{where} = {value!r}: expected {names}")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +21,17 @@ from offbeat.problems.supervised import Supervised
 QUADRATIC = "n quadratics with a known optimum: dim, smoothness, convexity, noise, heterogeneity, distance"
 
 
+class ProblemTable(Protocol):
+    """A checked [problem] table, defaults included."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients it asks for."""
+
+    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
+        """The problem, split and initialised by this seed; measured: at most so many samples are evaluated on."""
+
+
 @dataclass(frozen=True)
 class _Supervised:
     data: str
@@ -28,6 +40,14 @@ class _Supervised:
     split: Split = field(default_factory=IID)
     l2: float = 0.0
     weighted: bool = False
+
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
+
+    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
+        name, options = _model(self.model, "model")
+        settings = {"l2": self.l2, "weighted": self.weighted, "device": device, "measured": measured}
+        return Supervised.split(load(self.data), self.clients, self.split, name, seed, options, **settings)
 
 
 @dataclass(frozen=True)
@@ -40,31 +60,27 @@ class _Quadratic:
     heterogeneity: float = 1.0
     distance: float = 10.0
 
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
 
-def problem_from(table: Any, where: str, seed: int, device: str, measured: int | None = None) -> Problem:
-    """The problem that a [problem] table describes, split and initialised by this seed."""
+    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
+        return Quadratic(**vars(self), seed=seed, device=device)
+
+
+def problem_table(table: Any, where: str) -> ProblemTable:
+    """A [problem] table, its keys and values checked; the data are read when it is built."""
     if not isinstance(table, Mapping) or "data" not in table:
         raise SettingError(f"{where} lacks `data`; known: quadratic, {', '.join(DATA)}")
     if table["data"] == "quadratic":
-        settings = {k: v for k, v in table.items() if k != "data"}
-        q = build(_Quadratic, settings, where)
-        try:
-            return Quadratic(**vars(q), seed=seed, device=device)
-        except SettingError as error:
-            raise SettingError(f"{where}: {error}") from None
+        return build(_Quadratic, {k: v for k, v in table.items() if k != "data"}, where)
     if table["data"] not in DATA:
         raise unknown(f"data set in {where}:", table["data"], [*DATA, "quadratic"])
-    p = build(_Supervised, table, where, {"split": split_from, "model": lambda value, _: value})
-    return _supervised(p, where, seed, device, measured)
+    return build(_Supervised, table, where, {"split": split_from, "model": lambda value, _: value})
 
 
-def _supervised(p: _Supervised, where: str, seed: int, device: str, measured: int | None) -> Supervised:
-    name, options = _model(p.model, f"{where}.model")
-    settings = {"l2": p.l2, "weighted": p.weighted, "device": device, "measured": measured}
-    try:
-        return Supervised.split(load(p.data), p.clients, p.split, name, seed, options, **settings)
-    except SettingError as error:
-        raise SettingError(f"{where}: {error}") from None
+def _check_clients(clients: int) -> None:
+    if clients < 1:
+        raise SettingError(f"clients = {clients}: must be at least 1")
 
 
 def _model(value: Any, where: str) -> tuple[str, dict[str, Any]]:
@@ -78,10 +94,9 @@ def _model(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 
 def check_device(device: str) -> str:
     """Refuse a device that is not there."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise SettingError(f"device = {device!r}: must be cpu, cuda or cuda:N") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device = {device!r}: this machine or this build of PyTorch has no CUDA; use cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise SettingError(f"device = {device!r}: must be cpu, cuda or cuda:N")
+    found = torch.cuda.device_count()
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= found:
+        raise SettingError(f"device = {device!r}: PyTorch finds {found} CUDA devices on this machine; use cpu")
     return device

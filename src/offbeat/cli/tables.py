@@ -3,61 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 Result = Mapping[str, Any]
 Getter = Callable[[Result], float | None]
 
-_COUNTS = ("updates", "server steps", "staleness mean", "max")  # shown without their range
+
+class Cell(NamedTuple):
+    """A number to read first, and below it (or in brackets) what it hides."""
+
+    main: str
+    detail: str = ""
 
 
-def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[str]]]:
-    """Head and body: one line an algorithm; means over its seeds, metrics and times with their range."""
+def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[Cell]]]:
+    """Head (with line breaks) and body: one line an algorithm, means over its seeds."""
     finished = [r for r in results if "error" not in r]
-    names = _metrics(finished)
-    columns: list[tuple[str, Getter]] = [
-        *((name, _getter("metrics", name)) for name in names),
-        *((f"time to {target:.0%}", _getter("time_to", f"{target:g}")) for target in targets if "accuracy" in names),
-        ("updates", _getter("updates")),
-        ("server steps", _getter("versions")),
-        ("staleness mean", _getter("staleness", "mean")),
-        ("max", _getter("staleness", "max")),
-    ]
-    head = ["algorithm", "seeds", *(name for name, _ in columns)]
+    metrics = list(dict.fromkeys(name for r in finished for name in r["metrics"]))
+    targets = targets if "accuracy" in metrics else ()
+    head = ["algorithm", *metrics, *(f"time\nto {100 * target:g} %" for target in targets)]
     body = []
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in finished if r["algorithm"] == label]
-        failed = sum(1 for r in results if r["algorithm"] == label) - len(mine)
-        seeds = f"{len(mine)}" + (f" ({failed} failed)" if failed else "")
-        body.append([label, seeds, *(_spread(name, [get(r) for r in mine]) for name, get in columns)])
-    return head, body
+        asked = sum(1 for r in results if r["algorithm"] == label)
+        line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
+        line += [_mean(mine, _getter("metrics", name), _share if name == "accuracy" else _number) for name in metrics]
+        line += [_reached(mine, _getter("time_to", f"{target:g}")) for target in targets]
+        line += [Cell(_mean(mine, _getter(name), _number).main) for name in ("updates", "versions")]
+        body.append([*line, _staleness(mine)])
+    return [*head, "updates", "server\nsteps", "staleness"], body
+
+
+def note(results: Sequence[Result]) -> str:
+    """What the numbers of the table are."""
+    seeds = len({r["seed"] for r in results})
+    return f"means over {seeds} seeds, with the lowest and the highest" if seeds > 1 else ""
 
 
 def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
-    """For the terminal."""
+    """For the terminal: two lines an algorithm, so that it fits into 80 columns."""
     head, body = rows(results, targets)
-    ranges = any("–" in cell for line in body for cell in line[2:])
-    shown = Table(box=SIMPLE_HEAD, caption="mean (lowest–highest) over the seeds" if ranges else None)
+    shown = Table(box=SIMPLE_HEAD, caption=note(results) or None, padding=(0, 1, 0, 0), pad_edge=False)
     for at, name in enumerate(head):
-        shown.add_column(name, justify="left" if at == 0 else "right")
+        shown.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
     for line in body:
-        shown.add_row(*line)
+        shown.add_row(*(Text.assemble(cell.main, "\n" if cell.detail else "", (cell.detail, "dim")) for cell in line))
     return shown
 
 
 def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
     """For a text file."""
     head, body = rows(results, targets)
-    lines = [head, ["---", *("---:" for _ in head[1:])], *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _metrics(results: Sequence[Result]) -> list[str]:
-    names = dict.fromkeys(name for r in results for name in r["metrics"])
-    return list(names)
+    cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
+    lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
 
 
 def _getter(*path: str) -> Getter:
@@ -70,22 +74,33 @@ def _getter(*path: str) -> Getter:
     return get
 
 
-def _spread(name: str, values: Sequence[float | None]) -> str:
-    """Mean and range; a target that some seeds never reached says how many did."""
-    found = [float(v) for v in values if v is not None]
+def _mean(results: Sequence[Result], get: Getter, write: Callable[[float], str]) -> Cell:
+    found = [value for r in results if (value := get(r)) is not None]
     if not found:
-        return "never" if name.startswith("time to") and values else "–"
-    mean, low, high = sum(found) / len(found), min(found), max(found)
-    share = name == "accuracy"
-    text = _number(mean, share)
-    if high > low and name not in _COUNTS:
-        text += f" ({_number(low, share)}–{_number(high, share)})"
-    if share:
-        text += " %"
-    return text if len(found) == len(values) else f"{text}, {len(found)} of {len(values)} seeds"
+        return Cell("–")
+    low, high = (write(value).removesuffix(" %") for value in (min(found), max(found)))
+    return Cell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
 
 
-def _number(value: float, share: bool) -> str:
-    if share:
-        return f"{100 * value:.1f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _reached(results: Sequence[Result], get: Getter) -> Cell:
+    """A time; a target that some seeds never reached says how many did."""
+    found = [r for r in results if get(r) is not None]
+    if results and not found:
+        return Cell("never")
+    cell = _mean(found, get, _number)
+    return cell if len(found) == len(results) else Cell(cell.main, f"by {len(found)} of {len(results)}")
+
+
+def _staleness(results: Sequence[Result]) -> Cell:
+    if not results:
+        return Cell("–")
+    most = max(r["staleness"]["max"] for r in results)
+    return Cell("mean " + _mean(results, _getter("staleness", "mean"), _number).main, f"max {_number(most)}")
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

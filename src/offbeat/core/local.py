@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.problem import Oracle
+from offbeat.core.random import bits, unit
 from offbeat.core.vectors import Payload, Vector
 
 Carry = dict[str, Vector]  # what a client keeps from one local step to the next, by name, [n, d] each
@@ -25,11 +27,16 @@ class Work:
     lr: float | Vector
     steps: int | Vector
     oracle: Oracle
+    keys: Vector  # one random key a client, a column [n, 1] of int64
     step: int = 0
 
     def gradient(self, w: Vector, sample: int = 0) -> Vector:
         """Stochastic gradients at w on this step's mini-batch; another `sample` is an independent mini-batch."""
         return self.oracle.gradient(w, self.step, sample)
+
+    def full_gradient(self, w: Vector) -> Vector:
+        """Gradients at w over the clients' whole data."""
+        return self.oracle.full(w)
 
     def hvp(self, w: Vector, v: Vector, sample: int = 0) -> Vector:
         """Stochastic Hessians at w times v."""
@@ -38,6 +45,11 @@ class Work:
     def loss(self, w: Vector, sample: int = 0) -> torch.Tensor:
         """Stochastic losses at w, [n]."""
         return self.oracle.loss(w, self.step, sample)
+
+    def uniform(self, like: Vector, sample: int) -> Vector:
+        """Numbers in (0, 1) of this shape [n, d], the clients' own: for randomised rounding and the like."""
+        counters = torch.arange(like.shape[-1], device=like.device) + ((1 << 62) + (sample << 40))
+        return unit(bits(self.keys, counters), like.dtype)
 
 
 @dataclass(frozen=True)
@@ -89,9 +101,20 @@ class Local:
         """(upload, new memory) after the last step."""
         return {"delta": work.payload["model"] - carry["w"]}, work.memory
 
-    def wire(self, dim: int) -> int:
-        """Bytes of an upload, which the timing model turns into time."""
-        return 4 * dim * len(self.sends)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Names in the upload that are one number a client; the run's record keeps their mean and maximum."""
+        return ()
+
+    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
+        """Each client's own model, made from the server's w [n, d] with a budget of so many gradients."""
+        for work.step in range(steps):
+            w = w - work.lr * work.gradient(w)
+        return w
+
+    def wire(self, dim: int) -> tuple[int, int]:
+        """Bytes of a download and of an upload, which the timing model turns into time."""
+        return 4 * dim * len(self.needs), 4 * dim * len(self.sends)
 
 
 @dataclass(frozen=True)
@@ -101,7 +124,7 @@ class Wrapper(Local):
     inner: Local = None  # type: ignore[assignment]
 
     @classmethod
-    def around(cls, inner: Local) -> Local:
+    def around(cls, inner: Local) -> Self:
         """This wrapper around a local half, unless it is one already."""
         if isinstance(inner, cls):
             return inner
@@ -111,8 +134,20 @@ class Wrapper(Local):
     def needs(self) -> tuple[str, ...]:
         return self.inner.needs
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.inner.notes
+
+    def noted(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        """(the notes, the new memory) of the inner half."""
+        upload, memory = self.inner.final(carry, work)
+        return {name: upload[name] for name in self.notes}, memory
+
     def remember(self, model: Vector) -> Payload:
         return self.inner.remember(model)
+
+    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
+        return self.inner.personal(w, work, steps)
 
     def init(self, work: Work) -> Carry:
         return self.inner.init(work)

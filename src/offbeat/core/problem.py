@@ -20,6 +20,9 @@ class Oracle(Protocol):
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         """Stochastic gradients, [n, d]."""
 
+    def full(self, w: Vector) -> Vector:
+        """Gradients over the clients' whole data, [n, d]."""
+
     def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
         """Stochastic Hessians at w times the rows of v, [n, d]."""
 

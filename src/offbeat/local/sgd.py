@@ -8,7 +8,7 @@ import torch
 
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Carry, Local, Work
-from offbeat.core.vectors import lengths
+from offbeat.core.vectors import Vector, lengths
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,11 @@ class SGD(Local):
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]
+        return {"w": w - work.lr * self.direction(w, work)}
+
+    def direction(self, w: Vector, work: Work) -> Vector:
+        """What is stepped against."""
         g = work.gradient(w)
         if self.clip is not None:
             g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
-        if self.decay:
-            g = g + self.decay * w
-        return {"w": w - work.lr * g}
+        return g + self.decay * w if self.decay else g

@@ -119,6 +119,9 @@ class _Rows:
         g = self.h * (w - self.c)
         return g + self._noise(step, sample) if self.noise else g
 
+    def full(self, w: Vector) -> Vector:
+        return self.h * (w - self.c)
+
     def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
         return self.h * v
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jvp, vmap
+from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
@@ -164,6 +164,7 @@ class _Rows:
         self.keys = np.asarray(keys, dtype=np.int64)[:, None]
         self.starts, self.sizes = problem.starts[which][:, None], problem.sizes[which][:, None]
         self.shares = torch.from_numpy(problem.shares[which]).to(problem.device, torch.float32)
+        self.batches: tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]] | None = None
         self.drawn: dict[int, tuple[int, Tensor]] = {}  # sample -> (first step, indices [n, steps, batch])
 
     # Drawing
@@ -203,12 +204,19 @@ class _Rows:
 
     def _gather(self, step: int, sample: int) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs [n, b, ...], labels [n, b] and sample weights [n, b]."""
-        p = self.problem
+        wanted = (0, 0) if self.batch is None else (step, sample)
+        if self.batches is None or self.batches[0] != wanted:  # inner loops ask for the same one again and again
+            self.batches = wanted, self._fetch(*self._chosen(*wanted))
+        return self.batches[1]
+
+    def _chosen(self, step: int, sample: int) -> tuple[Tensor, Tensor]:
         if self.batch is None:
-            indices, weights = self._everything()
-        else:
-            indices = self._indices(step, sample)
-            weights = torch.full(indices.shape, 1.0 / self.batch, device=p.device)
+            return self._everything()
+        indices = self._indices(step, sample)
+        return indices, torch.full(indices.shape, 1.0 / self.batch, device=self.problem.device)
+
+    def _fetch(self, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        p = self.problem
         flat = indices.reshape(-1)
         x = p.inputs(p.train_x.index_select(0, flat))
         x = x.view(*indices.shape, *x.shape[1:])
@@ -226,12 +234,16 @@ class _Rows:
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         return self._each(w, self._gather(step, sample), self._gradient, grad(self.problem.loss))
 
+    def full(self, w: Vector) -> Vector:
+        return self._each(w, self._fetch(*self._everything()), self._gradient, grad(self.problem.loss))
+
     def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
         return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
 
     def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
         def product(w: Vector, v: Vector, *batch: Tensor) -> Vector:
-            out: Vector = jvp(lambda u: grad(self.problem.loss)(u, *batch), (w,), (v,))[1]
+            # twice backwards: torch's forward mode would compile its formulas with the deprecated torch.jit first
+            out: Vector = grad(lambda u: torch.dot(grad(self.problem.loss)(u, *batch), v))(w)
             return out
 
         batch = (*self._gather(step, sample), self.shares)

@@ -76,6 +76,7 @@ def _train(problem: Problem, local: Local, ready: Sequence[Ready], seed: int) ->
         lr=_column([local.lr if j.lr is None else j.lr for j in jobs], ready),
         steps=_column([j.steps for j in jobs], ready),  # type: ignore[arg-type]
         oracle=problem.oracle([j.client for j in jobs], keys, most, local.batch, local.shuffle),
+        keys=torch.tensor(keys, device=_device(ready)).unsqueeze(1),
     )
     carry = local.init(work)
     fewest = min(j.steps for j in jobs)
@@ -84,7 +85,7 @@ def _train(problem: Problem, local: Local, ready: Sequence[Ready], seed: int) ->
         after = local.step(carry, work)
         carry = after if step < fewest else _keep(carry, after, work.steps, step)
     upload, memory = local.final(carry, work)
-    _check_finite(upload, jobs, local, problem)
+    _check_finite({**upload, **{k: v for k, v in memory.items() if k not in upload}}, jobs, local, problem)
     if len(jobs) == 1:
         return [({k: v[0] for k, v in upload.items()}, {k: v[0] for k, v in memory.items()})]
     # clones, so that one slow client's row does not keep the rows of its whole batch alive
@@ -104,13 +105,17 @@ def _column(values: Sequence[float], ready: Sequence[Ready]) -> float | Vector:
     """One number where all rows agree, otherwise a column [n, 1]."""
     if all(v == values[0] for v in values):
         return values[0]
-    like = next(iter(ready[0].payload.values()))
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+    dtype = next(iter(ready[0].payload.values())).dtype
+    return torch.tensor(values, dtype=dtype, device=_device(ready)).unsqueeze(1)
+
+
+def _device(ready: Sequence[Ready]) -> torch.device:
+    return next(iter(ready[0].payload.values())).device
 
 
 def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
     """Rows whose steps are done stay as they are."""
-    active = torch.as_tensor(steps) > step
+    active = steps > step if isinstance(steps, Vector) else torch.tensor(steps > step)
     return {name: torch.where(active, after[name], before[name]) for name in after}
 
 

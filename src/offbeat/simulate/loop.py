@@ -89,9 +89,8 @@ class Simulation:
         self.world = self._empty() if world is None else world
         self.view = WorldView(self.world, clock, seed)
         self.computing = Computing(self.world, problems, locals_, firsts, executor, seed)
-        down = [4 * p.dim for p in problems]
-        up = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
-        self.traffic = Traffic(self.world, clock, locals_, down, up, [bool(m) for m in firsts])
+        wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
+        self.traffic = Traffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
         if world is None:
             self._begin()
 
@@ -176,6 +175,8 @@ class Simulation:
         tally.staleness_sum += staleness
         if staleness > tally.staleness_max:
             tally.staleness_max = staleness
+        for name in self.locals[job.task].notes:
+            tally.note(name, float(upload[name]))
         self._handle(Arrived(Update(job, upload)), flight, staleness)
         if self.until.updates is not None and tally.updates >= self.until.updates:
             self._end("updates")

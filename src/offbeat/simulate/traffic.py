@@ -14,8 +14,8 @@ from offbeat.timing.base import Clock
 class Traffic:
     """Moves jobs through a world. All that changes is in the world.
 
-    down: bytes of one vector, by task.   up: bytes of an upload, by task.   chained: by task, whether clients have a
-    memory, so that a client's next job builds on its last.
+    wires: bytes of a download and of an upload, by task.   chained: by task, whether clients have a memory, so that a
+    client's next job builds on its last.
     """
 
     def __init__(
@@ -23,12 +23,11 @@ class Traffic:
         world: World,
         clock: Clock,
         locals_: Sequence[Local],
-        down: Sequence[int],
-        up: Sequence[int],
+        wires: Sequence[tuple[int, int]],
         chained: Sequence[bool],
     ) -> None:
         self.world, self.clock, self.locals = world, clock, locals_
-        self.down, self.up, self.chained = down, up, chained
+        self.wires, self.chained = wires, chained
 
     def push(self, time: float, kind: int, ref: int | str) -> None:
         """Something will happen at this time."""
@@ -51,7 +50,7 @@ class Traffic:
         job = Job(world.jobs, client, task, send.version, steps, send.lr, world.numbers[client], send.hold)
         world.jobs += 1
         world.numbers[client] += 1
-        times = self.clock.durations(job, self.down[task] * len(send.payload), self.up[task])
+        times = self.clock.durations(job, *self.wires[task])
         if send.hold:
             self._replace(client, task)
         free = world.free[client]

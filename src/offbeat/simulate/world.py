@@ -89,6 +89,11 @@ class Tally(State):
     computed: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
+    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
+
+    def note(self, name: str, value: float) -> None:
+        total, most = self.notes.get(name, (0.0, value))
+        self.notes[name] = [total + value, max(most, value)]
 
 
 @dataclass

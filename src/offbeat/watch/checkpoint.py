@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ def save(folder: Path, world: World, extra: Any = None) -> None:
     """Write the world, and `extra` JSON beside it, as the folder's newest checkpoint."""
     tensors = Tensors()
     text = json.dumps({"world": dump(world, tensors), "extra": extra})
-    table = {name: t.detach().cpu().contiguous() for name, t in tensors.table.items()}
+    table = _apart(tensors.table)
     header = {"format": FORMAT, "state": text, "digest": _digest(text, table)}
     part = folder / f"{NEWEST}.part"
-    save_file({name: t.clone() if _shares(t) else t for name, t in table.items()}, part, metadata=header)
+    save_file(table, part, metadata=header)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     newest = folder / NEWEST
@@ -49,7 +50,7 @@ def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
     for path in found:
         try:
             return _read(path, device)
-        except (SafetensorError, FolderError, OSError, ValueError, KeyError) as error:
+        except (SafetensorError, FolderError, OSError, ValueError, KeyError, TypeError) as error:
             problems.append(f"{path.name}: {error}")
     if problems:
         raise FolderError(
@@ -76,14 +77,22 @@ def _read(path: Path, device: str) -> tuple[World, Any]:
 def _digest(text: str, table: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(table):
-        digest.update(name.encode())
+        digest.update(f"{name} {table[name].dtype} {list(table[name].shape)}".encode())
         digest.update(table[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _shares(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a part of a larger storage, which safetensors would refuse or write whole."""
-    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, each alone in its storage: safetensors refuses two that share one, such as a row and its matrix."""
+    table, seen = {}, set[int]()
+    for name, tensor in tensors.items():
+        alone = tensor.detach().cpu().contiguous()
+        storage = alone.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != alone.numel() * alone.element_size():
+            alone = alone.clone()
+        seen.add(alone.untyped_storage().data_ptr())
+        table[name] = alone
+    return table
 
 
 def _sync(folder: Path) -> None:

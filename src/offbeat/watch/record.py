@@ -34,15 +34,16 @@ class Recorder:
     """A watcher that writes `events/part-*.parquet` and `metrics.parquet` into a run's folder.
 
     `state` goes into the checkpoint; a recorder made with it goes on from there and drops what was written later.
+    size: rows of a part, which is all that is ever kept in memory.
     """
 
-    def __init__(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, state: Mapping[str, Any] | None = None, size: int = ROWS) -> None:
+        self.folder, self.size = folder, size
         self.rows: list[Row] = []
         self.parts = 0 if state is None else int(state["parts"])
         self.measurements = [] if state is None else [Measurement(*m) for m in state["measurements"]]
         (folder / "events").mkdir(parents=True, exist_ok=True)
-        for path in sorted((folder / "events").glob("part-*.parquet*"))[:]:
+        for path in list((folder / "events").glob("part-*.parquet*")):
             if int(path.name[5:10]) >= self.parts:
                 path.unlink()
 
@@ -53,7 +54,7 @@ class Recorder:
 
     def event(self, row: Row) -> None:
         self.rows.append(row)
-        if len(self.rows) >= ROWS:
+        if len(self.rows) >= self.size:
             self._write_part()
 
     def measured(self, measurement: Measurement) -> None:

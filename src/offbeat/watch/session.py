@@ -32,8 +32,11 @@ class Patience:
 
 
 @contextmanager
-def interruptible() -> Iterator[Patience]:
-    """Within, the first Ctrl-C (or SIGTERM) only asks to stop, between two events; the second stops at once."""
+def interruptible(say: Callable[[str], None] = lambda line: None) -> Iterator[Patience]:
+    """Within, the first Ctrl-C (or SIGTERM) only asks to stop, between two events; the second stops at once.
+
+    say: called with a line that tells the user so.
+    """
     patience = Patience()
     if threading.current_thread() is not threading.main_thread():
         yield patience
@@ -43,6 +46,7 @@ def interruptible() -> Iterator[Patience]:
         if patience.asked:
             raise KeyboardInterrupt
         patience.asked = True
+        say("stopping and saving; a second Ctrl-C stops at once, without saving")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -79,18 +83,20 @@ def drive(
         spent = worked + time.perf_counter() - began
         checkpoint.save(folder, simulation.world, {"record": recorder.state, "worked": spent})
 
-    for count, _ in enumerate(simulation.steps()):
-        if patience is not None and patience.asked:
-            save()
-            raise InterruptedRunError(f"stopped at time {simulation.world.now:g} and saved")
-        if count % _LOOK == 0:
-            now = time.perf_counter()
-            if now - looked > save_every:
+    try:
+        for count, _ in enumerate(simulation.steps()):
+            if patience is not None and patience.asked:
                 save()
-                looked = time.perf_counter()
-            if tick is not None:
-                tick(simulation, recorder)
-    recorder.flush()
+                raise InterruptedRunError(f"stopped at time {simulation.world.now:g} and saved")
+            if count % _LOOK == 0:
+                now = time.perf_counter()
+                if now - looked > save_every:
+                    save()
+                    looked = time.perf_counter()
+                if tick is not None:
+                    tick(simulation, recorder)
+    finally:
+        recorder.flush()  # of a run that failed too: its record shows how it went
     return simulation, recorder, worked + time.perf_counter() - began
 
 
@@ -112,6 +118,7 @@ def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: li
             "mean": tally.staleness_sum / tally.updates if tally.updates else 0.0,
             "max": tally.staleness_max,
         },
+        "notes": {n: {"mean": total / tally.updates, "max": most} for n, (total, most) in tally.notes.items()},
         "lost": tally.lost,
         "computed": tally.computed,
         "stopped": world.stopped,

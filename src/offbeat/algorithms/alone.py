@@ -1,0 +1,61 @@
+"""Every client by itself: the baseline without federation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from offbeat.algorithms.parts import Flow, OneModel
+from offbeat.core.events import Update
+from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.server import Commands, Model, View
+from offbeat.core.vectors import Payload, Vector
+
+
+@dataclass(frozen=True)
+class Own(Wrapper):
+    """Goes on from the client's own model and sends nothing."""
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return self.notes
+
+    def remember(self, model: Vector) -> Payload:
+        return {**self.inner.remember(model), "own": model}
+
+    def init(self, work: Work) -> Carry:
+        return self.inner.init(_mine(work))
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        return self.inner.step(carry, _mine(work))
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        notes, memory = self.noted(carry, work)
+        return notes, {**memory, "own": carry["w"]}
+
+    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
+        """What the client has trained; there is nothing of the server's in it."""
+        return work.memory["own"]
+
+
+def _mine(work: Work) -> Work:
+    return replace(work, payload={**work.payload, "model": work.memory["own"]})
+
+
+@dataclass(frozen=True)
+class Alone(Flow[OneModel]):
+    """Clients train their own models for ever; the server's model stays the initial one. Judge it personalised.
+
+    concurrency: see `Flow`.
+    """
+
+    reads = ()
+
+    def pair(self, local: Local) -> Local:
+        return Own.around(local)
+
+    def begin(self, models: Sequence[Vector], view: View) -> OneModel:
+        return OneModel(Model(models[0]))
+
+    def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
+        yield from self.next(state, update.job.client, view)

@@ -1,0 +1,60 @@
+"""CA²FL (Wang, Cao, Wu, Chen, Chen 2024): buffered aggregation calibrated by every client's cached delta."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from offbeat.algorithms.parts import Buffer, Flow, OneModel, check_memory
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Update
+from offbeat.core.server import Commands, Model, View
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class Ca2flState(OneModel):
+    buffer: Buffer  # of delta_i − h_i
+    mean: Vector  # h, the mean of the cached h_i over all clients
+    cache: dict[int, Vector] = field(default_factory=dict)  # h_i
+    fresh: dict[int, Vector] = field(default_factory=dict)  # the buffer's deltas, cached after the step
+
+
+@dataclass(frozen=True)
+class CA2FL(Flow[Ca2flState]):
+    """v = h + (1/K) Σ over the buffer (delta_i − h_i), w ← w − lr·v, then h_i ← delta_i for those in the buffer.
+
+    h_i is the last delta of client i that was used (0 before), h their mean over all n clients.
+
+    size: updates per server step, K.   lr: server step size, η.   memory: bytes that the n·d cache may take.
+    concurrency: see `Flow`.
+    """
+
+    size: int = 10
+    lr: float = 1.0
+    memory: float = 4e9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(lr=self.lr, memory=self.memory)
+        if self.size < 1:
+            raise SettingError(f"size = {self.size}: must be at least 1")
+
+    def begin(self, models: Sequence[Vector], view: View) -> Ca2flState:
+        check_memory("CA2FL", models[0], view.clients, self.memory)
+        return Ca2flState(Model(models[0]), Buffer(), mean=models[0] * 0.0)
+
+    def arrived(self, state: Ca2flState, update: Update, view: View) -> Commands:
+        client, delta = update.job.client, update["delta"]
+        state.buffer.add(1.0, self._change(state, client, delta))
+        state.fresh[client] = delta
+        if state.buffer.count == self.size:
+            state.model.step(-self.lr, state.mean + state.buffer.take_mean())
+            for one, its in state.fresh.items():
+                state.mean = state.mean + (1.0 / view.clients) * self._change(state, one, its)
+                state.cache[one] = its
+            state.fresh = {}
+        yield from self.next(state, client, view)
+
+    def _change(self, state: Ca2flState, client: int, delta: Vector) -> Vector:
+        return delta - state.cache[client] if client in state.cache else delta

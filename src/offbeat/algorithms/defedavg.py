@@ -1,0 +1,88 @@
+"""DeFedAvg for clients with unlike data (DEFA algorithm 1). DeFedAvg-IID (algorithm 2) is FedBuff, client-driven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from offbeat.algorithms.parts import Buffer, OneModel
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Job, Recall, Send, Update
+from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class DeFedAvgState(OneModel):
+    buffer: Buffer
+    drawn: dict[int, int]  # this round's clients that have not answered, and how often each was drawn
+
+
+@dataclass(frozen=True)
+class DeFedAvg(Server[DeFedAvgState]):
+    """Each round: draw n clients with replacement, take what is in their send buffers, step, broadcast to all.
+
+    w ← w − lr · (1/n) Σ over the drawn multiset of delta_i; a client drawn twice counts twice. Every client trains on
+    the newest model it has been sent, whether it is drawn or not: its receive buffer holds the newest broadcast, its
+    send buffer its newest result. A drawn client whose send buffer is empty is waited for; one that has answered
+    goes on with the newest model at once.
+
+    sampled: draws a round, n.   lr: global step size, η.
+    renew: "always": a new broadcast replaces what waits and a new result replaces the last (§2.3, first variant);
+        "drawn": a client trains again only after it was drawn (second variant, for clients short of energy).
+
+    Differs from the paper: a client that is done with the newest model and was not drawn waits for the next one
+    instead of training on the same one again; what it would send has the same distribution.
+    """
+
+    sampled: int = 10
+    lr: float = 1.0
+    renew: str = "always"
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        if self.sampled < 1:
+            raise SettingError(f"sampled = {self.sampled}: a round needs at least one draw")
+        if self.renew not in ("always", "drawn"):
+            raise SettingError(f'renew = {self.renew!r}: must be "always" or "drawn"')
+
+    def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgState:
+        return DeFedAvgState(Model(models[0]), Buffer(), {})
+
+    def started(self, state: DeFedAvgState, view: View) -> Commands:
+        yield from self._broadcast(state, view.everyone())  # server line 2
+        yield from self._draw(state, self.sampled, view)
+
+    def arrived(self, state: DeFedAvgState, update: Update, view: View) -> Commands:
+        client = update.job.client
+        for _ in range(state.drawn.pop(client)):  # a multiset: line 7
+            state.buffer.add(1.0, update["delta"])
+        over = not state.drawn
+        if over:
+            state.model.step(-self.lr, state.buffer.take_mean())  # line 8
+        everybody = over and self.renew == "always"
+        yield from self._broadcast(state, view.everyone() if everybody else (client,))  # line 9
+        if over:
+            yield from self._draw(state, self.sampled, view)  # line 4
+
+    def lost(self, state: DeFedAvgState, job: Job, reason: str, view: View) -> Commands:
+        times = state.drawn.pop(job.client, 0)
+        if view.present(job.client):
+            yield from self._broadcast(state, (job.client,))
+        yield from self._draw(state, times, view)  # somebody else in its place
+
+    def joined(self, state: DeFedAvgState, client: int, view: View) -> Commands:
+        yield from self._broadcast(state, (client,))
+        if not state.drawn:  # nobody was there when the round should have begun
+            yield from self._draw(state, self.sampled - state.buffer.count, view)
+
+    def _broadcast(self, state: DeFedAvgState, clients: Iterable[int]) -> Commands:
+        payload = {"model": state.model.vector}
+        for client in clients:
+            yield Send(client, payload, state.model.version, hold=True)
+
+    def _draw(self, state: DeFedAvgState, count: int, view: View) -> Commands:
+        for client in view.available(count):
+            if client not in state.drawn:
+                yield Recall(client)
+            state.drawn[client] = state.drawn.get(client, 0) + 1

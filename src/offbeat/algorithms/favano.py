@@ -1,0 +1,170 @@
+"""FAVANO, also FAVAS (Leconte, Nguyen, Moulines 2023): rounds by the clock, clients interrupted where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from offbeat.algorithms.parts import OneModel
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Alarm, Job, Recall, Send, Update
+from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.vectors import Payload, Vector
+
+_ROUND = "round"
+
+
+@dataclass(frozen=True)
+class Progress(Wrapper):
+    """Sends where the client started and how far it has come; on the wire that is one vector, its unbiased model."""
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return ("start", "delta", *self.notes)
+
+    def wire(self, dim: int) -> tuple[int, int]:
+        return self.inner.wire(dim)
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        notes, memory = self.noted(carry, work)
+        start = work.payload["model"]
+        return {"start": start, "delta": start - carry["w"], **notes}, memory
+
+
+@dataclass
+class RoundsState(OneModel):
+    sum: Vector | None = None  # of what this round's clients gave
+    waiting: list[int] = field(default_factory=list)  # drawn clients that have not answered
+    answered: list[int] = field(default_factory=list)
+
+
+S = TypeVar("S", bound=RoundsState)
+
+
+@dataclass(frozen=True)
+class Interrupting(Server[S]):
+    """Rounds by the clock: draw s clients, interrupt them, w ← (w + Σ what they give)/(s + 1), let them go on.
+
+    sampled: s.   period: Δt between rounds.   Subclasses say what a client gives and what it goes on from.
+    """
+
+    sampled: int = 10
+    period: float = 1.0
+
+    restarts: ClassVar[bool] = True  # from the new model; otherwise from the one that clients met this round
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+        if self.sampled < 1:
+            raise SettingError(f"sampled = {self.sampled}: a round needs at least one client")
+
+    def given(self, state: S, update: Update) -> Vector:
+        """The model that this answer stands for."""
+        raise NotImplementedError
+
+    def started(self, state: S, view: View) -> Commands:
+        yield from _start(view.everyone(), state.model.vector, state.model.version)
+        yield Alarm(self.period, _ROUND)
+
+    def rang(self, state: S, key: str, view: View) -> Commands:
+        state.waiting, state.answered = _distinct(view, self.sampled), []
+        for client in state.waiting:
+            yield Recall(client, partial=True)
+        if not state.waiting:  # nobody is there
+            yield Alarm(self.period, _ROUND)
+
+    def arrived(self, state: S, update: Update, view: View) -> Commands:
+        given = self.given(state, update)
+        state.sum = given if state.sum is None else state.sum + given
+        state.answered.append(update.job.client)
+        yield from self._answered(state, update.job.client, view)
+
+    def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
+        if view.present(job.client):
+            yield from _start((job.client,), state.model.vector, state.model.version)
+        if job.client in state.waiting:
+            yield from self._answered(state, job.client, view)
+
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        yield from _start((client,), state.model.vector, state.model.version)
+
+    def _answered(self, state: S, client: int, view: View) -> Commands:
+        """When the last one has answered: average, and let those that answered go on."""
+        state.waiting.remove(client)
+        if state.waiting:
+            return
+        before, version = state.model.vector, state.model.version
+        if state.sum is not None:
+            state.model.replace((before + state.sum) * (1.0 / (len(state.answered) + 1)))
+            state.sum = None
+        clients = [c for c in state.answered if view.present(c)]
+        if self.restarts:
+            yield from _start(clients, state.model.vector, state.model.version)
+        else:
+            yield from _start(clients, before, version)
+        yield Alarm(self.period, _ROUND)
+
+
+@dataclass
+class FavanoState(RoundsState):
+    taken: dict[int, list[int]] = field(default_factory=dict)  # client -> [answers, answers with q > 0, sum of q]
+
+
+@dataclass(frozen=True)
+class Favano(Interrupting[FavanoState]):
+    """Every `period`: draw s clients, take what they have now, w ← (w + Σ unbiased models)/(s + 1).
+
+    A drawn client that has done q ≤ K local steps from w_i reports w_i − (progress)/a: divided by a, slow clients are
+    not under-weighted. It then starts anew from w; the others go on where they are.
+
+    sampled: s.   period: Δt between rounds.
+    normalise: "expected": a = E[q], the mean number of steps this client has been seen to do;
+        "stochastic": a = P(q > 0)·q, the steps it did this time and how often it was seen to have done any.
+    K is the local half's `steps`.
+
+    Differs from the paper: E[q] and P(q > 0) are estimated from the answers so far, this one included; the paper takes
+    them as known.
+    """
+
+    normalise: str = "expected"
+
+    reads = ("start", "delta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalise not in ("expected", "stochastic"):
+            raise SettingError(f'normalise = {self.normalise!r}: must be "expected" or "stochastic"')
+
+    def pair(self, local: Local) -> Local:
+        return Progress.around(local)
+
+    def begin(self, models: Sequence[Vector], view: View) -> FavanoState:
+        return FavanoState(Model(models[0]))
+
+    def given(self, state: FavanoState, update: Update) -> Vector:
+        q = update.job.steps
+        a = self._divisor(state, update.job.client, q)
+        return update["start"] - (1.0 / a) * update["delta"] if q > 0 else update["start"]
+
+    def _divisor(self, state: FavanoState, client: int, q: int) -> float:
+        answers, moved, steps = state.taken.get(client, (0, 0, 0))
+        answers, moved, steps = answers + 1, moved + (q > 0), steps + q
+        state.taken[client] = [answers, moved, steps]
+        return steps / answers if self.normalise == "expected" else moved / answers * q
+
+
+def _start(clients: Iterable[int], vector: Vector, version: int) -> Commands:
+    payload = {"model": vector}
+    for client in clients:
+        yield Send(client, payload, version, hold=True)
+
+
+def _distinct(view: View, count: int) -> list[int]:
+    """Up to so many different clients, uniformly among those that are there."""
+    there = list(view.everyone())
+    for at in range(min(count, len(there))):  # the first steps of a shuffle
+        other = at + view.rng.below(len(there) - at)
+        there[at], there[other] = there[other], there[at]
+    return there[:count]

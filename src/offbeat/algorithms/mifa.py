@@ -1,0 +1,55 @@
+"""MIFA (Gu, Huang, Zhang, Huang 2021): the server remembers every client's last delta."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from offbeat.algorithms.parts import Flow, OneModel, check_memory
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Update
+from offbeat.core.server import Commands, Model, View
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class MifaState(OneModel):
+    mean: Vector  # (1/n) Σ of the last deltas
+    last: dict[int, Vector] = field(default_factory=dict)
+    messages: int = 0
+
+
+@dataclass(frozen=True)
+class MIFA(Flow[MifaState]):
+    """w ← w − lr · (1/n) Σ_i (the last delta of client i): absent clients count with what they last said.
+
+    every: messages per server step.   lr: server step size, η.   memory: bytes that the n·d table may take.
+    concurrency: see `Flow`.
+
+    Differs from the paper: a client that has not spoken yet counts 0; the paper has all clients speak first.
+    """
+
+    every: int = 1
+    lr: float = 1.0
+    memory: float = 4e9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(lr=self.lr, memory=self.memory)
+        if self.every < 1:
+            raise SettingError(f"every = {self.every}: must be at least 1")
+
+    def begin(self, models: Sequence[Vector], view: View) -> MifaState:
+        check_memory("MIFA", models[0], view.clients, self.memory)
+        return MifaState(Model(models[0]), mean=models[0] * 0.0)
+
+    def arrived(self, state: MifaState, update: Update, view: View) -> Commands:
+        client, delta = update.job.client, update["delta"]
+        change = delta - state.last[client] if client in state.last else delta
+        state.mean = state.mean + (1.0 / view.clients) * change
+        state.last[client] = delta
+        state.messages += 1
+        if state.messages == self.every:
+            state.messages = 0
+            state.model.step(-self.lr, state.mean)
+        yield from self.next(state, client, view)

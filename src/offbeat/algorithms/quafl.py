@@ -1,0 +1,100 @@
+"""QuAFL (Zakerinia, Talaei, Nadiradze, Alistarh 2023): FAVANO's rounds with quantised messages and clients that mix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from offbeat.algorithms.favano import Interrupting, RoundsState
+from offbeat.core.errors import SettingError
+from offbeat.core.events import Update
+from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.server import Model, View
+from offbeat.core.vectors import Payload, Vector
+
+
+def quantise(x: Vector, reference: Vector, uniform: Vector, bits: int) -> Vector:
+    """x rounded at random, and on average to itself, to one of 2^bits levels around a reference that both sides know.
+
+    Rows [n, d]; the levels span the row's largest distance from the reference, so the error shrinks with it.
+    """
+    away = x - reference
+    span = away.abs().amax(dim=-1, keepdim=True)
+    spacing = torch.clamp(2.0 * span / (2**bits - 1), min=torch.finfo(x.dtype).tiny)
+    level = torch.floor((away + span) / spacing + uniform)
+    return reference + torch.clamp(level, max=2**bits - 1) * spacing - span
+
+
+@dataclass(frozen=True)
+class Mixing(Wrapper):
+    """Starts from (server's model + s · own)/(s + 1), keeps its own model, sends it quantised."""
+
+    sampled: int = 1
+    bits: int = 8
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return ("model", *self.notes)
+
+    def wire(self, dim: int) -> tuple[int, int]:
+        size = -(-dim * self.bits // 8) + 4  # the levels, and the span
+        return size, size
+
+    def remember(self, model: Vector) -> Payload:
+        return {**self.inner.remember(model), "own": model}
+
+    def init(self, work: Work) -> Carry:
+        own, served = work.memory["own"], work.payload["model"]
+        met = quantise(served, own, work.uniform(own, sample=0), self.bits)
+        base = (met + self.sampled * own) * (1.0 / (self.sampled + 1))
+        return {**self.inner.init(_from(base, work)), "base": base}
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        rest = {name: value for name, value in carry.items() if name != "base"}
+        return {**self.inner.step(rest, _from(carry["base"], work)), "base": carry["base"]}
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        notes, memory = self.noted(carry, work)
+        own = carry["w"]
+        sent = quantise(own, work.payload["model"], work.uniform(own, sample=1), self.bits)
+        return {"model": sent, **notes}, {**memory, "own": own}
+
+    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
+        return self.inner.personal(w, work, steps)
+
+
+def _from(base: Vector, work: Work) -> Work:
+    return replace(work, payload={**work.payload, "model": base})
+
+
+@dataclass(frozen=True)
+class QuAFL(Interrupting[RoundsState]):
+    """Server: w ← (w + Σ Q(w_i))/(s + 1); a drawn client goes on from (Q(w) + s · w_i)/(s + 1), w of before the step.
+
+    sampled: s.   period: Δt between rounds.   bits: per number in either direction.
+
+    Differs from the paper: its lattice code is replaced by random rounding of the difference from a vector that the
+    receiver knows; it is unbiased and its error shrinks with that difference, as the lattice's does.
+    """
+
+    bits: int = 8
+
+    reads = ("model",)
+    restarts = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.bits <= 16:
+            raise SettingError(f"bits = {self.bits}: must be between 1 and 16")
+
+    def pair(self, local: Local) -> Local:
+        wrapped = Mixing.around(local)
+        return replace(wrapped, sampled=self.sampled, bits=self.bits)
+
+    def begin(self, models: Sequence[Vector], view: View) -> RoundsState:
+        return RoundsState(Model(models[0]))
+
+    def given(self, state: RoundsState, update: Update) -> Vector:
+        return update["model"]

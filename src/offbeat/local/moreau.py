@@ -1,0 +1,79 @@
+"""PersA-FL's option C: local steps on the Moreau envelope (PERS algorithm 2, lines 10–12; pFedMe's local half too)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.local import Carry, Local, Work
+from offbeat.core.vectors import Payload, Vector, lengths
+
+
+@dataclass(frozen=True)
+class Moreau(Local):
+    """w ← w − lr·λ·(w − θ̃), θ̃ close to the minimiser of h(θ) = f(θ; D) + λ/2·|θ − w|².
+
+    lr: local step size, η.   steps: local steps, Q.   penalty: λ.   accuracy: ν; the inner problem is solved until
+    |∇h(θ̃)| ≤ ν.   inner: most gradient steps on it.   inner_lr: their size; None: 1/(2λ), safe while L ≤ λ.
+    momentum: of the inner solver (Nesterov's form), 0 for plain descent.
+    The accuracy reached at a job's last step is noted as "nu". Clients that are done wait, row by row.
+    """
+
+    penalty: float = 15.0
+    accuracy: float = 1e-3
+    inner: int = 20
+    inner_lr: float | None = None
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(penalty=self.penalty, accuracy=self.accuracy, inner_lr=self.inner_lr)
+        if self.inner < 1:
+            raise SettingError(f"inner = {self.inner}: the inner problem needs at least one step")
+        if not 0 <= self.momentum < 1:
+            raise SettingError(f"momentum = {self.momentum}: must be in [0, 1)")
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return ("delta", "nu")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ("nu",)
+
+    def wire(self, dim: int) -> tuple[int, int]:
+        return 4 * dim, 4 * dim + 4
+
+    def init(self, work: Work) -> Carry:
+        w = work.payload["model"]
+        return {"w": w, "nu": w[..., :1] * 0.0}
+
+    def step(self, carry: Carry, work: Work) -> Carry:
+        w = carry["w"]
+        theta, reached = self.solve(w, work, self.inner)
+        return {"w": w - work.lr * self.penalty * (w - theta), "nu": reached}
+
+    def solve(self, w: Vector, work: Work, most: int) -> tuple[Vector, Vector]:
+        """(θ̃, |∇h(θ̃)|) row by row; a row that has reached the accuracy stays as it is."""
+        lr = 1.0 / (2.0 * self.penalty) if self.inner_lr is None else self.inner_lr
+        theta, velocity = w, w * 0.0
+        gradient = work.gradient(theta)  # at θ = w the penalty pulls nowhere
+        for _ in range(most):
+            active = lengths(gradient) > self.accuracy
+            if not bool(active.any()):
+                break
+            velocity = self.momentum * velocity - lr * gradient
+            moved = theta + (self.momentum * velocity - lr * gradient if self.momentum else velocity)
+            theta = torch.where(active, moved, theta)
+            gradient = work.gradient(theta) + self.penalty * (theta - w)
+        return theta, lengths(gradient)
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        return {"delta": work.payload["model"] - carry["w"], "nu": carry["nu"]}, work.memory
+
+    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
+        """θ̃(w) with this many inner steps."""
+        work.step = 0
+        return self.solve(w, work, steps)[0]

@@ -1,0 +1,75 @@
+"""The layers of docs/design.md: an arrow may only point up."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import offbeat
+
+ROOT = Path(offbeat.__file__).parent
+
+# A package may import those on the lines above its own, and itself.
+LAYERS = [
+    ["core"],
+    ["local"],
+    ["algorithms"],
+    ["data", "models", "timing"],
+    ["problems"],
+    ["simulate"],
+    ["deploy"],
+    ["watch"],
+    ["report", "theory"],
+    ["papers"],
+    ["cli"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+HEAVY = {"ray", "flwr", "nats", "plotly", "matplotlib", "pandas", "polars", "sklearn", "pyarrow", "IPython"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write the whole name instead of a relative import"
+            module = node.module or ""
+            yield from (f"offbeat.{a.name}" for a in node.names) if module == "offbeat" else (module,)
+
+
+def package(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else ""  # "": the top, which may import anything
+
+
+def test_every_package_has_its_place() -> None:
+    found = {p.name for p in ROOT.iterdir() if p.is_dir() and list(p.glob("*.py"))}
+    assert found <= set(RANK)
+
+
+def test_no_package_imports_one_below_it() -> None:
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        own = package(path)
+        for name in imports(path):
+            parts = name.split(".")
+            if own and parts[0] == "offbeat" and len(parts) > 1 and parts[1] in RANK:
+                other = parts[1]
+                if other != own and RANK[other] >= RANK[own]:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_the_core_stands_on_torch_and_numpy_only() -> None:
+    outside = {name.split(".")[0] for path in (ROOT / "core").glob("*.py") for name in imports(path)}
+    assert outside - set(sys.stdlib_module_names) <= {"offbeat", "torch", "numpy"}
+
+
+def test_importing_offbeat_imports_nothing_heavy() -> None:
+    code = f"import sys; from offbeat import *; print(sorted({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]", result.stdout
