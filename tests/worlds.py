@@ -19,7 +19,7 @@ from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, Run, simulate
+from offbeat.simulate.run import History, Run, run as simulate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Clock, Durations, Timing
 
@@ -129,7 +129,9 @@ class Scenario(Server[Diary]):
         yield from self.script[float(key)]
 
     def arrived(self, state: Diary, update: Update, view: View) -> Commands:
-        state.arrived.append((view.now, update.job.client, update.job.id, float(update["delta"][0])))
+        state.arrived.append(
+            (view.now, update.job.client, update.job.id, float(next(iter(update.vectors.values()))[0]))
+        )
         yield from ()
 
     def lost(self, state: Diary, job: Job, reason: str, view: View) -> Commands:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from offbeat.problems.quadratic import Quadratic
     from offbeat.problems.supervised import Supervised
     from offbeat.simulate.loop import Until
-    from offbeat.simulate.run import Run, simulate
+    from offbeat.simulate.run import Run, run
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ _HOMES = {
     "offbeat.problems.quadratic": ("Quadratic",),
     "offbeat.problems.supervised": ("Supervised",),
     "offbeat.simulate.loop": ("Until",),
-    "offbeat.simulate.run": ("Run", "simulate"),
+    "offbeat.simulate.run": ("Run", "run"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -67,7 +67,7 @@ __all__ = [
     "Update",
     "View",
     "Work",
-    "simulate",
+    "run",
 ]
 
 

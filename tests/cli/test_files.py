@@ -132,7 +132,7 @@ def test_every_real_data_set_runs(data: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_experiment_takes_less_than_a_minute_and_area_gets_there_first(tmp_path: Path) -> None:
+def test_the_embedded_experiment_takes_less_than_a_minute_and_the_asynchronous_ones_learn(tmp_path: Path) -> None:
     began = time.perf_counter()
     outcome = offbeat("run", "--out", tmp_path / "out", "--json")
     assert time.perf_counter() - began < 60

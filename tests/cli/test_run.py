@@ -26,6 +26,8 @@ DOCUMENTED = {
     "staleness": {"mean": NUMBER, "max": int},
     "wall_s": NUMBER,
     "updates_per_s": NUMBER,
+    "notes": dict,
+    "measures": dict,
 }
 
 
@@ -87,7 +89,7 @@ def test_a_problem_without_accuracy_reports_the_metrics_it_has(tmp_path: Path) -
 def test_the_folder_holds_what_was_asked_for_and_what_came_out(finished: tuple[Path, Outcome]) -> None:
     folder, _ = finished
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    each = ("metrics.parquet", "model.safetensors", "result.json", "events/part-00000.parquet")
+    each = ("clients.parquet", "metrics.parquet", "model.safetensors", "result.json", "events/part-00000.parquet")
     runs = ("area-0", "area-1", "fedbuff-0", "fedbuff-1")
     assert made == {"experiment.json", "report.md", "summary.json", *(f"{r}/{file}" for r in runs for file in each)}
 

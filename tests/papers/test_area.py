@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction as F
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -75,12 +75,12 @@ def test_a_lost_message_would_break_the_invariant_if_the_client_remembered_it() 
 def test_six_messages_of_three_clients_by_hand() -> None:
     """Algorithms 1 and 2 with n = 3, Δ = 2 and one local step; every model checked as a fraction."""
     expected = [  # (client, x, u, reply) after each message
-        (0, F(0), F(1), F(0)),  # reaches 3, m = 3 − 0
-        (0, F(1), F(0), F(0)),  # from 0 again: m = 3 − 3; the reply is x of before the aggregation
-        (1, F(1), F(2), F(1)),  # from 0: reaches 6, m = 6
-        (0, F(3), F(0), F(1)),  # still from 0: m = 0; u = 2 goes into x
-        (0, F(3), F(1, 6), F(3)),  # from 1: reaches 7/2, m = 1/2
-        (2, F(13, 6), F(0), F(3)),  # from 0: reaches −3, m = −3; u = 1/6 − 1
+        (0, Fraction(0), Fraction(1), Fraction(0)),  # reaches 3, m = 3 − 0
+        (0, Fraction(1), Fraction(0), Fraction(0)),  # from 0 again: m = 3 − 3; the reply is x of before the aggregation
+        (1, Fraction(1), Fraction(2), Fraction(1)),  # from 0: reaches 6, m = 6
+        (0, Fraction(3), Fraction(0), Fraction(1)),  # still from 0: m = 0; u = 2 goes into x
+        (0, Fraction(3), Fraction(1, 6), Fraction(3)),  # from 1: reaches 7/2, m = 1/2
+        (2, Fraction(13, 6), Fraction(0), Fraction(3)),  # from 0: reaches −3, m = −3; u = 1/6 − 1
     ]
     simulation = prepare(THREE, Algorithm(AREA(every=2), HALF), ORDER, Until(updates=6))
     steps = simulation.steps()

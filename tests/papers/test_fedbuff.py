@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction as F
+from fractions import Fraction
 
 import pytest
 import torch
@@ -34,12 +34,12 @@ def models(server: Server, updates: int = 6) -> list[float]:
 def test_six_messages_of_three_clients_by_hand() -> None:
     """Algorithms 1 and 2 with K = 2 and β = 1/K; delta = received − reached."""
     expected = [
-        F(0),  # client 0 from 0: reaches 3, delta −3
-        F(3),  # the same again: 0 − mean(−3, −3)
-        F(3),  # client 1 from 0: reaches 6, delta −6
-        F(27, 4),  # client 0 from 3: reaches 9/2, delta −3/2; 3 − mean(−6, −3/2)
-        F(27, 4),  # client 0 from 27/4: reaches 51/8, delta 3/8
-        F(81, 16),  # client 2 from 0: reaches −3, delta 3; 27/4 − mean(3/8, 3)
+        Fraction(0),  # client 0 from 0: reaches 3, delta −3
+        Fraction(3),  # the same again: 0 − mean(−3, −3)
+        Fraction(3),  # client 1 from 0: reaches 6, delta −6
+        Fraction(27, 4),  # client 0 from 3: reaches 9/2, delta −3/2; 3 − mean(−6, −3/2)
+        Fraction(27, 4),  # client 0 from 27/4: reaches 51/8, delta 3/8
+        Fraction(81, 16),  # client 2 from 0: reaches −3, delta 3; 27/4 − mean(3/8, 3)
     ]
     assert models(FedBuff(size=2)) == [float(x) for x in expected]
 

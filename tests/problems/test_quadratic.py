@@ -69,6 +69,13 @@ def test_the_noise_depends_on_the_step_the_sample_the_job_and_the_client_only() 
         assert not torch.equal(here, other)
 
 
+def test_no_draw_is_used_twice() -> None:
+    w = torch.zeros(1, 5, dtype=torch.float64)
+    asked = oracle(Q, [2])
+    noise = [asked.gradient(w, step, sample) - asked.full(w) for step in range(20) for sample in range(3)]
+    assert len(torch.cat(noise).flatten().unique()) == 20 * 3 * 5
+
+
 def test_loss_gradient_and_curvature_belong_together() -> None:
     """The noisy loss's gradient is the noisy gradient, and the gradient's slope the Hessian."""
     w = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
@@ -89,6 +96,11 @@ def test_it_measures_the_loss_the_gap_and_the_distance() -> None:
 def test_equal_seeds_are_equal_problems_and_others_are_not() -> None:
     assert torch.equal(Quadratic(3).c, Quadratic(3).c)
     assert not torch.equal(Quadratic(3).c, Quadratic(3, seed=1).c)
+
+
+def test_a_problem_is_known_by_its_settings() -> None:
+    assert Quadratic(3) == Quadratic(3) != Quadratic(4)
+    assert "tensor" not in repr(Quadratic(3))
 
 
 def test_the_initial_model_is_a_new_vector_each_time() -> None:

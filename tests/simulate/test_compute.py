@@ -122,6 +122,14 @@ def test_draws_belong_to_the_client_and_its_job_and_to_nothing_else() -> None:
     assert torch.equal(together[1], alone[0])
 
 
+def test_a_client_s_kth_job_draws_the_same_whatever_was_sent_to_others() -> None:
+    noisy = Quadratic(5, dim=1, noise=1.0, dtype=torch.float64)
+    few, many = [send(3), send(3)], [send(0), send(3), send(1), send(3), send(2)]
+    ours = [arrivals(True, few, noisy), arrivals(True, many, noisy)[3:]]  # client 3 is the slowest: it arrives last
+    assert ours[0] == ours[1]
+    assert ours[0][0] != ours[0][1]
+
+
 def test_another_seed_draws_other_mini_batches_and_other_times() -> None:
     problem, timing = Quadratic(3, dim=2, noise=1.0), Times(Exponential(1.0))
     a, b = (run(problem, FedAsync(), SGD(lr=0.1), timing, Until(updates=5), seed=seed) for seed in (0, 1))

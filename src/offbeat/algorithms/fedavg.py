@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from offbeat.algorithms.parts import Buffer, OneModel
@@ -17,6 +17,7 @@ from offbeat.core.vectors import Payload, Vector
 class RoundState(OneModel):
     buffer: Buffer
     out: int = 0  # jobs of this round on their way
+    asked: list[int] = field(default_factory=list)  # clients of this round
 
 
 S = TypeVar("S", bound=RoundState)
@@ -29,7 +30,8 @@ class Synchronous(Server[S]):
     sampled: clients drawn uniformly without replacement each round, s; None: everybody.
     lr: server step size; 1 makes the new model the mean of the clients' models.
     first: take the first so many results of a round and ignore the rest; None: wait for all.
-    A client that is lost is replaced by another idle one; if there is none the round goes on without it.
+    A client whose job is lost is asked again; one that has left is replaced by an idle one that was not asked in this
+    round, and if there is none the round goes on without it.
     """
 
     sampled: int | None = None
@@ -70,7 +72,7 @@ class Synchronous(Server[S]):
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         if job.version == state.model.version:
             state.out -= 1
-            yield from self._send(state, view.idle(1))
+            yield from self._send(state, self._instead(state, job.client, view))
         if state.out == 0:
             yield from self._round(state, view)
 
@@ -81,11 +83,18 @@ class Synchronous(Server[S]):
     def _round(self, state: S, view: View) -> Commands:
         if state.buffer.count:
             self.aggregate(state, view)
-            state.out = 0
+            state.out, state.asked = 0, []
         yield from self._send(state, view.idle(view.clients if self.sampled is None else self.sampled))
+
+    def _instead(self, state: S, client: int, view: View) -> Sequence[int]:
+        if view.present(client):
+            return (client,)
+        idle = view.idle(len(state.asked) + 1)
+        return [c for c in idle if c not in state.asked][:1]
 
     def _send(self, state: S, clients: Sequence[int]) -> Commands:
         state.out += len(clients)
+        state.asked += clients
         payload = self.payload(state)
         for client in clients:
             yield Send(client, payload, state.model.version)

@@ -15,6 +15,7 @@ from offbeat.cli import tables
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.experiment import Experiment, Spec, read
 from offbeat.cli.folder import (
+    RESULT,
     SUMMARY,
     changes,
     create,
@@ -29,6 +30,7 @@ from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.session import InterruptedRunError, Patience, drive, interruptible, summary
 
@@ -51,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 # What --json prints of a run; its result.json holds a few things more.
 _PRINTED = (
     *("algorithm", "seed", "error", "time", "updates", "versions", "metrics"),
-    *("time_to", "staleness", "wall_s", "updates_per_s"),
+    *("time_to", "staleness", "wall_s", "updates_per_s", "notes", "measures"),
 )
 
 
@@ -165,13 +167,14 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     targets = experiment.top.evaluate.targets
     write_json(folder / SUMMARY, {"runs": results})
     errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
-    report(folder, experiment, tables.markdown(results, targets), errors)
+    report(folder, experiment, tables.markdown(results, targets) + "\n" + tables.work_markdown(results), errors)
     if as_json:
         print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
     else:
         console = Console()
         console.width = max(console.width, 80 if console.is_terminal else 120)
         console.print(tables.table(results, targets))
+        console.print(tables.work_table(results))
         print(f"run folder: {folder}")
     for error in errors:
         print(f"offbeat: {error}", file=sys.stderr)
@@ -193,10 +196,13 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
         )
     except DivergedError as error:  # the other runs of the experiment still count
         shown.end(f"{spec.name}: diverged")
-        return {**result, "error": str(error)}
+        result["error"] = str(error)
+        write_json(place / RESULT, result)  # it would diverge again: resuming keeps it as it is
+        return result
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; go on with `offbeat resume {folder}`") from None
     result |= summary(simulation, recorder, wall, list(experiment.top.evaluate.targets))
+    result["measures"] = measure(place, simulation)
     finish_run(place, simulation, result)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
     shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")

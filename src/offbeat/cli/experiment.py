@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli.algorithms import algorithm_from
+import torch
+
+from offbeat.cli.algorithms import ALGORITHMS, algorithm_from
 from offbeat.cli.parse import build
 from offbeat.cli.problem import ProblemTable, check_device, problem_table
 from offbeat.cli.timing import timing_from
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
+from offbeat.problems.supervised import Supervised
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Times, Timing
@@ -30,11 +35,13 @@ class Evaluate:
     """every: virtual time between evaluations.   targets: accuracies whose first time is reported.
 
     samples: at most so many training and test samples, always the same ones; None: all of them.
+    personal: judge the clients' own models too; None: not.
     """
 
     every: float = 1.0
     targets: tuple[float, ...] = (0.8,)
     samples: int | None = None
+    personal: Personal | None = None
 
     def __post_init__(self) -> None:
         positive(every=self.every, samples=self.samples)
@@ -53,8 +60,10 @@ class Top:
     evaluate: Evaluate = field(default_factory=Evaluate)
     executor: str = "auto"
     device: str = "cpu"
+    threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
 
     def __post_init__(self) -> None:
+        positive(threads=self.threads)
         if self.trials < 1:
             raise SettingError(f"trials = {self.trials}: must be at least 1")
 
@@ -89,7 +98,7 @@ class Experiment:
         for name in tables:
             if name not in table:
                 raise SettingError(f"the experiment lacks its [{name}] table")
-        self.top = build(Top, top, "experiment", {"until": _made(Until), "evaluate": _made(Evaluate)})
+        self.top = build(Top, top, "experiment", {"until": _made(Until), "evaluate": _evaluate})
         check_device(self.top.device)
         if not isinstance(table["algorithm"], list) or not table["algorithm"]:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
@@ -141,8 +150,14 @@ class Experiment:
 
     def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
         """One run, from its beginning or from a saved world."""
+        problem = self.problem(spec.seed)
+        torch.set_num_threads(self.top.threads or (1 if problem.stacks else os.cpu_count() or 1))
+        if ALGORITHMS[self.table["algorithm"][spec.index]["name"]].pooled:
+            if not isinstance(problem, Supervised):
+                raise SettingError(f"algorithm[{spec.index}]: {problem.name} has no data that could be pooled")
+            problem = problem.pooled()
         return prepare(
-            self.problem(spec.seed),
+            problem,
             self.algorithm(spec.index, spec.seed),
             self.timing,
             self.top.until,
@@ -151,6 +166,7 @@ class Experiment:
             executor=self.top.executor,
             watchers=watchers,
             world=world,
+            personal=self.top.evaluate.personal,
         )
 
 
@@ -231,3 +247,7 @@ def _labels(tables: Sequence[Any]) -> list[str]:
 
 def _made(kind: Any) -> Any:
     return lambda table, where: build(kind, table, where)
+
+
+def _evaluate(table: Any, where: str) -> Evaluate:
+    return build(Evaluate, table, where, {"personal": _made(Personal)})

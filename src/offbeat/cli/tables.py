@@ -12,6 +12,8 @@ from rich.text import Text
 Result = Mapping[str, Any]
 Getter = Callable[[Result], float | None]
 
+_SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
+
 
 class Cell(NamedTuple):
     """A number to read first, and below it (or in brackets) what it hides."""
@@ -25,17 +27,46 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
     finished = [r for r in results if "error" not in r]
     metrics = list(dict.fromkeys(name for r in finished for name in r["metrics"]))
     targets = targets if "accuracy" in metrics else ()
-    head = ["algorithm", *metrics, *(f"time\nto {100 * target:g} %" for target in targets)]
+    names = [name.replace("_", "\n") for name in metrics]
+    head = ["algorithm", *names, *(f"time\nto {100 * target:g} %" for target in targets)]
     body = []
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in finished if r["algorithm"] == label]
         asked = sum(1 for r in results if r["algorithm"] == label)
         line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
-        line += [_mean(mine, _getter("metrics", name), _share if name == "accuracy" else _number) for name in metrics]
+        line += [_mean(mine, _getter("metrics", name), _share if name in _SHARES else _number) for name in metrics]
         line += [_reached(mine, _getter("time_to", f"{target:g}")) for target in targets]
         line += [Cell(_mean(mine, _getter(name), _number).main) for name in ("updates", "versions")]
         body.append([*line, _staleness(mine)])
     return [*head, "updates", "server\nsteps", "staleness"], body
+
+
+def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
+    """How the clients worked: one line an algorithm, means over its seeds."""
+    head = [
+        "algorithm",
+        "clients\nat work",
+        "unequal\nshares",
+        "staleness\n90 %",
+        "MB down",
+        "MB up",
+        "time\na step",
+        "jobs lost",
+    ]
+    columns: list[tuple[Getter, Callable[[float], str]]] = [
+        (_getter("measures", "concurrency", "mean"), _share),
+        (_getter("measures", "participation", "distance"), _number),
+        (_getter("measures", "staleness", "p90"), _number),
+        (_getter("measures", "bytes", "down"), _megabytes),
+        (_getter("measures", "bytes", "up"), _megabytes),
+        (_getter("measures", "waiting"), _number),
+        (_getter("lost"), _number),
+    ]
+    body = []
+    for label in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in results if r["algorithm"] == label and "error" not in r]
+        body.append([Cell(label), *(Cell(_mean(mine, get, write).main) for get, write in columns)])
+    return head, body
 
 
 def note(results: Sequence[Result]) -> str:
@@ -46,8 +77,16 @@ def note(results: Sequence[Result]) -> str:
 
 def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
     """For the terminal: two lines an algorithm, so that it fits into 80 columns."""
-    head, body = rows(results, targets)
-    shown = Table(box=SIMPLE_HEAD, caption=note(results) or None, padding=(0, 1, 0, 0), pad_edge=False)
+    return _table(*rows(results, targets), note(results))
+
+
+def work_table(results: Sequence[Result]) -> Table:
+    """For the terminal: how the clients worked."""
+    return _table(*work_rows(results), "unequal shares: 0 if all clients contribute alike, towards 1 if few do all")
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str) -> Table:
+    shown = Table(box=SIMPLE_HEAD, caption=caption or None, padding=(0, 1, 0, 0), pad_edge=False)
     for at, name in enumerate(head):
         shown.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
     for line in body:
@@ -57,11 +96,19 @@ def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
 
 def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
     """For a text file."""
-    head, body = rows(results, targets)
+    text = _markdown(*rows(results, targets))
+    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
+
+
+def work_markdown(results: Sequence[Result]) -> str:
+    """For a text file: how the clients worked."""
+    return _markdown(*work_rows(results))
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[Cell]]) -> str:
     cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
     lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _getter(*path: str) -> Getter:
@@ -96,6 +143,10 @@ def _staleness(results: Sequence[Result]) -> Cell:
         return Cell("–")
     most = max(r["staleness"]["max"] for r in results)
     return Cell("mean " + _mean(results, _getter("staleness", "mean"), _number).main, f"max {_number(most)}")
+
+
+def _megabytes(value: float) -> str:
+    return _number(value / 1e6)
 
 
 def _share(value: float) -> str:

@@ -11,7 +11,9 @@ The rules, before the code:
 4. A lost job leaves its client's memory as it was.
 5. `Joined` and `Left` speak of presence, not of membership: a client that left keeps its memory and may come back.
    What it had in flight is `Lost` before it is `Left`.
-6. Commands take effect after the handler that yielded them has finished, in the order in which it yielded them.
+6. Held and plain work of one task are not mixed at one client that has a memory; nor does a client with a memory that
+   may leave have several jobs of one task in flight: which memory a job builds on would not be settled.
+7. Commands take effect after the handler that yielded them has finished, in the order in which it yielded them.
 """
 
 from __future__ import annotations

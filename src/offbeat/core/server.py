@@ -60,7 +60,10 @@ class View(Protocol):
         """All clients that are there, in order."""
 
     def idle(self, count: int) -> list[int]:
-        """Up to `count` different clients, uniformly among those that are there, take work and have none."""
+        """Up to `count` different clients, uniformly among those that are there, take work now and have none.
+
+        Nobody is asked twice for one answer, except that if everybody refuses all are asked again.
+        """
 
     def available(self, count: int) -> list[int]:
         """`count` draws, uniformly among the clients that are there and take work, busy or not."""

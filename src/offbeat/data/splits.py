@@ -121,7 +121,9 @@ class Classes:
     ) -> list[Indices]:
         classes = _by_class(labels, _samples(labels, clients, owner), rng)
         if self.per_client > len(classes):
-            raise SettingError(f"{self.per_client} classes per client, but the data have only {len(classes)}")
+            raise SettingError(
+                f"{self.per_client} classes per client, but the data have only {len(classes)}; ask for fewer"
+            )
         holders: list[list[int]] = [[] for _ in classes]
         for client in range(clients):
             held = np.array([len(h) for h in holders]) + rng.random(len(classes))  # the least held, ties at random

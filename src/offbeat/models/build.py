@@ -47,7 +47,11 @@ def build(name: str, shape: Sequence[int], classes: int, seed: int, **options: A
                 raise unknown(f"option of the model {name}:", key, accepted - {"shape", "classes"})
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**64)  # torch.manual_seed would reseed the GPUs too
-        module = make(**{**options, **arguments})
+        try:
+            module = make(**{**options, **arguments})
+        except (TypeError, ValueError, RuntimeError) as error:
+            given = ", ".join(f"{k} = {v!r}" for k, v in options.items())
+            raise SettingError(f"model {name!r}{f' with {given}' if given else ''} cannot be made: {error}") from error
     if not isinstance(module, nn.Module):
         raise SettingError(f"{name} gave a {type(module).__name__}, not a torch.nn.Module")
     return module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,6 +33,9 @@ class Quadratic:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    h: Vector = field(init=False, repr=False, compare=False)  # [n, d]
+    c: Vector = field(init=False, repr=False, compare=False)  # [n, d]
+    _start: Vector = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.dim < 1:
@@ -57,10 +60,6 @@ class Quadratic:
         start = centre + self.distance * away / torch.linalg.vector_norm(away)
         for name, value in (("h", h), ("c", c), ("_start", start)):
             object.__setattr__(self, name, value.to(self.device, self.dtype))
-
-    h: Vector = None  # type: ignore[assignment]  # [n, d]
-    c: Vector = None  # type: ignore[assignment]  # [n, d]
-    _start: Vector = None  # type: ignore[assignment]
 
     @property
     def name(self) -> str:

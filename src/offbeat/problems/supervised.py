@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
-from offbeat.core.random import MODEL, SPLIT, below, bits, key
+from offbeat.core.random import MODEL, SHARE, SPLIT, below, bits, key
 from offbeat.core.vectors import Vector
 from offbeat.data.base import Dataset
 from offbeat.data.splits import IID, Split
@@ -50,6 +51,9 @@ class Supervised:
             if len(shard) == 0:
                 raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
         self.name, self.data, self.l2, self.device = data.name, data, l2, torch.device(device)
+        self.measured = measured
+        if self.device.type == "cuda":  # convolutions in full single precision, as on a CPU
+            torch.backends.cudnn.allow_tf32 = False
         self.flat = Flat(model)
         self.clients, self.dim = len(shards), self.flat.dim
         self.sizes = np.array([len(s) for s in shards], dtype=np.int64)
@@ -93,6 +97,11 @@ class Supervised:
         module = build(model, data.shape, data.classes, key(seed, MODEL), **(options or {}))
         return cls(data, module, shards, **settings)
 
+    def pooled(self) -> Supervised:
+        """The same data as one client's: what training without federation would see."""
+        everything = [np.unique(self.order)]
+        return Supervised(self.data, self.flat.module, everything, self.l2, False, str(self.device), self.measured)
+
     @property
     def stacks(self) -> bool:
         return self.flat.vmappable and (self.device.type == "cuda" or not self.flat.convolutional)
@@ -124,7 +133,7 @@ class Supervised:
         for which in torch.split(self.tested, _CHUNK):
             outputs = self._outputs(models, self.inputs(self.test_x[which]))
             right += (outputs.argmax(dim=-1) == self.test_y[which]).sum(dim=-1)
-        loss = 0.5 * self.l2 * (models * models).sum(dim=1)
+        loss = 0.5 * self.l2 * (models * models).sum(dim=1) if self.l2 else torch.zeros_like(right)
         for which, counts in zip(torch.split(self.used, _CHUNK), torch.split(self.counts, _CHUNK), strict=True):
             outputs = self._outputs(models, self.inputs(self.train_x[which]))  # [v, m, classes]
             y = self.train_y[which].expand(len(models), -1)
@@ -132,6 +141,38 @@ class Supervised:
             loss = loss + losses @ counts
         accuracy = right / len(self.tested)
         return [{"accuracy": float(a), "loss": float(f)} for a, f in zip(accuracy, loss, strict=True)]
+
+    @torch.no_grad()
+    def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
+        """Accuracy of row i on the test share of client i, which has the class proportions of its training data."""
+        right = []
+        for w, client in zip(models, clients, strict=True):
+            which = self.test_shares[client]
+            outputs = self.flat(w, self.inputs(self.test_x[which]))
+            right.append(float((outputs.argmax(dim=-1) == self.test_y[which]).float().mean()))
+        return right
+
+    @cached_property
+    def test_shares(self) -> list[Tensor]:
+        """Test samples of each client: its own if samples have owners, else a part of each class as large as its part
+        of the training samples of that class. A client too small for any gets one sample of its commonest class."""
+        train = self.data.train_y.numpy()
+        labels = [train[self.order[s : s + n]] for s, n in zip(self.starts, self.sizes, strict=True)]
+        counts = np.stack([np.bincount(mine, minlength=self.data.classes) for mine in labels])  # [n, classes]
+        rng = np.random.default_rng(key(0, SHARE))
+        parts: list[list[np.ndarray]] = [[] for _ in labels]
+        test = self.data.test_y.numpy()
+        members = [rng.permutation(np.flatnonzero(test == c)) for c in range(self.data.classes)]
+        for c, samples in enumerate(members):
+            total = counts[:, c].sum()
+            cuts = np.rint(np.cumsum(counts[:, c]) / max(total, 1) * len(samples)).astype(np.int64)
+            for client, piece in enumerate(np.split(samples, cuts[:-1])):
+                if total:
+                    parts[client].append(piece)
+        shares = [np.concatenate(p) if p else np.empty(0, np.int64) for p in parts]
+        lonely = [members[int(mine.argmax())][:1] for mine in counts]
+        chosen = [share if len(share) else one for share, one in zip(shares, lonely, strict=True)]
+        return [torch.from_numpy(c).to(self.device) for c in chosen]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
         if len(models) > 1 and self.stacks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -20,6 +20,7 @@ class Row(NamedTuple):
     sent: float
     started: float
     finished: float
+    reason: str  # why a job is lost
 
 
 class Measurement(NamedTuple):
@@ -30,6 +31,7 @@ class Measurement(NamedTuple):
     updates: int
     version: int
     metrics: Mapping[str, float]
+    each: Sequence[float] = ()  # accuracy of the own models of client 0, 1, …, where those are judged
 
 
 class Watcher(Protocol):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import torch
 
-from offbeat.core.errors import HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
 from offbeat.core.events import (
     Alarm,
     Arrived,
@@ -28,9 +29,11 @@ from offbeat.core.events import (
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
+from offbeat.core.vectors import Vector
 from offbeat.simulate.compute import Computing
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.simulate.personal import Personal, Shared, personal_models, summarise
 from offbeat.simulate.traffic import Traffic
 from offbeat.simulate.view import WorldView
 from offbeat.simulate.world import ARRIVE, MEASURE, RING, Flight, Pending, Pool, World
@@ -76,10 +79,11 @@ class Simulation:
         evaluate_every: float | None = None,
         watchers: Sequence[Watcher] = (),
         world: World | None = None,
+        personal: Personal | None = None,
     ) -> None:
         self.problems, self.server, self.locals = problems, server, locals_
         self.clock, self.executor, self.until, self.seed = clock, executor, until, seed
-        self.every, self.watchers = evaluate_every, watchers
+        self.every, self.watchers, self.judged = evaluate_every, watchers, personal
         self.clients = problems[0].clients
         self.initial = [p.initial() for p in problems]
         firsts = [local.remember(x) for local, x in zip(locals_, self.initial, strict=True)]
@@ -165,7 +169,7 @@ class Simulation:
         if flight.lost:
             self.traffic.land(job)
             world.tally.lost += 1
-            self._handle(Lost(job, "dropped"), flight)
+            self._handle(Lost(job, flight.lost), flight)
             return
         upload, _ = self.computing.result(flight)
         self.traffic.land(job)
@@ -249,6 +253,7 @@ class Simulation:
             flight.sent if flight else _NAN,
             flight.start if flight else _NAN,
             flight.end if flight else _NAN,
+            event.reason if isinstance(event, Lost) else "",
         )
         for watcher in self.watchers:
             watcher.event(row)
@@ -300,9 +305,29 @@ class Simulation:
             return
         model = self.server.models(world.server)[task]
         world.measured[task] = world.now
-        world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector))
+        each = self._judge(task, model.vector)
+        world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector, each))
         if self.prompt or len(world.pending) >= _AT_ONCE:
             self.flush()
+
+    def _judge(self, task: int, vector: Vector) -> list[float]:
+        """Accuracies of the clients' own models, made from this one; at once, because clients' memories change."""
+        problem = self.problems[task]
+        if self.judged is None or not isinstance(problem, Shared):
+            return []
+        clients = range(min(self.judged.clients or self.clients, self.clients))
+        return [
+            accuracy
+            for some, models in self.personal(task, vector, clients, self.judged.steps)
+            for accuracy in problem.judge(models, some)
+        ]
+
+    def personal(
+        self, task: int, vector: Vector, clients: Sequence[int], steps: int
+    ) -> Iterator[tuple[Sequence[int], Vector]]:
+        """(clients, their own models [n, d]) as of now, with so many gradients each."""
+        memories = {c: m for (c, t), (_, m) in self.world.memories.items() if t == task}
+        return personal_models(self.problems[task], self.locals[task], vector, memories, clients, steps, self.seed)
 
     def flush(self) -> None:
         """Evaluate the models that are waiting for it."""
@@ -313,8 +338,14 @@ class Simulation:
             if not mine:
                 continue
             for p, metrics in zip(mine, problem.measure(torch.stack([p.vector for p in mine])), strict=True):
+                if isnan(metrics.get("loss", 0.0)):
+                    raise DivergedError(
+                        f"the loss of {problem.name} is nan at time {p.time:g}, version {p.version}; use smaller steps"
+                    )
+                if p.each:
+                    metrics = {**metrics, **summarise(p.each)}
                 for watcher in self.watchers:
-                    watcher.measured(Measurement(task, p.time, p.updates, p.version, metrics))
+                    watcher.measured(Measurement(task, p.time, p.updates, p.version, metrics, p.each))
                 if self.listens:
                     self._handle(Measured(task, metrics))
                 target = self.until.accuracy

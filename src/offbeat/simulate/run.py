@@ -13,6 +13,7 @@ from offbeat.core.vectors import Vector
 from offbeat.simulate.execute import executor as named_executor
 from offbeat.simulate.log import Measurement, Row, Watcher
 from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.personal import Personal, Shared
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
@@ -53,6 +54,13 @@ class Run:
         """The last measurement."""
         return self.history[-1].metrics if self.history else {}
 
+    def personal(self, client: int, steps: int = 1) -> Vector:
+        """A client's own model at the end, after its own fine-tuning with so many gradients."""
+        if not 0 <= client < self.simulation.clients:
+            raise SettingError(f"client {client}: there are {self.simulation.clients}, numbered from 0")
+        ((_, models),) = self.simulation.personal(0, self.model, [client], steps)
+        return models[0]
+
     def time_to(self, accuracy: float) -> float | None:
         """When a measurement first showed this accuracy; None: never."""
         reached = (m.time for m in self.history if m.metrics.get("accuracy", -1.0) >= accuracy)
@@ -70,11 +78,18 @@ def prepare(
     executor: str = "auto",
     watchers: Sequence[Watcher] = (),
     world: World | None = None,
+    personal: Personal | None = None,
 ) -> Simulation:
-    """A run that has not begun, or with a saved `world` one that goes on where it was."""
+    """A run that has not begun, or with a saved `world` one that goes on where it was.
+
+    evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
+    executor: "auto", "serial" or "batched".
+    """
     positive(evaluate_every=evaluate_every)
     if until.accuracy is not None and evaluate_every is None:
         raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
+    if personal is not None and not isinstance(problem, Shared):
+        raise SettingError(f"personal: the clients of {problem.name} have no test data of their own")
     return Simulation(
         [problem],
         algorithm.server,
@@ -86,10 +101,11 @@ def prepare(
         evaluate_every,
         watchers,
         world,
+        personal,
     )
 
 
-def simulate(
+def run(
     problem: Problem,
     algorithm: Algorithm,
     timing: Timing,

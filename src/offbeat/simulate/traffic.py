@@ -49,6 +49,7 @@ class Traffic:
         steps = self.locals[task].steps if send.steps is None else send.steps
         job = Job(world.jobs, client, task, send.version, steps, send.lr, world.numbers[client], send.hold)
         world.jobs += 1
+        world.tally.sent[task] = world.tally.sent.get(task, 0) + 1
         world.numbers[client] += 1
         times = self.clock.durations(job, *self.wires[task])
         if send.hold:
@@ -56,9 +57,10 @@ class Traffic:
         free = world.free[client]
         start = max(world.now + times.download, free)
         end = start + times.compute
-        flight = Flight(job, send.payload, world.now, free, start, end, end + times.upload, times.upload, times.lost)
+        lost = "dropped" if times.lost else ""
+        flight = Flight(job, send.payload, world.now, free, start, end, end + times.upload, times.upload, lost)
         if world.present.where[client] < 0:  # nobody there: the job fails at once
-            flight.lost, flight.arrive = True, world.now
+            flight.lost, flight.arrive = "absent", world.now
         else:
             world.free[client] = end
             if send.hold:

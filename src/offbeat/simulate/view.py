@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from offbeat.core.random import SERVER, Stream, key
-from offbeat.simulate.world import Pool, World
+from offbeat.simulate.world import World
 from offbeat.timing.base import Clock
 
-_PATIENCE = 1000  # redraws for each client wanted before the answer is that too few take work
+_PATIENCE = 1000  # times that everybody is asked before the answer is that nobody takes work
 
 
 class WorldView:
@@ -48,41 +48,45 @@ class WorldView:
 
     def idle(self, count: int) -> list[int]:
         pool = self.world.idle
-        if count <= 0:
-            return []
         if count > len(pool.items) // 2:  # most of them: shuffle instead of drawing the same ones again and again
-            return self._shuffled(pool, count)
+            return self._shuffled(pool.items, count)
         chosen: dict[int, None] = {}
-        for _ in range(_PATIENCE * count):
+        refused: set[int] = set()  # a client is asked once
+        while len(chosen) < count and len(chosen) + len(refused) < len(pool.items):
             client = pool.draw(self.rng)
-            if client not in chosen and self._takes_work(client):
+            if client in chosen or client in refused:
+                continue
+            if self._takes_work(client):
                 chosen[client] = None
-                if len(chosen) == count:
-                    break
-        return list(chosen)
+            else:
+                refused.add(client)
+        return list(chosen) or self._shuffled(pool.items, count)
 
-    def _shuffled(self, pool: Pool, count: int) -> list[int]:
-        items, chosen = list(pool.items), list[int]()
-        for _ in range(_PATIENCE):
-            refused = list[int]()
+    def _shuffled(self, clients: Sequence[int], count: int) -> list[int]:
+        """Ask all in a random order, again if nobody takes work: a server that got nobody would wait for ever."""
+        for _ in range(_PATIENCE if clients and count > 0 else 0):
+            items, chosen = list(clients), list[int]()
             while items and len(chosen) < count:
                 at = self.rng.below(len(items))
                 items[at], items[-1] = items[-1], items[at]
                 client = items.pop()
-                (chosen if self._takes_work(client) else refused).append(client)
-            items += refused
-            if not items or len(chosen) == count:
-                break
-        return chosen
+                if self._takes_work(client):
+                    chosen.append(client)
+            if chosen:
+                return chosen
+        return []
 
     def available(self, count: int) -> list[int]:
         pool, chosen = self.world.present, list[int]()
-        for _ in range(_PATIENCE * count if pool.items else 0):
+        answers: dict[int, bool] = {}
+        while len(chosen) < count:
+            if len(answers) == len(pool.items) and not any(answers.values()):
+                return [client for _ in range(count) for client in self._shuffled(pool.items, 1)]
             client = pool.draw(self.rng)
-            if self._takes_work(client):
+            if client not in answers:
+                answers[client] = self._takes_work(client)
+            if answers[client]:
                 chosen.append(client)
-                if len(chosen) == count:
-                    break
         return chosen
 
     def _takes_work(self, client: int) -> bool:

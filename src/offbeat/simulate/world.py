@@ -34,7 +34,7 @@ class Flight(State):
     end: float
     arrive: float
     upload: float  # duration
-    lost: bool = False
+    lost: str = ""  # the reason, if it will never arrive
     held: bool = False  # sent with hold and not recalled
     after: int | None = None
     result: tuple[Payload, Payload] | None = None  # (upload, memory)
@@ -84,6 +84,7 @@ class Pool(State):
 class Tally(State):
     """Counts of a run so far."""
 
+    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
     updates: int = 0
     lost: int = 0
     computed: int = 0
@@ -105,6 +106,7 @@ class Pending(State):
     updates: int
     version: int
     vector: Vector
+    each: list[float] = field(default_factory=list)  # clients' own accuracies, judged at once
 
 
 @dataclass

@@ -73,7 +73,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
 
 class _Bars(Progress):

@@ -26,6 +26,7 @@ _EVENTS = pa.schema(
         ("sent", pa.float64()),
         ("started", pa.float64()),
         ("finished", pa.float64()),
+        ("reason", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
 
@@ -65,12 +66,16 @@ class Recorder:
         if self.rows:
             self._write_part()
         if self.measurements:
-            _write(metrics_table(self.measurements), self.folder / "metrics.parquet")
+            write_table(metrics_table(self.measurements), self.folder / "metrics.parquet")
+        if any(m.each for m in self.measurements):
+            write_table(personal_table(self.measurements), self.folder / "personal.parquet")
 
     def _write_part(self) -> None:
         columns = list(zip(*self.rows, strict=True))
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _EVENTS, strict=True)]
-        _write(pa.Table.from_arrays(arrays, schema=_EVENTS), self.folder / "events" / f"part-{self.parts:05d}.parquet")
+        write_table(
+            pa.Table.from_arrays(arrays, schema=_EVENTS), self.folder / "events" / f"part-{self.parts:05d}.parquet"
+        )
         self.parts += 1
         self.rows = []
 
@@ -89,7 +94,15 @@ def metrics_table(measurements: Sequence[Measurement]) -> pa.Table:
     return pa.table(columns)
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def personal_table(measurements: Sequence[Measurement]) -> pa.Table:
+    """One row a measurement and client: the accuracy of the client's own model."""
+    rows = [(m.task, m.time, client, value) for m in measurements for client, value in enumerate(m.each)]
+    task, time, client, accuracy = zip(*rows, strict=True)
+    return pa.table({"task": task, "time": time, "client": client, "accuracy": accuracy})
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Whole or not at all."""
     part = path.with_name(path.name + ".part")
     pq.write_table(table, part, compression="zstd")
     part.replace(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from offbeat.core.errors import OffbeatError
+from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
@@ -95,8 +95,11 @@ def drive(
                     looked = time.perf_counter()
                 if tick is not None:
                     tick(simulation, recorder)
+    except DivergedError:
+        simulation.flush()  # so that the record shows how it came to that
+        raise
     finally:
-        recorder.flush()  # of a run that failed too: its record shows how it went
+        recorder.flush()
     return simulation, recorder, worked + time.perf_counter() - began
 
 

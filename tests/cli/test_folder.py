@@ -1,0 +1,97 @@
+"""Run folders that are not what they should be, and resuming those that are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import QUADRATIC, offbeat, record, run, sets
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished experiment of two algorithms and two seeds."""
+    assert run(tmp_path, QUADRATIC, *sets("trials=2")).code == 0
+    return tmp_path / "out"
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(folder: Path) -> None:
+    before = contents(folder)
+    outcome = run(folder.parent, QUADRATIC)
+    assert outcome.code == 1
+    assert outcome.err == (
+        f"offbeat: {folder} already holds a run; go on with `offbeat resume {folder}` or name another folder\n"
+    )
+    assert contents(folder) == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "e.toml").write_text(QUADRATIC)
+    for out, says in (("file", "is a file; name a folder"), ("file/deeper", "Not a directory; name another folder")):
+        outcome = offbeat("run", tmp_path / "e.toml", "--out", tmp_path / out)
+        assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+        assert says in outcome.err
+
+
+def test_what_is_not_a_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "absent"):
+        outcome = offbeat("resume", place)
+        assert outcome.code == 1
+        assert outcome.err.startswith(f"offbeat: {place} is not a run folder: it has no experiment.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", "{}", '{"experiment": 3, "versions": {}}'])
+def test_a_damaged_experiment_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "experiment.json").write_text(text)
+    outcome = offbeat("resume", tmp_path)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"offbeat: {tmp_path / 'experiment.json'} is damaged")
+
+
+def test_a_setting_that_no_longer_works_is_not_called_damage(folder: Path) -> None:
+    saved = json.loads((folder / "experiment.json").read_text())
+    saved["experiment"]["problem"]["clients"] = 0
+    (folder / "experiment.json").write_text(json.dumps(saved))
+    assert offbeat("resume", folder).err == "offbeat: problem: clients = 0: must be at least 1\n"
+
+
+def test_resuming_what_is_finished_prints_the_table_again_and_changes_nothing(folder: Path) -> None:
+    before = contents(folder)
+    outcome = offbeat("resume", folder)
+    assert outcome.code == 0
+    assert "fedasync" in outcome.out
+    assert outcome.err.count("finished before") == 4
+    assert contents(folder) == before
+
+
+def test_resuming_does_only_what_is_missing_and_ends_the_same(folder: Path) -> None:
+    before = {name: record(folder / name) for name in ("area-0", "fedasync-0", "area-1", "fedasync-1")}
+    kept = (folder / "area-0" / "result.json").read_bytes()
+    (folder / "fedasync-0" / "result.json").unlink()
+    (folder / "area-1" / "result.json").write_text('{"algorithm": "ar')  # an interrupted write
+    outcome = offbeat("resume", folder, "--json")
+    assert outcome.code == 0
+    assert outcome.err.count("finished before") == 2
+    assert [(r["algorithm"], r["seed"]) for r in outcome.runs] == [
+        ("area", 0),
+        ("fedasync", 0),
+        ("area", 1),
+        ("fedasync", 1),
+    ]
+    assert {name: record(folder / name) for name in before} == before
+    assert (folder / "area-0" / "result.json").read_bytes() == kept
+
+
+def test_another_version_than_the_one_it_was_begun_with_is_mentioned(folder: Path) -> None:
+    saved = json.loads((folder / "experiment.json").read_text())
+    now, saved["versions"]["torch"] = saved["versions"]["torch"], "1.0"
+    (folder / "experiment.json").write_text(json.dumps(saved))
+    outcome = offbeat("resume", folder)
+    assert outcome.code == 0
+    assert f"offbeat: torch 1.0 then, {now} now: the end may differ" in outcome.err

@@ -1,0 +1,182 @@
+"""Bad input: one line on standard error that names the value and the remedy, exit code 1, nothing written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command import DIGITS, Outcome, offbeat, run, sets
+
+UNKNOWN = {
+    "untl=3": "unknown key 'untl'; did you mean 'until'?",
+    "until.tim=3": "unknown key in experiment.until: 'tim'; did you mean 'time'?",
+    "evaluate.evry=3": "unknown key in experiment.evaluate: 'evry'; did you mean 'every'?",
+    "problem.client=3": "unknown key in problem: 'client'; did you mean 'clients'?",
+    "timing.exponental=1": "unknown key in timing: 'exponental'; did you mean 'exponential'?",
+    "timing.exponential.rat=2": "unknown key in timing.exponential: 'rat'; did you mean 'rate'?",
+    "algorithm.fedbuff.sise=3": "unknown key in algorithm[1] (fedbuff): 'sise'; did you mean 'size'?",
+    "algorithm.area.local.sgd.stps=2": "unknown key in algorithm[0].local.sgd: 'stps'; did you mean 'steps'?",
+    "algorithm.1.name=fedbuf": "unknown algorithm in algorithm[1]: 'fedbuf'; did you mean 'fedbuff'?",
+    "algorithm.1.local={ sdg = { lr = 1 } }": "unknown name in algorithm[1].local: 'sdg'; did you mean 'sgd'?",
+    "problem.model=softmx": "unknown model 'softmx'; did you mean 'softmax'?",
+    "problem.model={ name = 'mlp', hiden = [3] }": "unknown option of the model mlp: 'hiden'; did you mean 'hidden'?",
+    "problem.data=digit": "unknown data set in problem: 'digit'; did you mean 'digits'?",
+    "problem.split=dirichle": "unknown split in problem.split: 'dirichle'; did you mean 'dirichlet'?",
+    "problem.split={ clases = 2 }": "unknown split in problem.split: 'clases'; did you mean 'classes'?",
+}
+
+IMPOSSIBLE = {
+    "timing.exponential.rate=-1": "timing.exponential: rate = -1.0: must be above 0",
+    "timing.exponential.rate=[1.0, 2.0]": "rate lists 2 values for 5 clients; give one for each client",
+    "problem.clients=0": "problem: clients = 0: must be at least 1",
+    "problem.clients=5000": "problem: 5000 clients, but only 1442 samples; use as many clients or fewer",
+    "problem.split={ classes = 11 }": "11 classes per client, but the data have only 10",
+    "problem.split=owners": "the split owners needs data with natural owners, such as shakespeare",
+    "problem.l2=-1": "l2 = -1.0: must not be negative",
+    "problem={ data = 'quadratic', clients = 0 }": "problem: clients = 0: must be at least 1",
+    "until={}": "until needs at least one of time, updates and versions",
+    "until={ accuracy = 0.9 }": "until needs at least one of time, updates and versions",
+    "until={ time = -1 }": "experiment.until: time = -1.0: must be a positive number",
+    "evaluate.every=0": "every = 0.0: must be a positive number",
+    "evaluate.targets=[80]": "targets holds 80.0: an accuracy is a share in (0, 1]",
+    "trials=0": "trials = 0: must be at least 1",
+    "executor=fast": "executor = 'fast': must be 'auto', 'serial' or 'batched'",
+    "device=gpu": "device = 'gpu': must be cpu, cuda or cuda:N",
+    "device=mps": "device = 'mps': must be cpu, cuda or cuda:N",
+    "algorithm.*.local.sgd.lr=-1": "algorithm[0].local.sgd: lr = -1.0: must be a positive number",
+    "algorithm.*.local.sgd.steps=0": "steps = 0: a job needs at least one local step",
+    "algorithm.*.local.sgd.batch=0": "batch = 0: must be at least 1; leave it out for a client's whole data",
+    "algorithm.fedbuff.size=0": "0 messages: must be at least 1",
+    "algorithm.fedbuff.concurrency=0": "concurrency = 0: at least one client must work",
+    "algorithm.area.label='../x'": "label = '../x': use letters, digits and - _ . + only",
+    "algorithm=[]": "at least one [[algorithm]] table",
+    "problem.model=lenet5": "lenet5 needs images of at least 12 pixels a side, not 8; use mlp or softmax",
+    "problem.model=nowhere:make": "cannot import the module 'nowhere'",
+}
+
+WRONG_TYPES = {
+    "seed=x": "experiment.seed = 'x': expected a whole number",
+    "seed=1.5": "experiment.seed = 1.5: expected a whole number",
+    "until=3": "experiment.until = 3: expected a table of settings",
+    "evaluate.targets=0.8": "experiment.evaluate.targets = 0.8: expected a list",
+    "evaluate.targets=['high']": "experiment.evaluate.targets[0] = 'high': expected a number",
+    "problem=3": "problem lacks `data`; known: quadratic, digits",
+    "problem.clients=many": "problem.clients = 'many': expected a whole number",
+    "problem.clients=true": "problem.clients = True: expected a whole number",
+    "problem.weighted=1": "problem.weighted = 1: expected true or false",
+    "problem.model=3": "model = 3: expected a model's name",
+    "problem.split=3": "problem.split = 3: expected a split",
+    "timing=3": "timing = 3 does not say how long a job takes",
+    "timing.exponential.rate=['fast']": "timing.exponential.rate[0] = 'fast': expected a number",
+    "algorithm=3": "at least one [[algorithm]] table",
+    "algorithm=[3]": "algorithm[0] lacks a name",
+    "algorithm.area.local=3": "algorithm[0].local = 3: expected exactly one of",
+    "algorithm.fedbuff.lr=fast": "algorithm[1] (fedbuff).lr = 'fast': expected a number",
+    "algorithm.*.local.sgd.batch=8.5": "algorithm[0].local.sgd.batch = 8.5: expected a whole number",
+}
+
+
+def refused(outcome: Outcome) -> str:
+    """The one line of an outcome that is a refusal."""
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert outcome.err.startswith("offbeat: ")
+    assert outcome.err.count("\n") == 1, outcome.err
+    return outcome.err
+
+
+@pytest.mark.parametrize(("override", "says"), [*UNKNOWN.items(), *IMPOSSIBLE.items(), *WRONG_TYPES.items()])
+def test_a_setting_that_cannot_work_is_named_and_nothing_is_written(override: str, says: str, tmp_path: Path) -> None:
+    assert says in refused(run(tmp_path, DIGITS, *sets(override)))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("table", ["problem", "timing", "algorithm"])
+def test_a_missing_table_is_named(table: str, tmp_path: Path) -> None:
+    text = DIGITS.replace(f"[[{table}]]", "[[other]]").replace(f"[{table}]", "[other]")
+    assert "unknown key 'other'" in refused(run(tmp_path, text))
+    assert f"lacks its [{table}] table" in refused(run(tmp_path, "\n".join(_without(DIGITS, table))))
+
+
+def _without(text: str, table: str) -> list[str]:
+    """The lines of an experiment that do not belong to this table."""
+    kept, inside = [], False
+    for line in text.splitlines():
+        if line.startswith("["):
+            inside = line.strip("[]") == table
+        if not inside:
+            kept.append(line)
+    return kept
+
+
+def test_an_algorithm_without_a_local_half_is_told_how_to_write_one(tmp_path: Path) -> None:
+    text = DIGITS.replace("local = { sgd = { lr = 0.5, batch = 16 } }", "")
+    assert "algorithm[1] (fedbuff) lacks its local half, such as local = { sgd" in refused(run(tmp_path, text))
+
+
+def test_a_client_with_no_data_is_named(tmp_path: Path) -> None:
+    says = refused(run(tmp_path, DIGITS, *sets("problem.split=nearly-iid", "problem.clients=300")))
+    assert "client 0 of 300 is left without data" in says
+    assert "use fewer" in says
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    says = "device = 'cuda': PyTorch finds 0 CUDA devices on this machine; use cpu"
+    assert says in refused(run(tmp_path, DIGITS, *sets("device=cuda")))
+
+
+MODELS = """
+from torch import nn
+
+def normed(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+
+def grouped(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.GroupNorm(1, 64), nn.Linear(64, classes))
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of a user's own models that can be imported."""
+    (tmp_path / "own_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    return tmp_path
+
+
+def test_running_statistics_are_refused_and_group_normalisation_is_not(models: Path) -> None:
+    says = refused(run(models, DIGITS, *sets("problem.model=own_models:normed")))
+    assert "the layer '1' (BatchNorm1d) keeps running statistics" in says
+    assert "use GroupNorm or LayerNorm" in says
+    assert run(models, DIGITS, *sets("problem.model=own_models:grouped")).code == 0
+
+
+def test_a_factory_that_is_not_there_or_gives_no_module_is_named(models: Path) -> None:
+    assert "has no 'absent'" in refused(run(models, DIGITS, *sets("problem.model=own_models:absent")))
+    assert "gave a int, not a torch.nn.Module" in refused(
+        run(models, DIGITS, *sets("problem.model=own_models:nothing"))
+    )
+
+
+def test_a_file_that_is_not_there_not_text_or_not_toml_is_named(tmp_path: Path) -> None:
+    says = refused(offbeat("run", tmp_path / "no.toml"))
+    assert f"cannot read the experiment {tmp_path / 'no.toml'}: No such file" in says
+    assert "Is a directory" in refused(offbeat("run", tmp_path))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.toml is not a text file" in refused(offbeat("run", tmp_path / "binary.toml"))
+    assert "experiment.toml is not TOML: " in refused(run(tmp_path, "seed = = 3"))
+
+
+def test_a_command_or_option_that_does_not_exist_shows_how_to_get_help() -> None:
+    for words in (["rum"], ["run", "--ot", "x"], ["run", "a", "b"], ["resume"]):
+        outcome = offbeat(*words)
+        assert outcome.code == 2
+        assert "--help" in outcome.err
+        assert "Traceback" not in outcome.err

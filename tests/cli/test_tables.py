@@ -1,0 +1,93 @@
+"""The table that a run ends with."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from offbeat.cli.tables import Cell, markdown, rows, table
+
+
+def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, **more: Any) -> dict[str, Any]:
+    return {
+        "algorithm": name,
+        "seed": seed,
+        "metrics": {"accuracy": accuracy, "loss": 0.25},
+        "time_to": {"0.8": reached},
+        "updates": 12345,
+        "versions": 99,
+        "staleness": {"mean": 3.14159, "max": 1000 + seed},
+        **more,
+    }
+
+
+def cells(*results: dict[str, Any], targets: tuple[float, ...] = (0.8,)) -> dict[str, Cell]:
+    head, body = rows(results, targets)
+    return dict(zip(head, body[0], strict=True))
+
+
+def test_one_seed_is_shown_as_it_is() -> None:
+    assert cells(result("area", 0, 0.9512, 0.5)) == {
+        "algorithm": Cell("area"),
+        "accuracy": Cell("95.1 %"),
+        "loss": Cell("0.25"),
+        "time\nto 80 %": Cell("0.5"),
+        "updates": Cell("12,345"),
+        "server\nsteps": Cell("99"),
+        "staleness": Cell("mean 3.14", "max 1,000"),
+    }
+
+
+def test_several_seeds_are_a_mean_with_the_lowest_and_the_highest() -> None:
+    shown = cells(result("area", 0, 0.90, 1.0), result("area", 1, 0.94, 2.0))
+    assert shown["accuracy"] == Cell("92.0 %", "90.0–94.0")
+    assert shown["time\nto 80 %"] == Cell("1.5", "1–2")
+    assert shown["loss"] == Cell("0.25")
+    assert shown["staleness"] == Cell("mean 3.14", "max 1,001")
+
+
+def test_a_target_that_was_not_always_reached_says_so() -> None:
+    seldom = cells(result("area", 0, 0.9, 2.0), result("area", 1, 0.7, None))
+    never = cells(result("area", 0, 0.7, None))
+    assert seldom["time\nto 80 %"] == Cell("2", "by 1 of 2")
+    assert never["time\nto 80 %"] == Cell("never")
+
+
+def test_failed_seeds_are_counted_and_left_out_of_the_means() -> None:
+    failed = {"algorithm": "area", "seed": 1, "error": "client 3 …"}
+    assert cells(result("area", 0, 0.9), failed)["algorithm"] == Cell("area", "1 of 2 failed")
+    assert cells(result("area", 0, 0.9), failed)["accuracy"] == Cell("90.0 %")
+    head, body = rows([failed], [0.8])
+    assert head == ["algorithm", "updates", "server\nsteps", "staleness"]
+    assert body == [[Cell("area", "1 of 1 failed"), Cell("–"), Cell("–"), Cell("–")]]
+
+
+def test_targets_are_left_out_where_there_is_no_accuracy() -> None:
+    shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": None}))
+    assert list(shown) == ["algorithm", "loss", "gap", "updates", "server\nsteps", "staleness"]
+    assert shown["gap"] == Cell("–")
+
+
+def test_numbers_are_short_and_never_in_a_form_that_hides_them() -> None:
+    for value, shown in ((999.7, "1,000"), (999.4, "999"), (0.012345, "0.0123"), (1e-9, "1e-09"), (2e6, "2,000,000")):
+        assert cells(result("area", 0, 0.9, updates=value))["updates"].main == shown
+
+
+def test_it_fits_into_80_columns_with_a_long_name_and_wide_ranges() -> None:
+    results = [result("fedasync-mixing", seed, 0.9 + seed / 100, 10.25 + seed) for seed in range(3)]
+    for seed, one in enumerate(results):
+        one["metrics"]["loss"] = 0.354 + 0.011 * seed
+    file = io.StringIO()
+    Console(file=file, width=80).print(table(results, [0.8]))
+    assert "fedasync-mixing" in file.getvalue()
+    assert "0.354–0.376" in file.getvalue()
+    assert "means over 3 seeds" in file.getvalue()
+
+
+def test_markdown_has_one_line_an_algorithm() -> None:
+    lines = markdown([result("area", 0, 0.9), result("area", 1, 0.92), result("fedavg", 0, 0.5)], [0.8]).splitlines()
+    assert lines[0].count("|") == lines[1].count("|") == 8
+    assert lines[2].startswith("| area | 91.0 % (90.0–92.0) | 0.25 | 1 | 12,345 | 99 | mean 3.14 (max 1,001) |")
+    assert lines[-1] == "Means over 2 seeds, with the lowest and the highest."
