@@ -23,7 +23,7 @@ def measurement(time: float, **metrics: float) -> Measurement:
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.event(Row(1, 0.0, "Started", -1, 0, -1, 0, -1, NAN, NAN, NAN))
+    recorder.event(Row(1, 0.0, "Started", -1, 0, -1, 0, -1, NAN, NAN, NAN, ""))
     recorder.event(row(2))
     recorder.flush()
     start, arrival = events(tmp_path)
