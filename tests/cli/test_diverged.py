@@ -25,7 +25,7 @@ def test_the_error_names_client_job_and_step_size_and_what_to_do(diverged: Outco
     assert [list(r) for r in failed] == 2 * [["algorithm", "seed", "error"]]
     for result in failed:
         assert re.match(SAYS, result["error"])
-        assert "use a smaller step size or clip gradients" in result["error"]
+        assert "use a smaller step or clip gradients" in result["error"]
         assert f"offbeat: fedasync, seed {result['seed']}: {result['error']}\n" in diverged.err
 
 

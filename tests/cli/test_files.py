@@ -111,7 +111,7 @@ def test_the_embedded_experiment_is_the_promised_one() -> None:
     assert len(experiment.runs) == 12
     assert experiment.table["problem"] | {"clients": 64, "split": {"dirichlet": 0.1}} == experiment.table["problem"]
     assert experiment.table["timing"] == {"exponential": {"rate": {"normal": [10, 5], "min": 0.5}}}
-    assert experiment.problem(0).clients == 64
+    assert experiment.problems(0)[0].clients == 64
 
 
 def test_an_experiment_survives_being_written_as_json() -> None:

@@ -100,7 +100,7 @@ def test_the_folder_names_the_versions_and_every_setting_with_its_default(finish
     assert saved["versions"]["torch"] == torch.__version__
     assert saved["experiment"]["trials"] == 2  # overrides included
     assert "executor='auto'" in saved["resolved"]["experiment"]
-    assert "weighted=False" in saved["resolved"]["problem"]
+    assert "weighted=False" in saved["resolved"]["tasks"][0]
     assert "clip=None" in saved["resolved"]["algorithm"][0]
 
 
@@ -122,7 +122,7 @@ def test_the_records_of_a_run_agree_with_each_other(finished: tuple[Path, Outcom
 
 def test_the_model_in_the_folder_has_the_reported_metrics(finished: tuple[Path, Outcome]) -> None:
     folder, outcome = finished
-    problem = read(folder.parent / "experiment.toml").problem(0)
+    problem = read(folder.parent / "experiment.toml").problems(0)[0]
     with safe_open(folder / "area-0" / "model.safetensors", framework="pt") as file:
         model, version = file.get_tensor("digits"), file.metadata()["version"]
     assert int(version) == outcome.runs[0]["versions"]

@@ -88,7 +88,7 @@ def test_the_steps_that_others_still_do_are_not_done_twice_or_drawn_differently(
 
 def test_large_groups_are_cut_into_chunks_that_fit_the_memory() -> None:
     problem, local = Line([float(c) for c in range(10)]), SGD(lr=1.0)
-    ready = [Ready(Job(c, c, 0, 0, 1, None, 0), {"model": problem.initial()}, {}) for c in range(10)]
+    ready = [Ready(Job(c, c, 0, 0, 1, 1.0, 0), {"model": problem.initial()}, {}) for c in range(10)]
     whole, cut = (Executor(True, memory).compute(problem, local, ready, 0) for memory in (1e9, 4 * 1 * 8 * 3))
     assert (
         [u["delta"].item() for u, _ in whole] == [u["delta"].item() for u, _ in cut] == [-float(c) for c in range(10)]
@@ -97,7 +97,7 @@ def test_large_groups_are_cut_into_chunks_that_fit_the_memory() -> None:
 
 def test_one_client_s_result_does_not_keep_its_batch_alive() -> None:
     problem = Line([1.0] * 100)
-    ready = [Ready(Job(c, c, 0, 0, 1, None, 0), {"model": problem.initial()}, {}) for c in range(100)]
+    ready = [Ready(Job(c, c, 0, 0, 1, 0.5, 0), {"model": problem.initial()}, {}) for c in range(100)]
     upload, _ = Executor(True).compute(problem, SGD(lr=1.0), ready, 0)[50]
     assert upload["delta"].untyped_storage().nbytes() == 8
 

@@ -25,7 +25,7 @@ USERS = {
 
 
 def job(client, number, steps=10):
-    return Job(id=0, client=client, task=0, version=0, steps=steps, lr=None, number=number)
+    return Job(id=0, client=client, task=0, version=0, steps=steps, lr=0.1, number=number)
 
 
 @pytest.fixture

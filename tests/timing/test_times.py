@@ -35,7 +35,7 @@ FAST = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
 
 
 def job(client=0, number=0, steps=10, task=0):
-    return Job(id=0, client=client, task=task, version=0, steps=steps, lr=None, number=number)
+    return Job(id=0, client=client, task=task, version=0, steps=steps, lr=0.1, number=number)
 
 
 def sample(clock, client=0, steps=10, count=3000, down=0, up=0):

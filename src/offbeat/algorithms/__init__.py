@@ -7,6 +7,7 @@ from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.defedavg import DeFedAvg
 from offbeat.algorithms.favano import Favano
+from offbeat.algorithms.fedast import FedAST, OneByOne
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
@@ -14,6 +15,7 @@ from offbeat.algorithms.mifa import MIFA
 from offbeat.algorithms.parts import Decay, Every, Hinge, Period, Poisson, Polynomial, Steady, constant, optimal_rate
 from offbeat.algorithms.quafl import QuAFL
 from offbeat.algorithms.scaffold import SCAFFOLD
+from offbeat.algorithms.syncst import SyncBayesST, SyncST, SyncUCBST
 
 __all__ = [
     "AREA",
@@ -27,16 +29,21 @@ __all__ = [
     "Decay",
     "Every",
     "Favano",
+    "FedAST",
     "FedAsync",
     "FedAsyncMixing",
     "FedAvg",
     "FedBuff",
     "Hinge",
+    "OneByOne",
     "Period",
     "Poisson",
     "Polynomial",
     "QuAFL",
     "Steady",
+    "SyncBayesST",
+    "SyncST",
+    "SyncUCBST",
     "constant",
     "optimal_rate",
 ]

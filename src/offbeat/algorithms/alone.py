@@ -49,7 +49,9 @@ class Alone(Flow[OneModel]):
     concurrency: see `Flow`.
     """
 
-    reads = ()
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ()
 
     def pair(self, local: Local) -> Local:
         return Own.around(local)

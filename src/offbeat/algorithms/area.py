@@ -50,7 +50,9 @@ class AREA(Flow[AreaState]):
     every: int | Criterion = 1
     schedule: Schedule | None = None
 
-    reads = ("residual",)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("residual",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

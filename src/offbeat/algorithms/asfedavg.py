@@ -26,7 +26,9 @@ class AsFedAvg(Flow[AsFedAvgState]):
 
     every: int | Criterion = 4
 
-    reads = ("model",)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("model",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,7 +26,9 @@ class AsySG(Flow[BuffState]):
     lr: float = 0.1
     cap: float | None = None
 
-    reads = ("gradient",)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("gradient",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -130,7 +130,9 @@ class Favano(Interrupting[FavanoState]):
 
     normalise: str = "expected"
 
-    reads = ("start", "delta")
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("start", "delta")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,7 +47,9 @@ class FedAsyncMixing(Flow[OneModel]):
     mixing: float = 0.6
     weight: Staleness = constant
 
-    reads = ("model",)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("model",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -81,7 +81,10 @@ class QuAFL(Interrupting[RoundsState]):
 
     bits: int = 8
 
-    reads = ("model",)
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("model",)
+
     restarts = False
 
     def __post_init__(self) -> None:

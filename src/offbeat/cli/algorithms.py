@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from offbeat.algorithms import (
@@ -16,16 +16,22 @@ from offbeat.algorithms import (
     AsySG,
     DeFedAvg,
     Favano,
+    FedAST,
     FedAsync,
     FedAsyncMixing,
     FedAvg,
     FedBuff,
+    OneByOne,
     QuAFL,
+    SyncBayesST,
+    SyncST,
+    SyncUCBST,
 )
 from offbeat.algorithms.parts import (
     Criterion,
     Decay,
     Every,
+    Flow,
     Hinge,
     Period,
     Poisson,
@@ -46,26 +52,46 @@ T = TypeVar("T")
 Rates = Callable[[], Sequence[float]]  # the clients' message rates, where the timing model has them
 
 
-def algorithm_from(table: Any, where: str, rates: Rates) -> Algorithm:
-    """An algorithm from a table with a name, a local half and the server's settings."""
+def algorithm_from(
+    table: Any,
+    where: str,
+    rates: Rates,
+    locals_: Sequence[Local | None] = (None,),
+    targets: Sequence[float | None] = (),
+) -> Algorithm:
+    """An algorithm from a table with a name, the server's settings, and a local half for tasks that have none."""
     if not isinstance(table, Mapping) or "name" not in table:
         raise SettingError(f"{where} lacks a name; known: {', '.join(ALGORITHMS)}")
     name = table["name"]
     if name not in ALGORITHMS:
         raise unknown(f"algorithm in {where}:", name, ALGORITHMS)
-    if "local" not in table:
-        raise SettingError(f"{where} ({name}) lacks its local half, such as local = {{ sgd = {{ lr = 0.1 }} }}")
     entry = ALGORITHMS[name]
+    place = f"{where} ({name})"
+    if len(locals_) > 1 and not entry.several:
+        several = ", ".join(n for n, e in ALGORITHMS.items() if e.several)
+        raise SettingError(f"{place} trains one model, but there are {len(locals_)} tasks; use one of {several}")
     settings = {k: v for k, v in table.items() if k not in ("name", "label", "local")}
     convert = {key: _CONVERT[how](rates) for key, how in entry.convert.items()}
-    server = build(entry.kind, settings, f"{where} ({name})", convert)
-    local = local_from(table["local"], f"{where}.local")
-    if entry.local and type(local) is not LOCALS[entry.local][0]:
-        raise SettingError(f"{where}: {name} trains with local = {{ {entry.local} = {{ … }} }}, not {table['local']!r}")
+    server = build(entry.kind, {**entry.preset, **settings}, place, convert)
+    if entry.several and any(target is not None for target in targets):
+        server = replace(server, targets=tuple(targets))  # type: ignore[call-arg]
+    own = local_from(table["local"], f"{where}.local") if "local" in table else None
+    halves = tuple(_half(half or own, entry, table, place) for half in locals_)
     try:
-        return Algorithm(server, local, name)
+        return Algorithm(server, halves if entry.several else halves[0], name)
     except SettingError as error:
-        raise SettingError(f"{where} ({name}): {error}") from None
+        raise SettingError(f"{place}: {error}") from None
+
+
+def _half(local: Local | None, entry: Entry, table: Mapping[str, Any], place: str) -> Local:
+    if local is None and entry.several:
+        return SGD(lr=0.1, steps=27, batch=32)  # FAST C.5
+    if local is None:
+        raise SettingError(f"{place} lacks its local half, such as local = {{ sgd = {{ lr = 0.1 }} }}")
+    if entry.local and type(local) is not LOCALS[entry.local][0]:
+        name = table["name"]
+        raise SettingError(f"{place}: {name} trains with local = {{ {entry.local} = {{ … }} }}, not {table['local']!r}")
+    return local
 
 
 def local_from(table: Any, where: str) -> Local:
@@ -79,6 +105,7 @@ class Entry:
     """A row of the table of algorithms: its class, its line in `offbeat list`, which settings are objects.
 
     local: the local half that makes it this algorithm; empty: any that fits.   pooled: one client with all data.
+    several: whether it trains several tasks.   preset: settings that make it this algorithm, unless given.
     """
 
     kind: Callable[..., Server[Any]]
@@ -86,6 +113,8 @@ class Entry:
     convert: Mapping[str, str] = field(default_factory=dict)
     local: str = ""
     pooled: bool = False
+    several: bool = False
+    preset: Mapping[str, Any] = field(default_factory=dict)
 
 
 _WEIGHT = {"weight": "weight"}
@@ -139,7 +168,46 @@ ALGORITHMS: dict[str, Entry] = {
     "pfedme": Entry(FedAvg, "FedAvg on the Moreau envelope, lr is its β: sampled, lr, first", local="moreau"),
     "local-only": Entry(Alone, "every client by itself: concurrency"),
     "centralised": Entry(FedAvg, "one client with everybody's data, the reference: lr", pooled=True),
+    "fedast": Entry(
+        FedAST,
+        "several tasks over one pool of clients: requests, ratio, allocation (static or dynamic), lr, size, window, "
+        "period, aggregate",
+        {"aggregate": "aggregate"},
+        several=True,
+    ),
+    "fedast-nobuffer": Entry(
+        FedAST,
+        "FedAST with a server step for every update: requests, allocation, lr",
+        several=True,
+        preset={"size": 1, "lr": 0.038},
+    ),
+    "one-by-one": Entry(
+        OneByOne,
+        "several tasks one after the other, each with all clients: requests, ratio, lr, size, aggregate",
+        {"aggregate": "aggregate"},
+        several=True,
+    ),
+    "sync-st": Entry(
+        SyncST, "several tasks in rounds, a random partition of clients: per_round, first, lr, shares", several=True
+    ),
+    "sync-ucb-st": Entry(
+        SyncUCBST, "Sync-ST whose clients go where a bandit expects large losses: explore, and Sync-ST's", several=True
+    ),
+    "sync-bayes-st": Entry(
+        SyncBayesST,
+        "Sync-ST whose partition is chosen by Bayesian optimisation: candidates, fairness, memory, and Sync-ST's",
+        several=True,
+    ),
 }
+
+_PER_TASK = (
+    "fedbuff",
+    "area",
+    "fedasync",
+    "fedasync-mixing",
+    "as-fedavg",
+    "asysg",
+)  # servers that can serve one of many
 
 LOCALS: dict[str, tuple[Callable[..., Local], str]] = {
     "sgd": (SGD, "stochastic gradient descent: lr, steps, batch, shuffle, decay, clip"),
@@ -191,6 +259,17 @@ def _weight(rates: Rates) -> Convert:
     return convert
 
 
+def _aggregate(rates: Rates) -> Convert:
+    def convert(value: Any, where: str) -> Flow[Any]:
+        name, settings = one(value, where, _PER_TASK)
+        entry = ALGORITHMS[name]
+        own = {key: _CONVERT[how](rates) for key, how in entry.convert.items()}
+        server: Any = build(entry.kind, settings, f"{where}.{name}", own)
+        return server  # type: ignore[no-any-return]
+
+    return convert
+
+
 def _placed(where: str, kind: Callable[[Any], T], value: Any) -> T:
     try:
         return kind(value)
@@ -198,4 +277,9 @@ def _placed(where: str, kind: Callable[[Any], T], value: Any) -> T:
         raise SettingError(f"{where}: {error}") from None
 
 
-_CONVERT: dict[str, Callable[[Rates], Convert]] = {"criterion": _criterion, "schedule": _schedule, "weight": _weight}
+_CONVERT: dict[str, Callable[[Rates], Convert]] = {
+    "criterion": _criterion,
+    "schedule": _schedule,
+    "weight": _weight,
+    "aggregate": _aggregate,
+}

@@ -53,7 +53,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 # What --json prints of a run; its result.json holds a few things more.
 _PRINTED = (
     *("algorithm", "seed", "error", "time", "updates", "versions", "metrics"),
-    *("time_to", "staleness", "wall_s", "updates_per_s", "notes", "measures"),
+    *("time_to", "staleness", "wall_s", "updates_per_s", "tasks", "notes", "measures"),
 )
 
 
@@ -167,19 +167,36 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     targets = experiment.top.evaluate.targets
     write_json(folder / SUMMARY, {"runs": results})
     errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
-    report(folder, experiment, tables.markdown(results, targets) + "\n" + tables.work_markdown(results), errors)
+    several = len(experiment.tasks) > 1
+    baseline = "sync-st" if "sync-st" in experiment.labels else experiment.labels[-1]
+    first = tables.task_markdown(results, baseline) if several else tables.markdown(results, targets)
+    report(folder, experiment, first + "\n" + tables.work_markdown(results), errors)
     if as_json:
         print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
     else:
         console = Console()
         console.width = max(console.width, 80 if console.is_terminal else 120)
-        console.print(tables.table(results, targets))
+        console.print(tables.task_table(results, baseline) if several else tables.table(results, targets))
         console.print(tables.work_table(results))
         print(f"run folder: {folder}")
+    for line in _unreached(experiment, results):
+        print(f"offbeat: {line}", file=sys.stderr)
     for error in errors:
         print(f"offbeat: {error}", file=sys.stderr)
     if errors:
         sys.exit(1)
+
+
+def _unreached(experiment: Experiment, results: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for every target that a run did not reach."""
+    goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
+    return [
+        f"{r['algorithm']}, seed {r['seed']}: {name} did not reach its target {goals[name]:g} by time {r['time']:g}"
+        + (f"; its accuracy is {task['metrics']['accuracy']:.3f}" if "accuracy" in task["metrics"] else "")
+        for r in results
+        for name, task in r.get("tasks", {}).items()
+        if name in goals and task["stopped"] != "target"
+    ]
 
 
 def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> dict[str, Any]:
@@ -205,5 +222,8 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
     result["measures"] = measure(place, simulation)
     finish_run(place, simulation, result)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    if "tasks" in result:
+        done = sum(task["time"] is not None for task in result["tasks"].values())
+        metrics = f"{done} of {len(result['tasks'])} tasks done by time {result['time']:g}"
     shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")
     return result

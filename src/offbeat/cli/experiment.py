@@ -6,7 +6,7 @@ import copy
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,8 @@ import torch
 
 from offbeat.cli.algorithms import ALGORITHMS, algorithm_from
 from offbeat.cli.parse import build
-from offbeat.cli.problem import ProblemTable, check_device, problem_table
+from offbeat.cli.problem import check_device
+from offbeat.cli.tasks import tasks_from
 from offbeat.cli.timing import timing_from
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
@@ -90,25 +91,27 @@ class Experiment:
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self.table = dict(table)
-        tables = ("problem", "timing", "algorithm")
+        tables = ("problem", "clients", "task", "timing", "algorithm")
         top = {k: v for k, v in table.items() if k not in tables}
         for name in top:
             if name not in Top.__dataclass_fields__:
                 raise unknown("key", name, [*Top.__dataclass_fields__, *tables])
-        for name in tables:
+        for name in ("timing", "algorithm"):
             if name not in table:
                 raise SettingError(f"the experiment lacks its [{name}] table")
+        self.tasks, available = tasks_from(table)
+        if len(self.tasks) > 1:  # their time is measured in jobs of many steps
+            top = {"until": {"time": 5000.0}, **top, "evaluate": _with_default(top.get("evaluate", {}), "every", 5.0)}
         self.top = build(Top, top, "experiment", {"until": _made(Until), "evaluate": _evaluate})
         check_device(self.top.device)
         if not isinstance(table["algorithm"], list) or not table["algorithm"]:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
-        self.asked: ProblemTable = problem_table(table["problem"], "problem")
-        self.timing: Timing = timing_from(table["timing"])
+        self.timing: Timing = _available(timing_from(table["timing"]), available)
         self.labels = _labels(table["algorithm"])
-        self._problems: dict[int, Problem] = {}
+        self._problems: dict[int, list[Problem]] = {}
         self.resolved = {  # every setting with its default, as the objects that run show themselves
             "experiment": repr(self.top),
-            "problem": repr(self.asked),
+            "tasks": [repr(task) for task in self.tasks],
             "timing": repr(self.timing),
             "algorithm": [repr(self.algorithm(index, self.top.seed)) for index in range(len(self.labels))],
         }
@@ -119,21 +122,19 @@ class Experiment:
         seeds = range(self.top.seed, self.top.seed + self.top.trials)
         return [Spec(label, seed, index) for seed in seeds for index, label in enumerate(self.labels)]
 
-    def problem(self, seed: int) -> Problem:
-        """The problem under this seed; the last one is kept, since every algorithm of a seed shares it."""
+    def problems(self, seed: int) -> list[Problem]:
+        """The problems under this seed; the last ones are kept, since every algorithm of a seed shares them."""
         if seed not in self._problems:
-            try:
-                problem = self.asked.build(seed, self.top.device, self.top.evaluate.samples)
-            except SettingError as error:
-                raise SettingError(f"problem: {error}") from None
-            self._problems = {seed: problem}
+            device, samples = self.top.device, self.top.evaluate.samples
+            built = [task.build(number, seed, device, samples) for number, task in enumerate(self.tasks)]
+            self._problems = {seed: built}
         return self._problems[seed]
 
     def algorithm(self, index: int, seed: int) -> Algorithm:
         """The algorithm of this index."""
 
         def rates() -> Sequence[float]:
-            clock = self.timing.bind(self.asked.clients, seed)
+            clock = self.timing.bind(self.tasks[0].problem.clients, seed, [task.name for task in self.tasks])
             found = getattr(clock, "rates", None)
             if not isinstance(self.timing, Times) or found is None:
                 raise SettingError(
@@ -141,7 +142,9 @@ class Experiment:
                 )
             return list(found)
 
-        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", rates)
+        locals_ = [task.local for task in self.tasks]
+        targets = [task.target.accuracy if task.target else None for task in self.tasks]
+        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", rates, locals_, targets)
 
     def check(self) -> None:
         """Build the first run of every algorithm, so that a mistake is found before anything is written."""
@@ -150,14 +153,15 @@ class Experiment:
 
     def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
         """One run, from its beginning or from a saved world."""
-        problem = self.problem(spec.seed)
-        torch.set_num_threads(self.top.threads or (1 if problem.stacks else os.cpu_count() or 1))
+        problems = self.problems(spec.seed)
+        stacks = all(problem.stacks for problem in problems)
+        torch.set_num_threads(self.top.threads or (1 if stacks else os.cpu_count() or 1))
         if ALGORITHMS[self.table["algorithm"][spec.index]["name"]].pooled:
-            if not isinstance(problem, Supervised):
-                raise SettingError(f"algorithm[{spec.index}]: {problem.name} has no data that could be pooled")
-            problem = problem.pooled()
+            if not isinstance(problems[0], Supervised):
+                raise SettingError(f"algorithm[{spec.index}]: {problems[0].name} has no data that could be pooled")
+            problems = [problems[0].pooled()]
         return prepare(
-            problem,
+            problems,
             self.algorithm(spec.index, spec.seed),
             self.timing,
             self.top.until,
@@ -167,6 +171,7 @@ class Experiment:
             watchers=watchers,
             world=world,
             personal=self.top.evaluate.personal,
+            terms=[(task.opens, task.closes) for task in self.tasks],
         )
 
 
@@ -247,6 +252,18 @@ def _labels(tables: Sequence[Any]) -> list[str]:
 
 def _made(kind: Any) -> Any:
     return lambda table, where: build(kind, table, where)
+
+
+def _with_default(table: Any, name: str, value: Any) -> Any:
+    return {name: value, **table} if isinstance(table, Mapping) else table
+
+
+def _available(timing: Timing, share: float) -> Timing:
+    if share == 1.0:
+        return timing
+    if not isinstance(timing, Times) or timing.available != 1.0:
+        raise SettingError("clients.available and timing.available both say who takes work; keep one")
+    return replace(timing, available=share)
 
 
 def _evaluate(table: Any, where: str) -> Evaluate:

@@ -28,7 +28,7 @@ class ProblemTable(Protocol):
     def clients(self) -> int:
         """How many clients it asks for."""
 
-    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
+    def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
         """The problem, split and initialised by this seed; measured: at most so many samples are evaluated on."""
 
 
@@ -44,10 +44,10 @@ class _Supervised:
     def __post_init__(self) -> None:
         _check_clients(self.clients)
 
-    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
-        name, options = _model(self.model, "model")
-        settings = {"l2": self.l2, "weighted": self.weighted, "device": device, "measured": measured}
-        return Supervised.split(load(self.data), self.clients, self.split, name, seed, options, **settings)
+    def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
+        model, options = _model(self.model, "model")
+        settings = {"l2": self.l2, "weighted": self.weighted, "device": device, "measured": measured, "name": name}
+        return Supervised.split(load(self.data), self.clients, self.split, model, seed, options, **settings)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class _Quadratic:
     def __post_init__(self) -> None:
         _check_clients(self.clients)
 
-    def build(self, seed: int, device: str, measured: int | None = None) -> Problem:
-        return Quadratic(**vars(self), seed=seed, device=device)
+    def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
+        return Quadratic(**vars(self), seed=seed, device=device, label=name)
 
 
 def problem_table(table: Any, where: str) -> ProblemTable:

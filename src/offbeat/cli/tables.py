@@ -69,6 +69,42 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
     return head, body
 
 
+def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list[list[Cell]]]:
+    """Several tasks: when each was done, when all were, and how much time that saves against a baseline."""
+    finished = [r for r in results if "error" not in r]
+    names = list(dict.fromkeys(name for r in finished for name in r["tasks"]))
+    whole = {label: _all_done([r for r in finished if r["algorithm"] == label]) for label in _labels(results)}
+    body = []
+    for label in _labels(results):
+        mine = [r for r in finished if r["algorithm"] == label]
+        line = [Cell(label), *(_task_cell(mine, name) for name in names)]
+        done, reference = whole[label], whole.get(baseline)
+        line.append(Cell("not all") if done is None else _mean(mine, _getter("time"), _number))
+        gain = "" if label == baseline or not reference or done is None else f"{100 * (1 - done / reference):+.1f} %"
+        body.append([*line, Cell(gain)])
+    return ["algorithm", *names, "all", f"gain over\n{baseline}"], body
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(r["algorithm"] for r in results))
+
+
+def _all_done(results: Sequence[Result]) -> float | None:
+    """Mean time at which the last task was done; None where in some run one never was."""
+    if not results or any(task["time"] is None for r in results for task in r["tasks"].values()):
+        return None
+    return float(sum(r["time"] for r in results) / len(results))
+
+
+def _task_cell(results: Sequence[Result], name: str) -> Cell:
+    tasks = [r["tasks"][name] for r in results]
+    accuracy = _mean(tasks, _getter("metrics", "accuracy"), _share).main
+    done = [t for t in tasks if t["time"] is not None]
+    if len(done) < len(tasks) or not tasks:
+        return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
+    return Cell(_mean(done, _getter("time"), _number).main, accuracy)
+
+
 def note(results: Sequence[Result]) -> str:
     """What the numbers of the table are."""
     seeds = len({r["seed"] for r in results})
@@ -78,6 +114,11 @@ def note(results: Sequence[Result]) -> str:
 def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
     """For the terminal: two lines an algorithm, so that it fits into 80 columns."""
     return _table(*rows(results, targets), note(results))
+
+
+def task_table(results: Sequence[Result], baseline: str) -> Table:
+    """For the terminal: several tasks."""
+    return _table(*task_rows(results, baseline), "time at which a task was done, and its accuracy then")
 
 
 def work_table(results: Sequence[Result]) -> Table:
@@ -98,6 +139,11 @@ def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
     """For a text file."""
     text = _markdown(*rows(results, targets))
     return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
+
+
+def task_markdown(results: Sequence[Result], baseline: str) -> str:
+    """For a text file: several tasks."""
+    return _markdown(*task_rows(results, baseline))
 
 
 def work_markdown(results: Sequence[Result]) -> str:

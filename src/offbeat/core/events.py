@@ -33,7 +33,7 @@ class Job(NamedTuple):
     task: int
     version: int  # of the model that the client starts from
     steps: int
-    lr: float | None  # step size given by the server; None: the local half's own
+    lr: float  # local step size: what the server gave, or else the local half's own
     number: int  # how many jobs this client was sent before: keys its random draws
     hold: bool = False
 
@@ -101,7 +101,21 @@ class Measured:
     metrics: Mapping[str, float]
 
 
-Event: TypeAlias = Started | Arrived | Lost | Rang | Joined | Left | Measured
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A task is there to be trained from now on. Tasks that are there from the beginning are not announced."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A task is to be trained no longer; its jobs are gone."""
+
+    task: int
+
+
+Event: TypeAlias = Started | Arrived | Lost | Rang | Joined | Left | Measured | Opened | Closed
 
 # Commands: verbs.
 
@@ -134,7 +148,7 @@ class Alarm(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Finish a task, or with None the whole run."""
+    """Finish a task, whose jobs are dropped at once wherever they are, or with None the whole run."""
 
     task: int | None = None
     reason: str = "stopped by the algorithm"

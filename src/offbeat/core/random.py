@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 # One name for each purpose; two purposes never share a key.
-DELAY, SERVER, SAMPLE, NOISE, MODEL, SPLIT, CLIENT, PRESENCE, PROBLEM, AVAILABLE, PERSONAL, SHARE = range(1, 13)
+DELAY, SERVER, SAMPLE, NOISE, MODEL, SPLIT, CLIENT, PRESENCE, PROBLEM, AVAILABLE, PERSONAL, SHARE, TASK = range(1, 14)
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Job, Update
@@ -48,6 +48,10 @@ class View(Protocol):
     @property
     def clients(self) -> int:
         """Number of clients on the roster, present or not."""
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        """The tasks that are there to be trained now."""
 
     @property
     def flying(self) -> int:
@@ -97,8 +101,15 @@ class Server(Generic[S]):
     from no generator but `view.rng`.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ("delta",)  # what it reads of an update
-    sends: ClassVar[tuple[str, ...]] = ("model",)  # what its payloads hold
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it reads of an update."""
+        return ("delta",)
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """What its payloads hold."""
+        return ("model",)
 
     def begin(self, models: Sequence[Vector], view: View) -> S:
         """The state before the first event, given every task's initial model."""
@@ -141,26 +152,52 @@ class Server(Generic[S]):
         """A task's model was evaluated."""
         yield from ()
 
+    def opened(self, state: S, task: int, view: View) -> Commands:
+        """A task is there to be trained from now on."""
+        yield from ()
+
+    def closed(self, state: S, task: int, view: View) -> Commands:
+        """A task is to be trained no longer."""
+        yield from ()
+
+    def report(self, state: S) -> Mapping[str, Any]:
+        """What the record of a run should keep of its state: numbers, strings, lists and mappings."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A server and the local half that it is paired with.
+    """A server and the local half that it is paired with; for several tasks, a tuple with the half of each.
 
     The two are checked against each other: a server that reads what the local half does not send, or a local half
     that needs what the server does not send, is refused here and not in the middle of a run.
     """
 
     server: Server[Any]
-    local: Local
+    local: Local | tuple[Local, ...]
     name: str = ""
 
     def __post_init__(self) -> None:
-        paired = self.server.pair(self.local)
-        server, local = type(self.server).__name__, type(self.local).__name__
+        several = isinstance(self.local, tuple)
+        halves = self.local if isinstance(self.local, tuple) else (self.local,)
+        paired = tuple(self._paired(half) for half in halves)
+        object.__setattr__(self, "local", paired if several else paired[0])
+        object.__setattr__(self, "name", self.name or type(self.server).__name__.lower())
+
+    def locals(self, tasks: int) -> tuple[Local, ...]:
+        """The local half of each of so many tasks."""
+        if not isinstance(self.local, tuple):
+            return (self.local,) * tasks
+        if len(self.local) != tasks:
+            raise SettingError(f"{self.name} has {len(self.local)} local halves for {tasks} tasks; give one for each")
+        return self.local
+
+    def _paired(self, half: Local) -> Local:
+        paired = self.server.pair(half)
+        server, local = type(self.server).__name__, type(half).__name__
         _check(f"{server} reads", self.server.reads, f"{local} sends", paired.sends)
         _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
-        object.__setattr__(self, "local", paired)
-        object.__setattr__(self, "name", self.name or server.lower())
+        return paired
 
 
 def _check(wanter: str, wanted: Sequence[str], giver: str, given: Sequence[str]) -> None:

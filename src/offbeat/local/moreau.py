@@ -46,6 +46,11 @@ class Moreau(Local):
     def wire(self, dim: int) -> tuple[int, int]:
         return 4 * dim, 4 * dim + 4
 
+    @property
+    def rate(self) -> float:
+        """The inner step size."""
+        return 1.0 / (2.0 * self.penalty) if self.inner_lr is None else self.inner_lr
+
     def init(self, work: Work) -> Carry:
         w = work.payload["model"]
         return {"w": w, "nu": w[..., :1] * 0.0}
@@ -57,7 +62,7 @@ class Moreau(Local):
 
     def solve(self, w: Vector, work: Work, most: int) -> tuple[Vector, Vector]:
         """(θ̃, |∇h(θ̃)|) row by row; a row that has reached the accuracy stays as it is."""
-        lr = 1.0 / (2.0 * self.penalty) if self.inner_lr is None else self.inner_lr
+        lr = self.rate
         theta, velocity = w, w * 0.0
         gradient = work.gradient(theta)  # at θ = w the penalty pulls nowhere
         for _ in range(most):
@@ -74,6 +79,8 @@ class Moreau(Local):
         return {"delta": work.payload["model"] - carry["w"], "nu": carry["nu"]}, work.memory
 
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
-        """θ̃(w) with this many inner steps."""
-        work.step = 0
-        return self.solve(w, work, steps)[0]
+        """θ̃(w) with this many inner steps, each on a mini-batch of its own: as many samples as any other method sees."""
+        theta = w
+        for work.step in range(steps):
+            theta = theta - self.rate * (work.gradient(theta) + self.penalty * (theta - w))
+        return theta

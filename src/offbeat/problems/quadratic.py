@@ -30,6 +30,7 @@ class Quadratic:
     noise: float = 0.0
     heterogeneity: float = 1.0
     distance: float = 10.0
+    label: str = ""
     seed: int = 0
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -63,7 +64,7 @@ class Quadratic:
 
     @property
     def name(self) -> str:
-        return "quadratic"
+        return self.label or "quadratic"
 
     @property
     def stacks(self) -> bool:

@@ -41,6 +41,7 @@ class Supervised:
         weighted: bool = False,
         device: str = "cpu",
         measured: int | None = None,
+        name: str = "",
     ) -> None:
         positive(measured=measured)
         if l2 < 0:
@@ -50,7 +51,7 @@ class Supervised:
         for client, shard in enumerate(shards):
             if len(shard) == 0:
                 raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
-        self.name, self.data, self.l2, self.device = data.name, data, l2, torch.device(device)
+        self.name, self.data, self.l2, self.device = name or data.name, data, l2, torch.device(device)
         self.measured = measured
         if self.device.type == "cuda":  # convolutions in full single precision, as on a CPU
             torch.backends.cudnn.allow_tf32 = False
@@ -87,7 +88,7 @@ class Supervised:
     ) -> Supervised:
         """The problem of a data set split over clients (IID by default) and a model by name, both drawn from the seed.
 
-        options: of the model.   settings: l2, weighted, device, measured.
+        options: of the model.   settings: l2, weighted, device, measured, name.
         """
         if clients < 1:
             raise SettingError(f"clients = {clients}: must be at least 1")
@@ -100,7 +101,9 @@ class Supervised:
     def pooled(self) -> Supervised:
         """The same data as one client's: what training without federation would see."""
         everything = [np.unique(self.order)]
-        return Supervised(self.data, self.flat.module, everything, self.l2, False, str(self.device), self.measured)
+        return Supervised(
+            self.data, self.flat.module, everything, self.l2, False, str(self.device), self.measured, self.name
+        )
 
     @property
     def stacks(self) -> bool:

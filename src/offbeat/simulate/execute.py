@@ -73,7 +73,7 @@ def _train(problem: Problem, local: Local, ready: Sequence[Ready], seed: int) ->
     work = Work(
         payload=_stack([r.payload for r in ready]),
         memory=_stack([r.memory for r in ready]),
-        lr=_column([local.lr if j.lr is None else j.lr for j in jobs], ready),
+        lr=_column([j.lr for j in jobs], ready),
         steps=_column([j.steps for j in jobs], ready),  # type: ignore[arg-type]
         oracle=problem.oracle([j.client for j in jobs], keys, most, local.batch, local.shuffle),
         keys=torch.tensor(keys, device=_device(ready)).unsqueeze(1),
@@ -85,7 +85,7 @@ def _train(problem: Problem, local: Local, ready: Sequence[Ready], seed: int) ->
         after = local.step(carry, work)
         carry = after if step < fewest else _keep(carry, after, work.steps, step)
     upload, memory = local.final(carry, work)
-    _check_finite({**upload, **{k: v for k, v in memory.items() if k not in upload}}, jobs, local, problem)
+    _check_finite({**upload, **{k: v for k, v in memory.items() if k not in upload}}, jobs, problem)
     if len(jobs) == 1:
         return [({k: v[0] for k, v in upload.items()}, {k: v[0] for k, v in memory.items()})]
     # clones, so that one slow client's row does not keep the rows of its whole batch alive
@@ -119,17 +119,16 @@ def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
     return {name: torch.where(active, after[name], before[name]) for name in after}
 
 
-def _check_finite(upload: Payload, jobs: Sequence[Job], local: Local, problem: Problem) -> None:
+def _check_finite(upload: Payload, jobs: Sequence[Job], problem: Problem) -> None:
     for name, rows in upload.items():
         if bool(torch.isfinite(rows.sum())):
             continue
         bad = (~torch.isfinite(rows)).any(dim=1).nonzero()
         if len(bad):
             job = jobs[int(bad[0])]
-            lr = local.lr if job.lr is None else job.lr
             raise DivergedError(
                 f"client {job.client}, job {job.id} of {problem.name}: its {name} is not finite after {job.steps} "
-                f"local steps with lr = {lr:g} (model version {job.version}); use a smaller step size or clip gradients"
+                f"local steps with lr = {job.lr:g} (model version {job.version}); use a smaller step or clip gradients"
             )
 
 

@@ -14,12 +14,14 @@ from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, Setti
 from offbeat.core.events import (
     Alarm,
     Arrived,
+    Closed,
     Command,
     Event,
     Joined,
     Left,
     Lost,
     Measured,
+    Opened,
     Rang,
     Recall,
     Send,
@@ -36,7 +38,7 @@ from offbeat.simulate.log import Measurement, Row, Watcher
 from offbeat.simulate.personal import Personal, Shared, personal_models, summarise
 from offbeat.simulate.traffic import Traffic
 from offbeat.simulate.view import WorldView
-from offbeat.simulate.world import ARRIVE, MEASURE, RING, Flight, Pending, Pool, World
+from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, Flight, Pending, Pool, World
 from offbeat.timing.base import Clock
 
 
@@ -65,7 +67,10 @@ _AT_ONCE = 8  # models evaluated in one pass
 
 
 class Simulation:
-    """One run in virtual time. `world` is all of its state; everything else is fixed."""
+    """One run in virtual time. `world` is all of its state; everything else is fixed.
+
+    terms: by task, the times from which and until which it is there; without them, always.
+    """
 
     def __init__(
         self,
@@ -80,11 +85,19 @@ class Simulation:
         watchers: Sequence[Watcher] = (),
         world: World | None = None,
         personal: Personal | None = None,
+        terms: Sequence[tuple[float, float]] = (),
     ) -> None:
         self.problems, self.server, self.locals = problems, server, locals_
         self.clock, self.executor, self.until, self.seed = clock, executor, until, seed
         self.every, self.watchers, self.judged = evaluate_every, watchers, personal
+        self.terms = terms or [(0.0, float("inf"))] * len(problems)
         self.clients = problems[0].clients
+        for problem in problems:
+            if problem.clients != self.clients:
+                raise SettingError(
+                    f"{problem.name} is split over {problem.clients} clients and {problems[0].name} over "
+                    f"{self.clients}: tasks share their clients"
+                )
         self.initial = [p.initial() for p in problems]
         firsts = [local.remember(x) for local, x in zip(locals_, self.initial, strict=True)]
         self.listens = type(server).measured is not Server.measured
@@ -127,6 +140,7 @@ class Simulation:
             free=[0.0] * n,
             numbers=[0] * n,
             measured=[-1.0] * len(self.problems),
+            unborn={task: opens for task, (opens, _) in enumerate(self.terms) if opens > 0},
         )
 
     def _begin(self) -> None:
@@ -134,9 +148,12 @@ class Simulation:
         if not self.clock.always:
             for client in range(self.clients):
                 self.traffic.push_flip(client, 0.0)
-        if self.every is not None:
-            for task in range(len(self.problems)):
-                self.traffic.push(0.0, MEASURE, task)
+        for task, (opens, closes) in enumerate(self.terms):
+            for time in (opens, closes):
+                if 0 < time < float("inf"):
+                    self.traffic.push(time, TURN, task)
+            if self.every is not None:
+                self.traffic.push(opens, MEASURE, task)
 
     def _advance(self) -> None:
         """Handle the next entry of the heap."""
@@ -160,6 +177,9 @@ class Simulation:
         elif kind == RING:
             world.now = time
             self._handle(Rang(str(ref)))
+        elif kind == TURN:
+            world.now = time
+            self._turn(int(ref))
         else:
             world.now = time
             self._flip(int(ref))
@@ -235,6 +255,10 @@ class Simulation:
                 return server.left(state, client, view)
             case Started():
                 return server.started(state, view)
+            case Opened(task):
+                return server.opened(state, task, view)
+            case Closed(task):
+                return server.closed(state, task, view)
 
     def _report(self, event: Event, flight: Flight | None, staleness: int) -> None:
         world = self.world
@@ -287,13 +311,27 @@ class Simulation:
             self._handle(Joined(client))
         self.traffic.push_flip(client, world.now)
 
+    def _turn(self, task: int) -> None:
+        """A task comes or goes."""
+        if task in self.world.unborn:
+            del self.world.unborn[task]
+            self._handle(Opened(task))
+        elif task not in self.world.finished:
+            self._finish(task, "closed")
+            if not self.world.stopped:
+                self._handle(Closed(task))
+
     def _finish(self, task: int, reason: str) -> None:
         world = self.world
         if task in world.finished:
             return
         if self.every is not None and world.measured[task] < world.now:
             self._measure(task)
+            if task in world.finished:  # that measurement finished it
+                return
         world.finished[task] = reason
+        world.ends[task] = world.now
+        self.traffic.drop(task)
         if len(world.finished) == len(self.problems):
             self._end(reason)
 

@@ -68,7 +68,7 @@ class Run:
 
 
 def prepare(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     algorithm: Algorithm,
     timing: Timing,
     until: Until,
@@ -79,34 +79,38 @@ def prepare(
     watchers: Sequence[Watcher] = (),
     world: World | None = None,
     personal: Personal | None = None,
+    terms: Sequence[tuple[float, float]] = (),
 ) -> Simulation:
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
     evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
-    executor: "auto", "serial" or "batched".
+    executor: "auto", "serial" or "batched".   terms: by task, the times from which and until which it is there.
     """
+    problems = problem if isinstance(problem, Sequence) else [problem]
     positive(evaluate_every=evaluate_every)
     if until.accuracy is not None and evaluate_every is None:
         raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
-    if personal is not None and not isinstance(problem, Shared):
-        raise SettingError(f"personal: the clients of {problem.name} have no test data of their own")
+    for each in problems:
+        if personal is not None and not isinstance(each, Shared):
+            raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
     return Simulation(
-        [problem],
+        problems,
         algorithm.server,
-        [algorithm.local],
-        timing.bind(problem.clients, seed, (problem.name,)),
-        named_executor(executor, [problem]),
+        algorithm.locals(len(problems)),
+        timing.bind(problems[0].clients, seed, [each.name for each in problems]),
+        named_executor(executor, problems),
         until,
         seed,
         evaluate_every,
         watchers,
         world,
         personal,
+        terms,
     )
 
 
 def run(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     algorithm: Algorithm,
     timing: Timing,
     until: Until,

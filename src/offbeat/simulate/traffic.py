@@ -46,8 +46,10 @@ class Traffic:
         world, client, task = self.world, send.client, send.task
         if not 0 <= client < len(world.free):
             raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
-        steps = self.locals[task].steps if send.steps is None else send.steps
-        job = Job(world.jobs, client, task, send.version, steps, send.lr, world.numbers[client], send.hold)
+        local = self.locals[task]
+        steps = local.steps if send.steps is None else send.steps
+        lr = local.lr if send.lr is None else send.lr
+        job = Job(world.jobs, client, task, send.version, steps, lr, world.numbers[client], send.hold)
         world.jobs += 1
         world.tally.sent[task] = world.tally.sent.get(task, 0) + 1
         world.numbers[client] += 1
@@ -55,10 +57,11 @@ class Traffic:
         if send.hold:
             self._replace(client, task)
         free = world.free[client]
-        start = max(world.now + times.download, free)
+        ready = world.now + times.download
+        start = max(ready, free)
         end = start + times.compute
         lost = "dropped" if times.lost else ""
-        flight = Flight(job, send.payload, world.now, free, start, end, end + times.upload, times.upload, lost)
+        flight = Flight(job, send.payload, world.now, ready, free, start, end, end + times.upload, times.upload, lost)
         if world.present.where[client] < 0:  # nobody there: the job fails at once
             flight.lost, flight.arrive = "absent", world.now
         else:
@@ -111,6 +114,32 @@ class Traffic:
             if other is not flight:
                 self.land(other.job)  # overwritten before anybody took it
         self.push(flight.arrive, ARRIVE, flight.job.id)
+
+    def drop(self, task: int) -> None:
+        """The jobs of a task are gone, wherever they are; what clients had queued behind them starts earlier."""
+        world = self.world
+        gone = [flight.job for flight in world.flights.values() if flight.job.task == task]
+        for job in gone:
+            self.land(job)
+        for client in dict.fromkeys(job.client for job in gone):
+            world.free[client] = world.now
+            for number in world.flying.get(client, ()):
+                self._requeue(world.flights[number])
+
+    def _requeue(self, flight: Flight) -> None:
+        """Work out a flight's times again, after something before it in its client's queue has gone."""
+        world, client = self.world, flight.job.client
+        if flight.end <= world.now or flight.lost == "absent":
+            return  # done with
+        if flight.start > world.now:
+            flight.free = world.free[client]
+            length = flight.end - flight.start
+            flight.start = max(flight.ready, flight.free)
+            flight.end = flight.start + length
+            if not flight.held:
+                flight.arrive = flight.end + flight.upload
+                self.push(flight.arrive, ARRIVE, flight.job.id)
+        world.free[client] = flight.end
 
     def leave(self, client: int) -> list[Flight]:
         """The client is gone; gives the flights that are lost with it."""

@@ -37,6 +37,12 @@ class WorldView:
         return len(self.world.numbers)
 
     @property
+    def tasks(self) -> Sequence[int]:
+        return [
+            m for m in range(len(self.world.measured)) if m not in self.world.finished and m not in self.world.unborn
+        ]
+
+    @property
     def flying(self) -> int:
         return len(self.world.flights)
 

@@ -15,9 +15,9 @@ from offbeat.core.random import Stream
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 
-# Kinds of heap entries, in the order in which entries of the same moment are handled: who is there, what arrives, what
-# rings, and only then what is measured.
-FLIP, ARRIVE, RING, MEASURE = range(4)
+# Kinds of heap entries, in the order in which entries of the same moment are handled: who is there, which tasks are,
+# what arrives, what rings, and only then what is measured.
+FLIP, TURN, ARRIVE, RING, MEASURE = range(5)
 
 Entry = tuple[float, int, int, int | str]  # (time, kind, counter, client | job | key | task)
 
@@ -29,6 +29,7 @@ class Flight(State):
     job: Job
     payload: Payload | None  # None once computed
     sent: float
+    ready: float  # downloaded
     free: float  # when the client would be free without this job
     start: float
     end: float
@@ -132,5 +133,7 @@ class World(State):
     tally: Tally = field(default_factory=Tally)
     pending: list[Pending] = field(default_factory=list)
     measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation asked for
+    unborn: dict[int, float] = field(default_factory=dict)  # task -> when it will be there
     finished: dict[int, str] = field(default_factory=dict)  # task -> reason
+    ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
     stopped: str = ""

@@ -29,7 +29,7 @@ class Times:
     >>> from offbeat.core.events import Job
     >>> from offbeat.timing import Constant, Factors
     >>> clock = Times(Constant(0.5, per="step"), speeds=Factors((1.0, 3.0))).bind(clients=2, seed=0)
-    >>> clock.durations(Job(id=0, client=1, task=0, version=0, steps=10, lr=None, number=0), down=0, up=0).compute
+    >>> clock.durations(Job(id=0, client=1, task=0, version=0, steps=10, lr=0.1, number=0), down=0, up=0).compute
     15.0
     """
 

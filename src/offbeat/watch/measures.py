@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,39 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.world import Flight
 from offbeat.watch.record import write_table
 
 WINDOWS = 20  # of equal length, over a run's time
 
 Floats = npt.NDArray[np.float64]
+Columns = dict[str, Any]
+Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
 
 
 def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
     """The measures of a finished run; the values of single clients go to `clients.parquet`.
 
-    concurrency: share of clients at work, mean over time and in windows.
+    concurrency: share of clients that have work (on its way to them, at it, on its way back), mean over time and in
+        windows: what PERS figure 2a calls active.   computing: mean share of clients that are at it.
     participation: distance of the clients' shares of the arrived updates from equal shares, ½ Σ |p_i − 1/n|:
         0 when all count the same, near 1 when few clients do all the work.
     staleness: quantiles, and means in windows of time.
-    bytes: sent down and up.   idle: mean share of time that a client does nothing.
+    bytes: sent down and up.   idle: mean share of time that a client has nothing to do.
     waiting: mean time from one server step to the next.
+    Held work that was overwritten before anybody took it is in no log and counts in none of these but bytes down.
     """
     world, clients = simulation.world, simulation.clients
-    columns = ["event", "time", "client", "task", "staleness", "started", "finished"]
+    columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
     table = ds.dataset(folder / "events", format="parquet").to_table(columns=columns)
-    arrived = np.asarray(table["event"].cast(pa.string())) == "Arrived"
-    column = {name: table[name].to_numpy()[arrived] for name in columns[1:]}
+    event = np.asarray(table["event"].cast(pa.string()))
+    column, lost = (
+        {name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in ("Arrived", "Lost")
+    )
     span = max(world.now, 1e-300)
     counts = np.bincount(column["client"], minlength=clients)
-    starts, ends, owners = _work(simulation, column)
+    work = _work(simulation, column, lost)
+    starts, ends, owners = _apart(_trips(simulation, column, lost), span)
     busy = np.bincount(owners, weights=ends - starts, minlength=clients).astype(np.float64)
     shares = counts / max(counts.sum(), 1)
     wires = [local.wire(p.dim) for local, p in zip(simulation.locals, simulation.problems, strict=True)]
@@ -48,24 +57,48 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
             "mean": float(busy.sum() / (clients * span)),
             "windows": _concurrency(starts, ends, span, clients),
         },
+        "computing": float((work[1] - work[0]).sum() / (clients * span)),
         "participation": {
             "distance": float(0.5 * np.abs(shares - 1.0 / clients).sum()),
             "silent": int((counts == 0).sum()),
         },
         "staleness": {**_quantiles(column["staleness"]), "windows": _means(column["time"], column["staleness"], span)},
+        "tasks": [_quantiles(column["staleness"][column["task"] == t]) for t in range(len(wires))],
         "bytes": {"down": _down(simulation, wires), "up": int(up)},
         "idle": float(1.0 - busy.sum() / (clients * span)),
         "waiting": span / versions if versions else None,
     }
 
 
-def _work(simulation: Simulation, column: dict[str, Any]) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """(start, end, client) of every piece of work up to now, that of jobs still in flight included."""
-    now = simulation.world.now
-    flights = [f for f in simulation.world.flights.values() if f.start < now]
-    starts = np.concatenate([column["started"], [f.start for f in flights]])
-    ends = np.concatenate([column["finished"], [min(f.end, now) for f in flights]])
-    owners = np.concatenate([column["client"], [f.job.client for f in flights]]).astype(np.int64)
+def _trips(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
+    """(from, to, client) of every job from its sending to its end or to now."""
+    now, flights = simulation.world.now, list(simulation.world.flights.values())
+    starts = np.concatenate([arrived["sent"], lost["sent"], [f.sent for f in flights]])
+    ends = np.concatenate([arrived["time"], lost["time"], [now] * len(flights)])
+    return starts, ends, _owners(arrived, lost, flights)
+
+
+def _work(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
+    """(start, end, client) of every piece of computing up to now, that of jobs still in flight included."""
+    now, flights = simulation.world.now, list(simulation.world.flights.values())
+    starts = np.concatenate([arrived["started"], lost["started"], [f.start for f in flights]])
+    cut = np.minimum(lost["finished"], lost["time"])  # a client that leaves stops
+    ends = np.concatenate([arrived["finished"], cut, [min(f.end, now) for f in flights]])
+    return starts, np.maximum(ends, starts), _owners(arrived, lost, flights)
+
+
+def _owners(arrived: Columns, lost: Columns, flights: Sequence[Flight]) -> npt.NDArray[np.int64]:
+    return np.concatenate([arrived["client"], lost["client"], [f.job.client for f in flights]]).astype(np.int64)
+
+
+def _apart(pieces: Pieces, span: float) -> Pieces:
+    """The same stretches of each client's time without overlaps: a queued job is in flight while another one is."""
+    starts, ends, owners = pieces
+    order = np.lexsort((starts, owners))
+    starts, ends, owners = starts[order], ends[order], owners[order]
+    shift = owners * (2.0 * span)  # clients one after the other, so that one running maximum serves all
+    latest = np.maximum.accumulate(ends + shift) - shift
+    starts = np.maximum(starts, np.concatenate([[0.0], (latest + shift)[:-1]]) - shift)
     return starts, np.maximum(ends, starts), owners
 
 

@@ -108,14 +108,35 @@ def fraction(simulation: Simulation) -> float:
 
 
 def describe(simulation: Simulation, measurements: list[Measurement], pace: float) -> str:
-    """Virtual time, updates a second, mean staleness and the newest metric, in one line."""
+    """Virtual time, updates a second, mean staleness and the newest metric, in one line; a line more for each task."""
     world = simulation.world
     tally = world.tally
     parts = [f"time {world.now:.2f}", f"{pace:,.0f} updates/s"]
     if tally.updates:
         parts.append(f"staleness {tally.staleness_sum / tally.updates:.1f}")
+    if len(simulation.problems) > 1:
+        lines = [_task_line(simulation, measurements, task) for task in range(len(simulation.problems))]
+        return "\n".join([" · ".join(parts), *lines])
     if measurements:
         metrics = measurements[-1].metrics
         name = "accuracy" if "accuracy" in metrics else next(iter(metrics))
         parts.append(f"{name} {metrics[name]:.4g}")
+    return " · ".join(parts)
+
+
+def _task_line(simulation: Simulation, measurements: list[Measurement], task: int) -> str:
+    """A task's accuracy against its target, its requests and buffer, its version."""
+    world, server = simulation.world, simulation.server
+    parts = [f"  {simulation.problems[task].name}"]
+    metrics = next((m.metrics for m in reversed(measurements) if m.task == task), {})
+    if "accuracy" in metrics:
+        targets = getattr(server, "targets", ())
+        goal = f" of {targets[task]:.3f}" if targets and targets[task] is not None else ""
+        parts.append(f"accuracy {metrics['accuracy']:.3f}{goal}")
+    said = server.report(world.server).get("tasks")
+    if said:
+        parts.append(f"requests {said[task]['requests']}, buffer {said[task]['size']}")
+    parts.append(f"{server.models(world.server)[task].version:,} steps")
+    if task in world.finished:
+        parts.append(f"done at {world.ends[task]:.1f}")
     return " · ".join(parts)

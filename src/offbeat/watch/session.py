@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from offbeat.core.errors import DivergedError, OffbeatError
-from offbeat.simulate.log import Watcher
+from offbeat.simulate.log import Measurement, Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
@@ -104,19 +104,16 @@ def drive(
 
 
 def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: list[float]) -> dict[str, Any]:
-    """A finished run in numbers: what `--json` prints for it."""
+    """A finished run in numbers: what `--json` prints for it. With several tasks, each has its own under `tasks`."""
     world = simulation.world
     tally, measurements = world.tally, recorder.measurements
-    times = {}
-    for target in targets:
-        reached = (m.time for m in measurements if m.metrics.get("accuracy", -1.0) >= target)
-        times[f"{target:g}"] = next(reached, None)
-    return {
+    several = len(simulation.problems) > 1
+    numbers = {
         "time": world.now,
         "updates": tally.updates,
-        "versions": simulation.server.models(world.server)[0].version,
-        "metrics": dict(measurements[-1].metrics) if measurements else {},
-        "time_to": times,
+        "versions": sum(model.version for model in simulation.server.models(world.server)),
+        "metrics": dict(measurements[-1].metrics) if measurements and not several else {},
+        "time_to": {} if several else {f"{t:g}": _reached(measurements, t) for t in targets},
         "staleness": {
             "mean": tally.staleness_sum / tally.updates if tally.updates else 0.0,
             "max": tally.staleness_max,
@@ -129,3 +126,26 @@ def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: li
         "wall_s": wall,
         "updates_per_s": tally.updates / wall if wall > 0 else 0.0,
     }
+    said = dict(simulation.server.report(world.server))
+    if several:
+        numbers["tasks"] = {p.name: _task(simulation, recorder, m, said) for m, p in enumerate(simulation.problems)}
+    if said:
+        numbers["server"] = said
+    return numbers
+
+
+def _task(simulation: Simulation, recorder: Recorder, task: int, said: dict[str, Any]) -> dict[str, Any]:
+    """One task in numbers: when it ended and why, None where it never did; its last metrics; what it was given."""
+    world = simulation.world
+    mine = [m for m in recorder.measurements if m.task == task]
+    return {
+        "time": world.ends.get(task),
+        "stopped": world.finished.get(task, world.stopped),
+        "versions": simulation.server.models(world.server)[task].version,
+        "metrics": dict(mine[-1].metrics) if mine else {},
+        "allocation": said["tasks"][task] if "tasks" in said else None,
+    }
+
+
+def _reached(measurements: list[Measurement], accuracy: float) -> float | None:
+    return next((m.time for m in measurements if m.metrics.get("accuracy", -1.0) >= accuracy), None)

@@ -1,0 +1,256 @@
+"""FedAST: several models at once over one pool of clients (FAST algorithms 2–4 and appendix A)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from math import inf, sqrt
+from typing import Any
+
+from offbeat.algorithms.allocate import divide, variance
+from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.algorithms.parts import Flow
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
+from offbeat.core.local import Local
+from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.state import State
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class TaskState(State):
+    """One task: its own server's state, and what it has been given of the clients."""
+
+    inner: Any
+    requests: int = 0  # R_m, wanted
+    size: int = 1  # b_m
+    flying: int = 0  # requests on their way
+    active: bool = False
+    recent: list[Vector] = field(default_factory=list)  # the last V updates
+    scale: float = 1.0  # η_c · η_s · τ of the last update
+
+
+@dataclass
+class FedASTState(State):
+    tasks: list[TaskState]
+    arrivals: int = 0  # c, over all tasks
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FedAST(Server[FedASTState]):
+    """Every task has R_m requests on their way and a buffer of b_m; every arrival sends K_m ∈ {0, 1, 2} new ones.
+
+    New requests go to clients drawn uniformly among all available ones, busy or not: a busy client queues them. When
+    b_m updates have come, x_m ← x_m − lr · mean of the deltas, which is the paper's η_s η_c τ · mean(Δ).
+
+    requests: ΣR over all tasks.   ratio: R_m / b_m (at most about 37).   size: a fixed b_m instead; 1 is
+        FedAST-NoBuffer.   lr: server step size, η_s.
+    allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
+        normalised variance of the task's last `window` updates (V), b_m in proportion; K_m moves gradually there.
+    targets: by task, the accuracy at which it is done; its requests go to the others at once. None: none.
+    aggregate: the server of each task; its `size` is b_m if it has one. None: FedBuff(lr=lr).
+
+    Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
+    """
+
+    requests: int = 100
+    ratio: float = 37.0
+    size: int | None = None
+    lr: float = 0.1
+    allocation: str = "static"
+    window: int = 8
+    period: float = 0.75
+    targets: tuple[float | None, ...] = ()
+    aggregate: Flow[Any] | None = None
+
+    def __post_init__(self) -> None:
+        positive(ratio=self.ratio, lr=self.lr, period=self.period)
+        if self.requests < 1:
+            raise SettingError(f"requests = {self.requests}: must be at least 1")
+        if self.size is not None and self.size < 1:
+            raise SettingError(f"size = {self.size}: a buffer holds at least 1 update")
+        if self.window < 2:
+            raise SettingError(f"window = {self.window}: a variance needs at least 2 updates")
+        if self.allocation not in ("static", "dynamic"):
+            raise SettingError(f'allocation = {self.allocation!r}: must be "static" or "dynamic"')
+        if self.aggregate is not None and self.aggregate.concurrency is not None:
+            raise SettingError("aggregate.concurrency: requests say how many clients work; leave it out")
+
+    # The tasks' own servers
+
+    def inner(self, size: int) -> Flow[Any]:
+        """The server of a task with this buffer size."""
+        return _sized(self.aggregate or FedBuff(lr=self.lr), size)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.inner(1).reads
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return self.inner(1).sends
+
+    def pair(self, local: Local) -> Local:
+        return self.inner(1).pair(local)
+
+    def models(self, state: FedASTState) -> Sequence[Model]:
+        return [task.inner.model for task in state.tasks]
+
+    # Events
+
+    def begin(self, models: Sequence[Vector], view: View) -> FedASTState:
+        if self.requests < len(models):
+            raise SettingError(f"requests = {self.requests} for {len(models)} tasks: each needs at least one")
+        if self.targets and len(self.targets) != len(models):
+            raise SettingError(f"{len(self.targets)} targets for {len(models)} tasks: give one for each")
+        return FedASTState([TaskState(self.inner(1).begin([model], view)) for model in models])
+
+    def started(self, state: FedASTState, view: View) -> Commands:
+        for m in view.tasks:
+            state.tasks[m].active = True
+        yield from self._share(state, self.first(state), "the beginning", view)
+        for m, task in enumerate(state.tasks):
+            yield from self._own(m, self.inner(task.size).started(task.inner, view))  # its alarms
+
+    def arrived(self, state: FedASTState, update: Update, view: View) -> Commands:
+        m, job = update.job.task, update.job
+        task = state.tasks[m]
+        task.flying -= 1
+        inner = self.inner(task.size)
+        task.recent = [*task.recent, update[inner.reads[0]]][-self.window :]
+        task.scale = job.lr * self.lr * job.steps
+        said = list(inner.arrived(task.inner, update, view))  # lines 7 and 9–11
+        yield from self._own(m, said)
+        state.arrivals += 1
+        if self.allocation == "dynamic" and state.arrivals % self._every(state) == 0:
+            self._reallocate(state, view)  # line 8
+        yield from self._follow(state, m, said, view)  # line 13
+
+    def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
+        task = state.tasks[job.task]
+        task.flying -= 1
+        yield from self._follow(state, job.task, [], view)
+
+    def rang(self, state: FedASTState, key: str, view: View) -> Commands:
+        m, _, own = key.partition(":")
+        task = state.tasks[int(m)]
+        if task.active:
+            yield from self._own(int(m), self.inner(task.size).rang(task.inner, own, view))
+
+    def joined(self, state: FedASTState, client: int, view: View) -> Commands:
+        for m, task in enumerate(state.tasks):  # nobody was there to take the requests
+            if task.active and task.flying == 0:
+                yield from self._send(state, m, task.requests, None, view)
+
+    def measured(self, state: FedASTState, task: int, metrics: Mapping[str, float], view: View) -> Commands:
+        target = self.targets[task] if self.targets else None
+        if target is not None and state.tasks[task].active and metrics.get("accuracy", -inf) >= target:
+            yield Stop(task, "target")
+            yield from self._drop(state, task, view)
+
+    def opened(self, state: FedASTState, task: int, view: View) -> Commands:
+        state.tasks[task].active = True
+        yield from self._share(state, self.first(state), f"task {task} is there", view)
+
+    def closed(self, state: FedASTState, task: int, view: View) -> Commands:
+        yield from self._drop(state, task, view)
+
+    def report(self, state: FedASTState) -> Mapping[str, Any]:
+        return {
+            "tasks": [{"requests": t.requests, "size": t.size, "in_flight": t.flying} for t in state.tasks],
+            "decisions": state.decisions,
+        }
+
+    # Who gets how much
+
+    def first(self, state: FedASTState) -> Mapping[int, float]:
+        """Tasks that may be trained now, and their shares before anything is known about them."""
+        return {m: 1.0 for m, task in enumerate(state.tasks) if task.active}
+
+    def _every(self, state: FedASTState) -> int:
+        active = sum(task.active for task in state.tasks)
+        return max(1, round(self.period * active * self.requests))
+
+    def _reallocate(self, state: FedASTState, view: View) -> None:
+        """Algorithm 3: R_m ∝ σ̂_m, once every task has a full window."""
+        active = {m: t for m, t in enumerate(state.tasks) if t.active and t.requests}
+        if not active or any(len(t.recent) < self.window for t in active.values()):
+            return
+        sigma = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
+        self._decide(state, sigma, "variance of updates", view)
+
+    def _decide(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> None:
+        parts = divide(self.requests, weights)
+        for m, task in enumerate(state.tasks):
+            task.requests = parts.get(m, 0)
+            task.size = self.size or max(1, round(task.requests / self.ratio))
+        state.decisions.append(
+            {
+                "time": view.now,
+                "why": why,
+                "weights": {str(m): w for m, w in weights.items()},
+                "requests": [t.requests for t in state.tasks],
+                "sizes": [t.size for t in state.tasks],
+            }
+        )
+
+    def _share(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> Commands:
+        """A new division that takes effect at once: what is lacking is sent now."""
+        if not weights:
+            return
+        self._decide(state, weights, why, view)
+        for m, task in enumerate(state.tasks):
+            yield from self._send(state, m, task.requests - task.flying, None, view)
+
+    def _drop(self, state: FedASTState, m: int, view: View) -> Commands:
+        """The task is over; its requests go to the others in proportion to what they have."""
+        gone = state.tasks[m]
+        gone.active, gone.flying, gone.recent = False, 0, []
+        first = self.first(state)
+        weights = {k: float(state.tasks[k].requests or share) for k, share in first.items()}
+        yield from self._share(state, weights, f"task {m} is done", view)
+
+    def _follow(self, state: FedASTState, m: int, said: Sequence[Command], view: View) -> Commands:
+        """K_m new requests after one has come back: one, or none or two while R_m is being approached."""
+        task = state.tasks[m]
+        if not task.active:
+            return
+        had = task.flying + 1
+        k = 1 if had == task.requests else 0 if had > task.requests else 2
+        template = next((c for c in said if isinstance(c, Send)), None)
+        yield from self._send(state, m, k, template, view)
+
+    def _send(self, state: FedASTState, m: int, count: int, template: Send | None, view: View) -> Commands:
+        task = state.tasks[m]
+        if template is None:
+            model = task.inner.model
+            template = Send(-1, {"model": model.vector}, model.version, lr=self.inner(task.size).local_lr(task.inner))
+        for client in view.available(max(count, 0)):
+            task.flying += 1
+            yield template._replace(client=client, task=m)
+
+    def _own(self, m: int, said: Any) -> Commands:
+        """Alarms of a task's own server, under its own name."""
+        for command in said:
+            if isinstance(command, Alarm):
+                yield command._replace(key=f"{m}:{command.key}")
+
+
+@dataclass(frozen=True)
+class OneByOne(FedAST):
+    """The naive way: all requests to one task until it is done, then to the next (FAST §1).
+
+    Settings as for FedAST.
+    """
+
+    def first(self, state: FedASTState) -> Mapping[int, float]:
+        return dict([(m, 1.0) for m, task in enumerate(state.tasks) if task.active][:1])
+
+
+@lru_cache(maxsize=256)
+def _sized(server: Flow[Any], size: int) -> Flow[Any]:
+    settings: dict[str, Any] = {f.name: size for f in fields(server) if f.name == "size"}
+    return replace(server, **settings)

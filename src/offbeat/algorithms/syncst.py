@@ -1,0 +1,351 @@
+"""Synchronous training of several models: Sync-ST, Sync-UCB-ST and Sync-Bayes-ST (FAST §2, §5.2, D.1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from offbeat.algorithms.allocate import divide
+from offbeat.algorithms.parts import Buffer
+from offbeat.core.errors import SettingError, positive
+from offbeat.core.events import Job, Send, Stop, Update
+from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.state import State
+from offbeat.core.vectors import Payload, Vector
+
+
+@dataclass
+class RoundTask(State):
+    """One task in the present round."""
+
+    model: Model
+    buffer: Buffer
+    active: bool = False
+    out: int = 0  # jobs of this round on their way
+    done: bool = False  # this round has given what it should
+
+
+@dataclass
+class SyncState(State):
+    tasks: list[RoundTask]
+    rounds: int = 0
+    began: float = 0.0  # this round
+
+
+S = TypeVar("S", bound=SyncState)
+
+
+@dataclass(frozen=True)
+class Synchronised(Server[S]):
+    """Each round: idle clients are divided over the tasks; when every task has its results, all tasks step.
+
+    per_round: clients drawn per round over all tasks.   first: results taken per task, the rest ignored (the paper's
+    k = 30); None: wait for all.   lr: server step size.   shares: by task, its part of the clients; empty: equal.
+    targets: by task, the accuracy at which it is done; its clients go to the others. None: none.
+    """
+
+    per_round: int = 100
+    first: int | None = None
+    lr: float = 1.0
+    shares: tuple[float, ...] = ()
+    targets: tuple[float | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        for name in ("per_round", "first"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} = {value}: must be at least 1")
+        if any(share <= 0 for share in self.shares):
+            raise SettingError(f"shares = {list(self.shares)}: each must be positive")
+
+    def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> dict[int, list[int]]:
+        """Which of these clients train which task; `places` are the tasks' numbers of clients."""
+        raise NotImplementedError
+
+    def learn(self, state: S, update: Update, view: View) -> None:
+        """What a result says about its client."""
+
+    def concluded(self, state: S, view: View) -> None:
+        """What a finished round says about its assignment."""
+
+    def models(self, state: S) -> Sequence[Model]:
+        return [task.model for task in state.tasks]
+
+    def check(self, models: Sequence[Vector]) -> None:
+        """Refuse settings that do not fit so many tasks."""
+        for name in ("shares", "targets"):
+            given = getattr(self, name)
+            if given and len(given) != len(models):
+                raise SettingError(f"{name} has {len(given)} values for {len(models)} tasks; give one for each")
+        if self.per_round < len(models):
+            raise SettingError(f"per_round = {self.per_round} for {len(models)} tasks: each needs at least one client")
+
+    def started(self, state: S, view: View) -> Commands:
+        for m in view.tasks:
+            state.tasks[m].active = True
+        yield from self._round(state, view)
+
+    def arrived(self, state: S, update: Update, view: View) -> Commands:
+        task = state.tasks[update.job.task]
+        self.learn(state, update, view)
+        if task.active and update.job.version == task.model.version:  # otherwise too late for its round
+            task.out -= 1
+            if not task.done:
+                task.buffer.add(1.0, update["delta"])
+                task.done = task.out == 0 or task.buffer.count == self.first
+            yield from self._barrier(state, view)
+
+    def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
+        task = state.tasks[job.task]
+        if task.active and job.version == task.model.version:
+            task.out -= 1
+            task.done = task.done or task.out == 0
+            yield from self._barrier(state, view)
+
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        if not any(task.out for task in state.tasks):  # nobody was there when the round should have begun
+            yield from self._round(state, view)
+
+    def measured(self, state: S, task: int, metrics: Mapping[str, float], view: View) -> Commands:
+        target = self.targets[task] if self.targets else None
+        if target is not None and state.tasks[task].active and metrics.get("accuracy", -math.inf) >= target:
+            yield Stop(task, "target")
+            yield from self.closed(state, task, view)
+
+    def opened(self, state: S, task: int, view: View) -> Commands:
+        state.tasks[task].active = True  # from the next round on
+        if not any(t.out for t in state.tasks):
+            yield from self._round(state, view)
+
+    def closed(self, state: S, task: int, view: View) -> Commands:
+        state.tasks[task].active = False
+        state.tasks[task].out = 0
+        yield from self._barrier(state, view)
+
+    def _barrier(self, state: S, view: View) -> Commands:
+        """When every task is done with the round, all step and the next one begins."""
+        active = [task for task in state.tasks if task.active]
+        if not active or not all(task.done for task in active):
+            return
+        for task in active:
+            if task.buffer.count:
+                task.model.step(-self.lr, task.buffer.take_mean())
+        self.concluded(state, view)
+        yield from self._round(state, view)
+
+    def _round(self, state: S, view: View) -> Commands:
+        active = [m for m, task in enumerate(state.tasks) if task.active]
+        clients = view.idle(self.per_round)
+        state.rounds, state.began = state.rounds + 1, view.now
+        if not active or not clients:
+            return
+        if len(clients) < len(active):  # too few for every task: some sit this round out
+            active = active[: len(clients)]
+        places = divide(len(clients), {m: self.shares[m] if self.shares else 1.0 for m in active})
+        assigned = self.assign(state, clients, places, view)
+        for m, task in enumerate(state.tasks):
+            mine = assigned.get(m, [])
+            task.out, task.done = len(mine), not mine
+            for client in mine:
+                yield Send(client, {"model": task.model.vector}, task.model.version, task=m)
+
+
+@dataclass(frozen=True)
+class SyncST(Synchronised[SyncState]):
+    """Each round a random partition of the clients over the tasks (FAST §2).
+
+    per_round, first, lr, shares, targets: see `Synchronised`.
+    """
+
+    def begin(self, models: Sequence[Vector], view: View) -> SyncState:
+        self.check(models)
+        return SyncState([RoundTask(Model(model), Buffer()) for model in models])
+
+    def assign(
+        self, state: SyncState, clients: Sequence[int], places: Mapping[int, int], view: View
+    ) -> dict[int, list[int]]:
+        return _cut(clients, places)  # they come in random order
+
+
+def _cut(clients: Sequence[int], places: Mapping[int, int]) -> dict[int, list[int]]:
+    parts, at = {}, 0
+    for m, count in places.items():
+        parts[m] = list(clients[at : at + count])
+        at += count
+    return parts
+
+
+@dataclass(frozen=True)
+class Scored(Wrapper):
+    """Reports besides its result the loss of the model it received, on its first mini-batch."""
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return (*self.inner.sends, "loss")
+
+    def wire(self, dim: int) -> tuple[int, int]:
+        down, up = self.inner.wire(dim)
+        return down, up + 4
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        upload, memory = self.inner.final(carry, work)
+        work.step = 0
+        return {**upload, "loss": work.loss(work.payload["model"]).unsqueeze(-1)}, memory
+
+
+@dataclass
+class UCBState(SyncState):
+    seen: dict[tuple[int, int], list[float]] = field(default_factory=dict)  # (client, task) -> [times, sum of losses]
+
+
+@dataclass(frozen=True)
+class SyncUCBST(Synchronised[UCBState]):
+    """Clients go where a bandit expects the largest local loss (after Bhuyan and Moharir 2022).
+
+    Client i's score for task m is its mean reported loss there plus explore · sqrt(2 ln(rounds)/times asked); the pairs
+    with the highest scores are served first. per_round, first, lr, shares, targets: see `Synchronised`.
+
+    Differs from the paper: it names the method without its details; losses of a task are divided by their mean over all
+    clients, so that tasks with other losses can be compared.
+    """
+
+    explore: float = 1.0
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("delta", "loss")
+
+    def pair(self, local: Local) -> Local:
+        return Scored.around(local)
+
+    def begin(self, models: Sequence[Vector], view: View) -> UCBState:
+        self.check(models)
+        return UCBState([RoundTask(Model(model), Buffer()) for model in models])
+
+    def learn(self, state: UCBState, update: Update, view: View) -> None:
+        pair = (update.job.client, update.job.task)
+        times, total = state.seen.get(pair, (0.0, 0.0))
+        state.seen[pair] = [times + 1.0, total + float(update["loss"])]
+
+    def assign(
+        self, state: UCBState, clients: Sequence[int], places: Mapping[int, int], view: View
+    ) -> dict[int, list[int]]:
+        mean = {m: _mean([s for (_, t), s in state.seen.items() if t == m]) for m in places}
+        scores = {(c, m): self._score(state, c, m, mean[m]) for c in clients for m in places}
+        order = {pair: at for at, pair in enumerate(scores)}  # clients come in random order: ties are broken by it
+        parts: dict[int, list[int]] = {m: [] for m in places}
+        free = set(clients)
+        for client, m in sorted(scores, key=lambda pair: (-scores[pair], order[pair])):
+            if client in free and len(parts[m]) < places[m]:
+                parts[m].append(client)
+                free.remove(client)
+        return parts
+
+    def _score(self, state: UCBState, client: int, task: int, mean: float) -> float:
+        times, total = state.seen.get((client, task), (0.0, 0.0))
+        if not times:
+            return math.inf
+        return total / times / mean + self.explore * math.sqrt(2.0 * math.log(max(state.rounds, 2)) / times)
+
+
+def _mean(seen: Sequence[Sequence[float]]) -> float:
+    times = sum(s[0] for s in seen)
+    return max(sum(s[1] for s in seen) / times, 1e-12) if times else 1.0
+
+
+@dataclass
+class BayesState(SyncState):
+    durations: dict[int, list[float]] = field(default_factory=dict)  # client -> [times, sum of time per local step]
+    counts: dict[int, int] = field(default_factory=dict)  # client -> rounds it took part in
+    features: list[list[float]] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    current: list[float] = field(default_factory=list)  # features of the present round
+
+
+@dataclass(frozen=True)
+class SyncBayesST(Synchronised[BayesState]):
+    """The partition of a round is chosen by Bayesian optimisation of its cost (after Zhou et al. 2022).
+
+    Cost = length of the round + fairness · unevenness of participation. Of `candidates` random partitions the one with
+    the largest expected improvement is taken, under a Gaussian process fitted to the last `memory` rounds.
+    per_round, first, lr, shares, targets: see `Synchronised`.
+
+    Differs from the paper: it names the method without its details; a partition is described to the process by each
+    task's mean known time of its clients and their mean participation, not by its members.
+    """
+
+    candidates: int = 32
+    fairness: float = 1.0
+    memory: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(candidates=self.candidates, memory=self.memory)
+        if self.fairness < 0:
+            raise SettingError(f"fairness = {self.fairness}: must not be negative")
+
+    def begin(self, models: Sequence[Vector], view: View) -> BayesState:
+        self.check(models)
+        return BayesState([RoundTask(Model(model), Buffer()) for model in models])
+
+    def learn(self, state: BayesState, update: Update, view: View) -> None:
+        client = update.job.client
+        times, total = state.durations.get(client, (0.0, 0.0))
+        state.durations[client] = [times + 1.0, total + (view.now - state.began) / max(update.job.steps, 1)]
+        state.counts[client] = state.counts.get(client, 0) + 1
+
+    def concluded(self, state: BayesState, view: View) -> None:
+        counts = list(state.counts.values()) or [0]
+        mean = sum(counts) / len(counts)
+        uneven = math.sqrt(sum((c - mean) ** 2 for c in counts) / len(counts)) / max(mean, 1e-12)
+        state.features = [*state.features, state.current][-self.memory :]
+        state.costs = [*state.costs, view.now - state.began + self.fairness * uneven][-self.memory :]
+
+    def assign(
+        self, state: BayesState, clients: Sequence[int], places: Mapping[int, int], view: View
+    ) -> dict[int, list[int]]:
+        options = [_cut(_shuffled(clients, view), places) for _ in range(self.candidates)]
+        described = [self._describe(state, option) for option in options]
+        best = _improvement(state.features, state.costs, described)
+        state.current = described[best]
+        return options[best]
+
+    def _describe(self, state: BayesState, parts: Mapping[int, Sequence[int]]) -> list[float]:
+        row = [0.0] * (2 * len(state.tasks))
+        for m, clients in parts.items():
+            known = [state.durations[c][1] / state.durations[c][0] for c in clients if c in state.durations]
+            row[2 * m] = sum(known) / len(known) if known else 0.0
+            row[2 * m + 1] = sum(state.counts.get(c, 0) for c in clients) / max(len(clients), 1)
+        return row
+
+
+def _improvement(
+    features: Sequence[Sequence[float]], costs: Sequence[float], options: Sequence[Sequence[float]]
+) -> int:
+    """The option with the largest expected improvement over the lowest cost so far; the first while little is known."""
+    if len(costs) < 4:
+        return 0
+    import numpy as np
+    from scipy.stats import norm
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+    x, y = np.asarray(features), np.asarray(costs)
+    centre, spread = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-9)
+    kernel = RBF(length_scale=math.sqrt(x.shape[1])) + WhiteKernel(0.1)
+    process = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit((x - centre) / spread, y)
+    mean, deviation = process.predict((np.asarray(options) - centre) / spread, return_std=True)
+    gap = (y.min() - mean) / np.maximum(deviation, 1e-12)
+    return int(np.argmax((y.min() - mean) * norm.cdf(gap) + deviation * norm.pdf(gap)))
+
+
+def _shuffled(clients: Sequence[int], view: View) -> list[int]:
+    items: list[Any] = list(clients)
+    for at in range(len(items) - 1, 0, -1):
+        other = view.rng.below(at + 1)
+        items[at], items[other] = items[other], items[at]
+    return items
