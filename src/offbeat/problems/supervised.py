@@ -19,6 +19,7 @@ from offbeat.data.base import Dataset
 from offbeat.data.splits import IID, Split
 from offbeat.models.build import build
 from offbeat.models.flat import Flat
+from offbeat.models.linear import ClosedForm
 
 _CHUNK = 8192  # samples evaluated at a time
 _AHEAD = 1 << 20  # draws made ahead at most
@@ -147,35 +148,53 @@ class Supervised:
 
     @torch.no_grad()
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """Accuracy of row i on the test share of client i, which has the class proportions of its training data."""
-        right = []
+        """Accuracy of row i on the test share of client i."""
+        found = []
         for w, client in zip(models, clients, strict=True):
-            which = self.test_shares[client]
-            outputs = self.flat(w, self.inputs(self.test_x[which]))
-            right.append(float((outputs.argmax(dim=-1) == self.test_y[which]).float().mean()))
-        return right
+            share, right = self.test_shares[client], 0.0
+            for which in torch.split(share, _CHUNK):
+                outputs = self.flat(w, self.inputs(self.test_x[which]))
+                right += float((outputs.argmax(dim=-1) == self.test_y[which]).sum())
+            found.append(right / len(share))
+        return found
 
     @cached_property
     def test_shares(self) -> list[Tensor]:
-        """Test samples of each client: its own if samples have owners, else a part of each class as large as its part
-        of the training samples of that class. A client too small for any gets one sample of its commonest class."""
-        train = self.data.train_y.numpy()
-        labels = [train[self.order[s : s + n]] for s, n in zip(self.starts, self.sizes, strict=True)]
-        counts = np.stack([np.bincount(mine, minlength=self.data.classes) for mine in labels])  # [n, classes]
+        """Test samples of each client: its owner's if every client is one natural owner, else a part of each class as
+        large as its part of the training samples of that class. A client too small for any gets one sample, of the
+        commonest of its classes that are tested at all."""
+        shards = [self.order[s : s + n] for s, n in zip(self.starts, self.sizes, strict=True)]
+        shares = self._owned(shards) or self._by_class(shards)
+        return [torch.from_numpy(share).to(self.device) for share in shares]
+
+    def _owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The test samples of each client's owner; nothing where a client is not one owner."""
+        if self.data.owner is None or self.data.test_owner is None:
+            return []
+        owner, tested = self.data.owner.numpy(), self.data.test_owner.numpy()
+        owners = [np.unique(owner[shard]) for shard in shards]
+        if any(len(names) > 1 for names in owners):
+            return []
+        order = np.argsort(tested, kind="stable")
+        edges = [np.searchsorted(tested, [names[0], names[0] + 1], sorter=order) for names in owners]
+        return [order[first:last] for first, last in edges]
+
+    def _by_class(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        train, test, owner = self.data.train_y.numpy(), self.data.test_y.numpy(), self.data.test_owner
+        counts = np.stack([np.bincount(train[s], minlength=self.data.classes) for s in shards])  # [n, classes]
         rng = np.random.default_rng(key(0, SHARE))
-        parts: list[list[np.ndarray]] = [[] for _ in labels]
-        test = self.data.test_y.numpy()
-        members = [rng.permutation(np.flatnonzero(test == c)) for c in range(self.data.classes)]
+        real = True if owner is None else owner.numpy() >= 0
+        members = [rng.permutation(np.flatnonzero((test == c) & real)) for c in range(self.data.classes)]
+        parts: list[list[np.ndarray]] = [[] for _ in shards]
         for c, samples in enumerate(members):
             total = counts[:, c].sum()
             cuts = np.rint(np.cumsum(counts[:, c]) / max(total, 1) * len(samples)).astype(np.int64)
             for client, piece in enumerate(np.split(samples, cuts[:-1])):
                 if total:
                     parts[client].append(piece)
-        shares = [np.concatenate(p) if p else np.empty(0, np.int64) for p in parts]
-        lonely = [members[int(mine.argmax())][:1] for mine in counts]
-        chosen = [share if len(share) else one for share, one in zip(shares, lonely, strict=True)]
-        return [torch.from_numpy(c).to(self.device) for c in chosen]
+        shares = [np.concatenate(p) for p in parts]
+        commonest = (counts * [len(m) > 0 for m in members]).argmax(axis=1)
+        return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
         if len(models) > 1 and self.stacks:
@@ -276,10 +295,17 @@ class _Rows:
     # Differentiating
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
-        return self._each(w, self._gather(step, sample), self._gradient, grad(self.problem.loss))
+        return self._slope(w, self._gather(step, sample))
 
     def full(self, w: Vector) -> Vector:
-        return self._each(w, self._fetch(*self._everything()), self._gradient, grad(self.problem.loss))
+        return self._slope(w, self._fetch(*self._everything()))
+
+    def _slope(self, w: Vector, batch: tuple[Tensor, Tensor, Tensor]) -> Vector:
+        p = self.problem
+        if not isinstance(p.flat.module, ClosedForm):
+            return self._each(w, batch, self._gradient, grad(p.loss))
+        g = p.flat.module.gradient(w, *batch)
+        return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
 
     def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
         return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
