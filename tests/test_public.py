@@ -18,7 +18,7 @@ NAMES = [
     *("Algorithm", "Server", "Local", "Model", "State", "View", "Work", "Commands"),
     *("Alarm", "Recall", "Send", "Stop", "Job", "Update"),
     *("Problem", "Quadratic", "Supervised"),
-    *("OffbeatError", "Run", "Until", "run"),
+    *("OffbeatError", "Personal", "Run", "Until", "run"),
 ]
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages(offbeat.__path__, "offbeat."))

@@ -7,7 +7,12 @@ The names below are the public surface, together with what `offbeat.algorithms`,
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Threads of PyTorch that wait should sleep: by default they spin, and on a machine that others use too that made small
+# models 20 times slower. It has an effect if PyTorch has not been imported yet; an explicit setting is left alone.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from offbeat.algorithms import AREA, FedAsync, FedAvg, FedBuff
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from offbeat.problems.quadratic import Quadratic
     from offbeat.problems.supervised import Supervised
     from offbeat.simulate.loop import Until
+    from offbeat.simulate.personal import Personal
     from offbeat.simulate.run import Run, run
 
 __version__ = "0.1.0"
@@ -37,6 +43,7 @@ _HOMES = {
     "offbeat.problems.quadratic": ("Quadratic",),
     "offbeat.problems.supervised": ("Supervised",),
     "offbeat.simulate.loop": ("Until",),
+    "offbeat.simulate.personal": ("Personal",),
     "offbeat.simulate.run": ("Run", "run"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -54,6 +61,7 @@ __all__ = [
     "Local",
     "Model",
     "OffbeatError",
+    "Personal",
     "Problem",
     "Quadratic",
     "Recall",

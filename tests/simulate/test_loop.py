@@ -32,7 +32,7 @@ def test_a_run_ends_at_its_horizon_and_handles_what_happens_then() -> None:
     result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=3.0))
     assert [e.time for e in result.events] == [0.0, 1.0, 2.0, 3.0]
     result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=3.5))
-    assert (result.events[-1].time, result.world.now, result.world.stopped) == (3.0, 3.5, "horizon")
+    assert (result.events[-1].time, result.world.now, result.world.stopped) == (3.0, 3.5, "time")
 
 
 def test_a_run_ends_after_so_many_updates_or_server_steps() -> None:
@@ -43,7 +43,7 @@ def test_a_run_ends_after_so_many_updates_or_server_steps() -> None:
 
 def test_whatever_comes_first_ends_the_run() -> None:
     result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=2.5, updates=9, versions=9))
-    assert (result.world.tally.updates, result.world.stopped) == (2, "horizon")
+    assert (result.world.tally.updates, result.world.stopped) == (2, "time")
 
 
 def test_a_run_ends_when_a_measurement_shows_the_accuracy() -> None:

@@ -86,7 +86,7 @@ def test_a_missing_table_says_where_it_was_sought(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="set OFFBEAT_DATA"):
         PhoneSpeeds().factors(2, 0)
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"speed_distri\.json; give its folder"):
+    with pytest.raises(DataError, match=r"speed_distri\.json; set OFFBEAT_DATA to the folder"):
         Times(network=PhoneNetwork()).bind(2, 0)
 
 

@@ -68,7 +68,7 @@ def plain(value: Any, hint: Any, where: str) -> Any:
             return tuple(plain(v, typing.get_args(option)[0], f"{where}[{i}]") for i, v in enumerate(value))
         if origin in (list, dict) and isinstance(value, origin):
             return value
-    names = " or ".join(_WORDS[typing.get_origin(o) or o] for o in options if o is not type(None))
+    names = " or ".join(_WORDS.get(typing.get_origin(o) or o, "something else") for o in options if o is not type(None))
     raise SettingError(f"{where} = {value!r}: expected {names}")
 
 

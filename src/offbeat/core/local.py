@@ -102,6 +102,11 @@ class Local:
         return {"delta": work.payload["model"] - carry["w"]}, work.memory
 
     @property
+    def trains(self) -> bool:
+        """Whether its steps reach a model, the carry's "w", that a wrapper may report in its own way."""
+        return True
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Names in the upload that are one number a client; the run's record keeps their mean and maximum."""
         return ()
@@ -114,7 +119,7 @@ class Local:
 
     def wire(self, dim: int) -> tuple[int, int]:
         """Bytes of a download and of an upload, which the timing model turns into time."""
-        return 4 * dim * len(self.needs), 4 * dim * len(self.sends)
+        return 4 * dim * len(self.needs), 4 * dim * (len(self.sends) - len(self.notes)) + 4 * len(self.notes)
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ class Wrapper(Local):
         """This wrapper around a local half, unless it is one already."""
         if isinstance(inner, cls):
             return inner
+        if not inner.trains:
+            raise SettingError(f"{type(inner).__name__} reaches no model that could be reported; use one that trains")
         return cls(lr=inner.lr, steps=inner.steps, batch=inner.batch, shuffle=inner.shuffle, inner=inner)
 
     @property

@@ -22,6 +22,10 @@ class Gradient(Local):
     def sends(self) -> tuple[str, ...]:
         return ("gradient",)
 
+    @property
+    def trains(self) -> bool:
+        return False
+
     def step(self, carry: Carry, work: Work) -> Carry:
         return {"g": work.gradient(work.payload["model"])}
 

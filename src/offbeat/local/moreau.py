@@ -43,9 +43,6 @@ class Moreau(Local):
     def notes(self) -> tuple[str, ...]:
         return ("nu",)
 
-    def wire(self, dim: int) -> tuple[int, int]:
-        return 4 * dim, 4 * dim + 4
-
     @property
     def rate(self) -> float:
         """The inner step size."""
@@ -79,7 +76,7 @@ class Moreau(Local):
         return {"delta": work.payload["model"] - carry["w"], "nu": carry["nu"]}, work.memory
 
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
-        """θ̃(w) with this many inner steps, each on a mini-batch of its own: as many samples as any other method sees."""
+        """θ̃(w) by so many inner steps, each on its own mini-batch: as many samples as any other method sees."""
         theta = w
         for work.step in range(steps):
             theta = theta - self.rate * (work.gradient(theta) + self.penalty * (theta - w))

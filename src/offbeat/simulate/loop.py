@@ -160,7 +160,7 @@ class Simulation:
         world = self.world
         limit = self.until.time
         if not world.heap or (limit is not None and world.heap[0][0] > limit):
-            self._end("horizon" if limit is not None else "nothing left to do")
+            self._end("time" if limit is not None else "nothing left to do")
             return
         time, kind, _, ref = heapq.heappop(world.heap)
         if kind == ARRIVE:
@@ -207,7 +207,7 @@ class Simulation:
 
     def _end(self, reason: str) -> None:
         world = self.world
-        if reason == "horizon":
+        if reason == "time":
             world.now = self.until.time or world.now
         world.stopped = world.stopped or reason
         if self.every is not None:

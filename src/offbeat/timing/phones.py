@@ -101,13 +101,13 @@ class PhoneNetwork:
 
 
 def located(name: str, folder: str | None = None) -> Path:
-    """The path of a table: as given, else in `folder`, else in $OFFBEAT_DATA/traces; it must exist."""
-    data = os.environ.get("OFFBEAT_DATA")
-    tried = [Path(folder) / name] if folder else [Path(name), *([Path(data) / "traces" / name] if data else [])]
+    """The path of a table: as given, else in `folder`, else in traces/ of $OFFBEAT_DATA or ~/.cache/offbeat."""
+    data = Path(os.environ.get("OFFBEAT_DATA") or Path.home() / ".cache" / "offbeat")
+    tried = [Path(folder) / name] if folder else [Path(name), data / "traces" / name]
     for path in tried:
         if path.is_file():
             return path
-    hint = "give its folder" if folder or data else "set OFFBEAT_DATA to the folder whose traces/ holds it"
+    hint = "give its folder" if folder else "set OFFBEAT_DATA to the folder whose traces/ holds it"
     raise DataError(f"no file {' nor '.join(str(path) for path in tried)}; {hint}")
 
 

@@ -1,0 +1,185 @@
+"""What the pages say is so: scripts run, files parse and run, commands end well, every name and link is there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from command import offbeat
+
+from offbeat.cli.algorithms import ALGORITHMS, LOCALS
+from offbeat.cli.experiment import Experiment
+from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
+from offbeat.cli.timing import TIMINGS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST = 5.0  # virtual time of a command's run; files that ask for more are cut down
+
+# What a snippet of an experiment file is completed with.
+REST = tomllib.loads("""
+problem = { data = "digits", clients = 8, split = { classes = 5 } }
+timing = { exponential = { rate = 10.0 } }
+algorithm = [{ name = "fedbuff", size = 4, concurrency = 6, local = { sgd = { lr = 0.1, batch = 16 } } }]
+""")
+
+
+class Block(NamedTuple):
+    """A fenced block: ```language file, where a block with the name of a file is meant to be saved under it."""
+
+    page: Path
+    line: int
+    language: str
+    file: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(r"^```(\w*) *(\S*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [Block(page, text.count("\n", 0, m.start(3)) + 1, *m.groups()) for m in found]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+TOML = [block for block in BLOCKS if block.language == "toml"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in, without anybody's data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OFFBEAT_DATA", raising=False)
+    return tmp_path
+
+
+def save_files(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+
+
+# A page, from top to bottom
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_scripts_and_commands_of_a_page_work_in_their_order(page: Path, here: Path) -> None:
+    save_files(page, here)
+    mine = blocks(page)
+    for at, block in enumerate(mine):
+        if block.language == "python":
+            printed = run_script(block)
+            for after in mine[at + 1 : at + 2]:
+                if after.language == "text":  # what it printed
+                    assert_alike(printed, after.text, block.place)
+        elif block.language == "console":
+            for line in commands(block):
+                outcome = offbeat(*shortened(line))
+                assert outcome.code == 0, f"{block.place}: {line}: {outcome.err}"
+
+
+def run_script(block: Block) -> str:
+    """What the script prints, run alone; errors show the page's own lines."""
+    out = io.StringIO()
+    code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec", dont_inherit=True)
+    with contextlib.redirect_stdout(out):
+        exec(code, {"__name__": block.place})
+    return out.getvalue()
+
+
+def assert_alike(printed: str, shown: str, place: str) -> None:
+    """The same words; numbers may differ a little from one machine to another."""
+    number = r"-?\d+(?:\.\d+)?"
+    assert re.sub(number, "#", printed) == re.sub(number, "#", shown), place
+    found, expected = ([float(x) for x in re.findall(number, text)] for text in (printed, shown))
+    assert found == pytest.approx(expected, rel=0.1, abs=0.011), place
+
+
+def commands(block: Block) -> list[str]:
+    """The lines that call offbeat; `make` would make another environment."""
+    lines = [line.removeprefix("$ ") for line in block.text.splitlines() if line.startswith("$ ")]
+    assert all(line.split()[0] in ("offbeat", "make") for line in lines), block.place
+    return [line for line in lines if line.startswith("offbeat ")]
+
+
+def shortened(line: str) -> list[str]:
+    words = shlex.split(line, comments=True)[1:]
+    if words[0] == "run" and tomllib.loads(Path(words[1]).read_text())["until"]["time"] > LONGEST:
+        words += ["--set", "until.time=1.0"]
+    return words
+
+
+def test_the_targets_of_make_that_the_readme_names_are_there() -> None:
+    targets = set(re.findall(r"^\$ make (\w+)", PAGES[0].read_text(), re.MULTILINE))
+    assert targets >= {"demo", "test"}
+    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+# Experiment files
+
+
+@pytest.mark.parametrize("block", TOML, ids=lambda block: block.place)
+def test_every_experiment_file_and_every_part_of_one_parses_and_runs(block: Block, here: Path) -> None:
+    save_files(block.page, here)
+    table = tomllib.loads(block.text)
+    experiment = Experiment({**REST, **table, **hurried(table)})
+    if experiment.table["problem"]["data"] in ("digits", "quadratic"):  # the others have to be fetched
+        for spec in experiment.runs:
+            world = experiment.simulation(spec).run()
+            assert world.tally.updates > 0 or set(REST) <= set(table), f"{block.place}: {spec.name} did nothing"
+
+
+def hurried(table: dict[str, Any]) -> dict[str, Any]:
+    """When a test stops: a whole file early, a part of one after a few updates."""
+    if set(REST) <= set(table):
+        return {"until": {"time": min(2.0, table["until"]["time"]), "updates": 100}, "trials": 1}
+    return {"until": {"updates": 20, "time": 1e7}, "evaluate": {"every": 1e6}}
+
+
+# Names and links
+
+
+def toml_of(page: str) -> str:
+    return "\n".join(block.text for block in TOML if block.page.name == page)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if not entry.several])
+def test_every_algorithm_has_its_section_and_its_lines(name: str) -> None:
+    assert f'name = "{name}"' in toml_of("catalogue.md")
+    assert f"\n### {name}\n" in (ROOT / "docs/catalogue.md").read_text()
+
+
+def test_every_local_half_and_every_timing_model_has_its_line() -> None:
+    assert [name for name in LOCALS if f"{{ {name} = {{" not in toml_of("catalogue.md")] == []
+    assert [name for name in TIMINGS if not re.search(rf"^{name} = ", toml_of("timing.md"), re.MULTILINE)] == []
+
+
+def test_every_data_set_split_and_model_is_named() -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    quoted = set(re.findall(r'`[{ "]*([\w.:-]+)', text))
+    assert [name for name in (*DATA, "quadratic", *SPLITS, *MODELS) if name not in quoted] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("https://"):
+            name, _, anchor = target.partition("#")
+            file = page.parent / name if name else page
+            assert file.is_file(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to headings."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
