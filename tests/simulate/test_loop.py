@@ -222,3 +222,9 @@ def test_large_but_finite_results_are_no_divergence() -> None:
 def test_an_unknown_executor_is_refused() -> None:
     with pytest.raises(SettingError, match="must be 'auto', 'serial' or 'batched'"):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(updates=1), executor="gpu")
+
+
+def test_a_run_in_which_nobody_works_any_more_ends_although_it_is_measured() -> None:
+    silent = Scenario({})  # sends nothing to anybody
+    simulation, _ = play(silent, ONE, Until(updates=5), evaluate_every=1.0)
+    assert simulation.world.stopped == "nothing left to do"

@@ -172,7 +172,7 @@ class Simulation:
         elif kind == MEASURE:
             world.now = time
             self._measure(int(ref))
-            if self.every is not None and int(ref) not in world.finished:
+            if self.every is not None and int(ref) not in world.finished and not self._stuck():
                 self.traffic.push(time + self.every, MEASURE, ref)
         elif kind == RING:
             world.now = time
@@ -183,6 +183,10 @@ class Simulation:
         else:
             world.now = time
             self._flip(int(ref))
+
+    def _stuck(self) -> bool:
+        """Whether nothing but measurements will ever happen again, and no time limit would end that."""
+        return self.until.time is None and all(entry[1] == MEASURE for entry in self.world.heap)
 
     def _arrive(self, flight: Flight) -> None:
         world, job = self.world, flight.job
