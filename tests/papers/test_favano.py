@@ -67,6 +67,14 @@ def test_a_client_that_has_done_nothing_gives_its_start(normalise: str) -> None:
     assert result.model.item() == pytest.approx(4.0, abs=1e-15)
 
 
+def test_what_it_gives_is_its_start_and_not_the_server_s_model() -> None:
+    """Client 0 brings w to (0 + 6)/2 = 3; then client 1, which started from 0 and has done nothing: (3 + 0)/2."""
+    server = Favano(sampled=1, period=1.0)
+    result = run(Line([6.0, 6.0]), server, SGD(lr=1.0), Scripted([[1.0], [100.0]]), Until(versions=2), seed=1)
+    assert [e.client for e in result.events if e.event == "Arrived"] == [0, 1]
+    assert result.model.item() == 1.5
+
+
 def test_the_server_s_own_model_counts_as_one_of_s_plus_one() -> None:
     """One step from 0 to the centre 6 by each of two clients: (0 + 6 + 6)/3, not 6."""
     server = Favano(sampled=2, period=1.0)

@@ -15,9 +15,9 @@ def variance(updates: Sequence[Vector]) -> float:
     for update in updates[1:]:
         total = total + update
     mean = total * (1.0 / len(updates))
-    length = norm(mean)
+    length = norm(mean) ** 2
     spread = sum(norm(update - mean) ** 2 for update in updates) / len(updates)
-    return spread / length**2 if length > 0 else math.inf
+    return spread / length if length > 0 else math.inf
 
 
 def divide(total: int, weights: Mapping[int, float]) -> dict[int, int]:
@@ -30,7 +30,7 @@ def divide(total: int, weights: Mapping[int, float]) -> dict[int, int]:
         raise SettingError(f"{total} requests for {len(weights)} tasks: each needs at least one")
     finite = [w for w in weights.values() if math.isfinite(w) and w > 0]
     most = max(finite, default=1.0)
-    usable = {k: (w if math.isfinite(w) else most) for k, w in weights.items()}
+    usable = {k: (w / most if math.isfinite(w) else 1.0) for k, w in weights.items()}
     whole = sum(usable.values())
     if whole <= 0:
         usable, whole = dict.fromkeys(weights, 1.0), float(len(weights))

@@ -14,7 +14,11 @@ from offbeat.core.vectors import Payload, Vector
 
 @dataclass(frozen=True)
 class Own(Wrapper):
-    """Goes on from the client's own model and sends nothing."""
+    """Goes on from the client's own model; needs nothing of the server's and sends nothing."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.inner.needs if name != "model")
 
     @property
     def sends(self) -> tuple[str, ...]:

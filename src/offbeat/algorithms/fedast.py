@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, sqrt
 from typing import Any
 
 from offbeat.algorithms.allocate import divide, variance
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Flow
+from offbeat.algorithms.parts import Every, Flow
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
@@ -25,7 +25,9 @@ class TaskState(State):
 
     inner: Any
     requests: int = 0  # R_m, wanted
-    size: int = 1  # b_m
+    size: int = 1  # b_m of the present round
+    coming: int = 1  # b_m from the next round on
+    gathered: int = 0  # updates of the present round
     flying: int = 0  # requests on their way
     active: bool = False
     recent: list[Vector] = field(default_factory=list)  # the last V updates
@@ -49,9 +51,10 @@ class FedAST(Server[FedASTState]):
     requests: ΣR over all tasks.   ratio: R_m / b_m (at most about 37).   size: a fixed b_m instead; 1 is
         FedAST-NoBuffer.   lr: server step size, η_s.
     allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
-        normalised variance of the task's last `window` updates (V), b_m in proportion; K_m moves gradually there.
+        normalised variance of the task's last `window` updates (V), b_m in proportion; K_m moves gradually there, and
+        the new b_m counts from the task's next round on.
     targets: by task, the accuracy at which it is done; its requests go to the others at once. None: none.
-    aggregate: the server of each task; its `size` is b_m if it has one. None: FedBuff(lr=lr).
+    aggregate: the server of each task; a `size` in updates becomes b_m, one by the clock stays. None: FedBuff(lr=lr).
 
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
     """
@@ -112,18 +115,20 @@ class FedAST(Server[FedASTState]):
         for m in view.tasks:
             state.tasks[m].active = True
         yield from self._share(state, self.first(state), "the beginning", view)
-        for m, task in enumerate(state.tasks):
-            yield from self._own(m, self.inner(task.size).started(task.inner, view))  # its alarms
+        for m in view.tasks:
+            yield from self._alarms(state, m, view)
 
     def arrived(self, state: FedASTState, update: Update, view: View) -> Commands:
         m, job = update.job.task, update.job
         task = state.tasks[m]
         task.flying -= 1
-        inner = self.inner(task.size)
-        task.recent = [*task.recent, update[inner.reads[0]]][-self.window :]
-        task.scale = job.lr * self.lr * job.steps
-        said = list(inner.arrived(task.inner, update, view))  # lines 7 and 9–11
+        if self.allocation == "dynamic":
+            task.recent = [*task.recent, self._moved(task, update)][-self.window :]
+            task.scale = job.lr * self.lr * job.steps
+        version = task.inner.model.version
+        said = list(self.inner(task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
         yield from self._own(m, said)
+        self._gather(task, version, 1)
         state.arrivals += 1
         if self.allocation == "dynamic" and state.arrivals % self._every(state) == 0:
             self._reallocate(state, view)  # line 8
@@ -138,7 +143,9 @@ class FedAST(Server[FedASTState]):
         m, _, own = key.partition(":")
         task = state.tasks[int(m)]
         if task.active:
+            version = task.inner.model.version
             yield from self._own(int(m), self.inner(task.size).rang(task.inner, own, view))
+            self._gather(task, version, 0)
 
     def joined(self, state: FedASTState, client: int, view: View) -> Commands:
         for m, task in enumerate(state.tasks):  # nobody was there to take the requests
@@ -154,13 +161,22 @@ class FedAST(Server[FedASTState]):
     def opened(self, state: FedASTState, task: int, view: View) -> Commands:
         state.tasks[task].active = True
         yield from self._share(state, self.first(state), f"task {task} is there", view)
+        yield from self._alarms(state, task, view)
 
     def closed(self, state: FedASTState, task: int, view: View) -> Commands:
         yield from self._drop(state, task, view)
 
     def report(self, state: FedASTState) -> Mapping[str, Any]:
         return {
-            "tasks": [{"requests": t.requests, "size": t.size, "in_flight": t.flying} for t in state.tasks],
+            "tasks": [
+                {
+                    "requests": t.requests,
+                    "size": t.size,
+                    "in_flight": t.flying,
+                    "history": [[d["time"], d["requests"][m], d["sizes"][m]] for d in state.decisions],
+                }
+                for m, t in enumerate(state.tasks)
+            ],
             "decisions": state.decisions,
         }
 
@@ -186,14 +202,17 @@ class FedAST(Server[FedASTState]):
         parts = divide(self.requests, weights)
         for m, task in enumerate(state.tasks):
             task.requests = parts.get(m, 0)
-            task.size = self.size or max(1, round(task.requests / self.ratio))
+            if m in parts:
+                task.coming = self.size or max(1, round(task.requests / self.ratio))
+            if not task.gathered:
+                task.size = task.coming
         state.decisions.append(
             {
                 "time": view.now,
                 "why": why,
                 "weights": {str(m): w for m, w in weights.items()},
                 "requests": [t.requests for t in state.tasks],
-                "sizes": [t.size for t in state.tasks],
+                "sizes": [t.coming for t in state.tasks],
             }
         )
 
@@ -232,6 +251,23 @@ class FedAST(Server[FedASTState]):
             task.flying += 1
             yield template._replace(client=client, task=m)
 
+    # A task's own server
+
+    def _moved(self, task: TaskState, update: Update) -> Vector:
+        """What the variance is of: the update; for a server that reads whole models, how far they are from its own."""
+        name = self.reads[0]
+        moved: Vector = task.inner.model.vector - update[name] if name == "model" else update[name]
+        return moved
+
+    def _gather(self, task: TaskState, version: int, more: int) -> None:
+        """Count the round's updates; when it has ended, the new b_m begins."""
+        task.gathered = task.gathered + more if task.inner.model.version == version else 0
+        if not task.gathered:
+            task.size = task.coming
+
+    def _alarms(self, state: FedASTState, m: int, view: View) -> Commands:
+        yield from self._own(m, self.inner(1).started(state.tasks[m].inner, view))
+
     def _own(self, m: int, said: Any) -> Commands:
         """Alarms of a task's own server, under its own name."""
         for command in said:
@@ -252,5 +288,5 @@ class OneByOne(FedAST):
 
 @lru_cache(maxsize=256)
 def _sized(server: Flow[Any], size: int) -> Flow[Any]:
-    settings: dict[str, Any] = {f.name: size for f in fields(server) if f.name == "size"}
-    return replace(server, **settings)
+    own = getattr(server, "size", None)
+    return replace(server, size=size) if isinstance(own, int | Every) else server  # type: ignore[call-arg]

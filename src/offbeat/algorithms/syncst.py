@@ -98,6 +98,8 @@ class Synchronised(Server[S]):
                 task.buffer.add(1.0, update["delta"])
                 task.done = task.out == 0 or task.buffer.count == self.first
             yield from self._barrier(state, view)
+        else:
+            yield from self._wake(state, view)
 
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         task = state.tasks[job.task]
@@ -105,10 +107,11 @@ class Synchronised(Server[S]):
             task.out -= 1
             task.done = task.done or task.out == 0
             yield from self._barrier(state, view)
+        else:
+            yield from self._wake(state, view)
 
     def joined(self, state: S, client: int, view: View) -> Commands:
-        if not any(task.out for task in state.tasks):  # nobody was there when the round should have begun
-            yield from self._round(state, view)
+        yield from self._wake(state, view)
 
     def measured(self, state: S, task: int, metrics: Mapping[str, float], view: View) -> Commands:
         target = self.targets[task] if self.targets else None
@@ -118,8 +121,7 @@ class Synchronised(Server[S]):
 
     def opened(self, state: S, task: int, view: View) -> Commands:
         state.tasks[task].active = True  # from the next round on
-        if not any(t.out for t in state.tasks):
-            yield from self._round(state, view)
+        yield from self._wake(state, view)
 
     def closed(self, state: S, task: int, view: View) -> Commands:
         state.tasks[task].active = False
@@ -137,14 +139,21 @@ class Synchronised(Server[S]):
         self.concluded(state, view)
         yield from self._round(state, view)
 
+    def _wake(self, state: S, view: View) -> Commands:
+        """Begin the round for which nobody was there."""
+        if not any(task.out for task in state.tasks):
+            yield from self._round(state, view)
+
     def _round(self, state: S, view: View) -> Commands:
+        for task in state.tasks:
+            task.out = 0  # results of earlier rounds are no longer waited for
         active = [m for m, task in enumerate(state.tasks) if task.active]
-        clients = view.idle(self.per_round)
-        state.rounds, state.began = state.rounds + 1, view.now
-        if not active or not clients:
+        clients = view.idle(self.per_round) if active else []
+        if not clients:
             return
+        state.rounds, state.began = state.rounds + 1, view.now
         if len(clients) < len(active):  # too few for every task: some sit this round out
-            active = active[: len(clients)]
+            active = sorted(_shuffled(active, view)[: len(clients)])
         places = divide(len(clients), {m: self.shares[m] if self.shares else 1.0 for m in active})
         assigned = self.assign(state, clients, places, view)
         for m, task in enumerate(state.tasks):
@@ -259,6 +268,7 @@ def _mean(seen: Sequence[Sequence[float]]) -> float:
 
 @dataclass
 class BayesState(SyncState):
+    asked: dict[int, float] = field(default_factory=dict)  # client -> when it was given its last job
     durations: dict[int, list[float]] = field(default_factory=dict)  # client -> [times, sum of time per local step]
     counts: dict[int, int] = field(default_factory=dict)  # client -> rounds it took part in
     features: list[list[float]] = field(default_factory=list)
@@ -295,7 +305,8 @@ class SyncBayesST(Synchronised[BayesState]):
     def learn(self, state: BayesState, update: Update, view: View) -> None:
         client = update.job.client
         times, total = state.durations.get(client, (0.0, 0.0))
-        state.durations[client] = [times + 1.0, total + (view.now - state.began) / max(update.job.steps, 1)]
+        took = view.now - state.asked[client]  # a late one has been at it for longer than this round
+        state.durations[client] = [times + 1.0, total + took / max(update.job.steps, 1)]
         state.counts[client] = state.counts.get(client, 0) + 1
 
     def concluded(self, state: BayesState, view: View) -> None:
@@ -312,6 +323,7 @@ class SyncBayesST(Synchronised[BayesState]):
         described = [self._describe(state, option) for option in options]
         best = _improvement(state.features, state.costs, described)
         state.current = described[best]
+        state.asked |= dict.fromkeys(clients, view.now)
         return options[best]
 
     def _describe(self, state: BayesState, parts: Mapping[int, Sequence[int]]) -> list[float]:

@@ -97,8 +97,8 @@ def _apart(pieces: Pieces, span: float) -> Pieces:
     order = np.lexsort((starts, owners))
     starts, ends, owners = starts[order], ends[order], owners[order]
     shift = owners * (2.0 * span)  # clients one after the other, so that one running maximum serves all
-    latest = np.maximum.accumulate(ends + shift) - shift
-    starts = np.maximum(starts, np.concatenate([[0.0], (latest + shift)[:-1]]) - shift)
+    latest = np.maximum.accumulate(ends + shift)
+    starts = np.maximum(starts, np.concatenate([[0.0], latest[:-1]]) - shift)
     return starts, np.maximum(ends, starts), owners
 
 
