@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow theory lint format clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test: lint
 
 test-slow: setup
 	$(BIN)/pytest -n 2 -m slow
+
+# the figures of docs/theory.md
+theory: setup
+	$(BIN)/python -m offbeat.theory.plots docs/figures
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -28,6 +28,7 @@ from offbeat.cli.folder import (
 )
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
+from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
 from offbeat.watch.measures import measure
@@ -41,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(theory, name="theory")
 
 Overrides = Annotated[
     list[str] | None,
@@ -67,6 +69,9 @@ def run(
         Path | None, typer.Option(help="Folder to write, which must not hold a run yet; default runs/TIME.")
     ] = None,
     as_json: AsJson = False,
+    with_theory: Annotated[
+        bool, typer.Option("--theory", help="Also say what the papers' theorems would choose, on standard error.")
+    ] = False,
 ) -> None:
     """Run an experiment: every algorithm in the file, under every seed.
 
@@ -74,6 +79,8 @@ def run(
     """
     experiment = read(file, set_ or ())
     experiment.check()
+    if with_theory or experiment.top.theory:
+        print("\n".join(suggestions(experiment)), file=sys.stderr)
     _run_all(experiment, create(out, experiment), as_json)
 
 

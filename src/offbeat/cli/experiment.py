@@ -61,6 +61,7 @@ class Top:
     evaluate: Evaluate = field(default_factory=Evaluate)
     executor: str = "auto"
     device: str = "cpu"
+    theory: bool = False  # say what the papers' theorems would choose
     threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
 
     def __post_init__(self) -> None:

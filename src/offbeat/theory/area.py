@@ -1,0 +1,303 @@
+"""AREA's theorems 7 and 8, lemmas 10 and 11 and the recursions behind them, as functions of plain numbers.
+
+Symbols: n clients with message rates λ_i, server rate λ_s, M local steps, every f_i μ-strongly convex with L-Lipschitz
+gradients, gradient noise E|g − ∇f_i|² ≤ σ², ζ = max_i |x* − argmin f_i|, K iterations (messages *and* server steps).
+
+Differs from the paper where its algebra slips; each place is named in the function it concerns and in docs/theory.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from offbeat.algorithms.parts import Decay, optimal_rate as optimal_rate
+from offbeat.core.errors import SettingError
+from offbeat.theory.bound import Bound, check, check_whole, check_zero
+
+TERMS = ("2/(M(μ+L))", "γ/(L²(M−1))", "sqrt(Mγ²/(64L⁴(M−1)³))", "cbrt(γ/(32L⁴(M−1)³))")
+
+
+@dataclass(frozen=True)
+class Events:
+    """How likely the next iteration is each client's message, p_i, or the server's step, p_s (AREA example 3).
+
+    >>> Events.from_rates([10.0] * 4, 10.0).least
+    0.2
+    """
+
+    clients: tuple[float, ...]
+    server: float
+    total: float  # iterations in a unit of time, λ̄
+
+    @classmethod
+    def from_rates(cls, rates: Sequence[float], server: float) -> Events:
+        """p_i = λ_i / λ̄ and p_s = λ_s / λ̄ with λ̄ = λ_s + Σλ_i."""
+        if not rates:
+            raise SettingError("rates is empty: need one positive rate per client")
+        check(slowest_rate=min(rates), rates=sum(rates), server_rate=server)
+        total = server + sum(rates)
+        return cls(tuple(rate / total for rate in rates), server / total, total)
+
+    @cached_property
+    def least(self) -> float:
+        """p_min = min(min_i p_i, p_s)."""
+        return min(min(self.clients), self.server)
+
+    @cached_property
+    def mean_inverse(self) -> float:
+        """q̄ = (1/n) Σ 1/p_i."""
+        return sum(1.0 / p for p in self.clients) / len(self.clients)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """A strongly convex, smooth problem as theorem 7 sees it.
+
+    mu: μ.   smoothness: L.   steps: M.   sigma: σ.   zeta: ζ.   distance: |x_0 − x*|.
+    """
+
+    mu: float
+    smoothness: float
+    steps: int = 1
+    sigma: float = 1.0
+    zeta: float = 1.0
+    distance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(mu=self.mu, smoothness=self.smoothness)
+        check_whole(steps=self.steps)
+        check_zero(sigma=self.sigma, zeta=self.zeta, distance=self.distance)
+        if self.mu > self.smoothness:
+            raise SettingError(f"mu = {self.mu:g} exceeds smoothness = {self.smoothness:g}: μ ≤ L always")
+
+    @property
+    def gamma(self) -> float:
+        """γ = 2μL/(μ + L)."""
+        return 2.0 * self.mu * self.smoothness / (self.mu + self.smoothness)
+
+
+def largest_steps(problem: Smooth) -> Mapping[str, float]:
+    """The four terms of D; those with M − 1 below the line are infinite for M = 1 (theorem 7).
+
+    The second and the fourth are never the smallest: the third over the second is sqrt(M/(M−1))/8 and the third over
+    the fourth is 0.4·(γ/L)^(2/3)·sqrt(M/(M−1)) with γ ≤ L. The first is the smallest for M = 1 and the third for
+    M ≥ 2, always.
+    """
+    L, M, gamma = problem.smoothness, problem.steps, problem.gamma
+    first = 2.0 / (M * (problem.mu + L))
+    if M == 1:
+        return dict(zip(TERMS, (first, math.inf, math.inf, math.inf), strict=True))
+    others = (
+        gamma / (L**2 * (M - 1)),
+        math.sqrt(M * gamma**2 / (64.0 * L**4 * (M - 1) ** 3)),
+        (gamma / (32.0 * L**4 * (M - 1) ** 3)) ** (1.0 / 3.0),
+    )
+    return dict(zip(TERMS, (first, *others), strict=True))
+
+
+def largest_step(problem: Smooth) -> tuple[float, str]:
+    """(D, which of its four terms it is)."""
+    terms = largest_steps(problem)
+    name = min(terms, key=lambda key: terms[key])
+    return terms[name], name
+
+
+def schedule(problem: Smooth, events: Events) -> Decay:
+    """Theorem 7's α_k = 1/(p_min·M·γ·k/48 + 1/D) in lemma 11's form c/(k + d), ready for `AREA(schedule=...)`."""
+    c = 48.0 / (events.least * problem.steps * problem.gamma)
+    return Decay(c, c / largest_step(problem)[0])
+
+
+def contraction(alpha: float, problem: Smooth, events: Events) -> float:
+    """ρ = 1 − p_min + p_min·(1 − α·M·γ/4)^(1/3): what an iteration shrinks the error by (lemma 10).
+
+    Two phases: close to 1 − p_min while α is large, 1 − p_min·α·M·γ/12 once it is small.
+    """
+    beta = 1.0 - alpha * problem.steps * problem.gamma / 4.0
+    if not (alpha >= 0 and beta > 0):
+        raise SettingError(f"alpha = {alpha:g}: lemma 10 asks for 0 ≤ alpha < 4/(M·gamma)")
+    return 1.0 - events.least + events.least * math.cbrt(beta)
+
+
+def rate_terms(problem: Smooth, events: Events, iterations: float) -> Bound:
+    """Theorem 7's O(·) exactly as printed in (3), without constants.
+
+    The printed terms also lack powers of 1/γ: appendix B.4 takes γ ≥ 1, which is true for μ ≥ 1 only. `leading`
+    keeps them.
+    """
+    L, M, K = problem.smoothness, problem.steps, iterations
+    p, q, ratio = events.least, events.mean_inverse, events.server / events.least
+    delta, kappa = 1.0 - 1.0 / M, L / problem.mu
+    sigma, zeta = problem.sigma, problem.zeta
+    return Bound(
+        {
+            "noise, 1/K": ratio * (1 + delta * kappa) * sigma**2 / (p * M * K),
+            "noise × heterogeneity, 1/K^1.5": (
+                ratio * math.sqrt(q * (1 + delta * kappa)) * L * sigma * zeta / (p * math.sqrt(M) * K**1.5)
+                + ratio * math.sqrt(q) * L**1.5 * math.sqrt(sigma * zeta**3) / (math.sqrt(p) * K**1.5)
+            ),
+            "heterogeneity, 1/K²": ratio * (delta + math.sqrt(p) * q) * L**4 * zeta**2 / (p**2 * K**2),
+        },
+        exact=False,
+    )
+
+
+def leading(problem: Smooth, events: Events, iterations: float) -> Bound:
+    """The bound on E|x_K − x*|² that ends theorem 7's proof: its leading terms with their constants c_1 … c_9.
+
+    The constants are those of lemmas 11, 15, 16, 20 and of the proof, with γ kept where appendix B.4 drops it. The
+    proof's last O(·), of a lower order in 1/K, is left out: `trajectory` is the bound without it.
+    """
+    L, M, gamma = problem.smoothness, problem.steps, problem.gamma
+    ps, q = events.server, events.mean_inverse
+    sigma, zeta, distance = problem.sigma, problem.zeta, problem.distance
+    steps = schedule(problem, events)
+    c, d, psi = steps.c, steps.d, 1.0 + q
+    c_zeta_hat = L**2 * M * (M - 1) / 2.0
+    c_sigma_hat = (1.0 + gamma / (4.0 * L)) * M
+    c_sigma, c_zeta = _constants(problem)
+    Q = 4.0 * c * q * L * M + 2.0 * c**2 * c_zeta_hat
+    c1, c3, c4 = 2.0 * c * L * M, 2.0 * c**2 * c_sigma, 2.0 * c**3 * c_zeta
+    c5, c6 = math.sqrt(psi) * (d - 1) ** 2, (d - 1) ** 2 * math.sqrt(2.0 * psi * c1)
+    c7 = math.sqrt(psi * (c1 * Q + c4) / 2.0)
+    c8, c9 = math.sqrt(psi * c_sigma_hat * c1 / 12.0), math.sqrt(psi * c3 / 3.0)
+    alpha = steps(0)
+    start2 = (1.0 / ps + 8.0 * q) * distance**2 + 8.0 * (alpha * L * M * zeta) ** 2 * q  # Λ_0
+    start1 = (1.0 / ps + 4.0 * q) * distance + 4.0 * alpha * L * M * zeta * q  # λ_0
+    K = iterations + d - 1.0
+    return Bound(
+        {
+            "start, 1/K⁴": ps * (d - 1) ** 4 * start2 / K**4,
+            "start × heterogeneity, 1/K³": ps
+            * c1
+            * zeta
+            * (c5 * math.sqrt(start2) + c6 * math.sqrt(zeta * start1))
+            / K**3,
+            "heterogeneity, 1/K²": ps * (c1 * c7 + c4) * zeta**2 / (2.0 * K**2),
+            "noise × heterogeneity, 1/K^1.5": ps
+            * c1
+            * zeta
+            * (c8 * math.sqrt(sigma * zeta) + c9 * sigma)
+            / (2.0 * K**1.5),
+            "noise, 1/K": ps * c3 * sigma**2 / (3.0 * K),
+        }
+    )
+
+
+def _constants(problem: Smooth) -> tuple[float, float]:
+    """(c_σ, c_ζ) of lemma 20."""
+    L, M, mu, gamma = problem.smoothness, problem.steps, problem.mu, problem.gamma
+    delta = 1.0 - 1.0 / M
+    c_sigma = 2.0 * M * (1.0 + 2.0 * L * delta / mu + 4.0 * L**2 * delta / (M * (mu + L) ** 2))
+    return c_sigma, 4.0 * L**4 * (M - 1) ** 3 * (2.0 / gamma + 2.0 / (mu + L))
+
+
+def trajectory(problem: Smooth, events: Events, iterations: int) -> np.ndarray:
+    """Bounds on E|x_k − x*|², k = 0 … K, with every constant: the lemmas' inequalities iterated, nothing left out.
+
+    Lemmas 13–15 bound expected distances, lemmas 18–20 expected squares, from one iteration to the next; the theorem
+    solves that recursion by hand and hides what is left in an O(·), here it is simply run.
+
+    Differs from the paper: lemma 12's geometric sum is twice what it says, so its drift terms are αL²M(M−1)/2 (not /4);
+    in lemma 20 the drift error enters three times (its own square and two inner products), not once, and the square of
+    α_k − α_{k+1} twice; algorithm 1 hands out α_k where the analysis has α_{k−1}, so the larger of both errors and the
+    weaker of the two contractions is taken. D is small enough for the contraction to stay 1 − αMγ/4 all the same.
+    """
+    L, M, gamma = problem.smoothness, problem.steps, problem.gamma
+    sigma, zeta, distance = problem.sigma, problem.zeta, problem.distance
+    p, ps, steps = np.array(events.clients), events.server, schedule(problem, events)
+    alpha = steps(0)
+    grade = L * M * zeta  # bounds M·|∇f_i(x*)|
+
+    def trained(a: float) -> tuple[float, float, float]:
+        """(factor on |x_s − x*|, added norm, added square) of M local steps of size a."""
+        drift = 0.5 * a**2 * L**2 * M * (M - 1)
+        norm = drift * zeta + 0.5 * a**2 * L * M * (M - 1) * sigma + a * M * sigma
+        weight = 3.0 * a**2 + 2.0 * a / (M * gamma)  # on E|ε_d|²
+        square = weight * (4.0 * a**2 * L**4 * (M - 1) ** 3 * M * zeta**2 + 2.0 * a**2 * L**2 * (M - 1) ** 3 * sigma**2)
+        return 1.0 - a * M * gamma / 4.0, norm, square + 2.0 * a**2 * M * sigma**2
+
+    shrink, norm, square = trained(alpha)
+    away = distance + alpha * grade  # |x_0 − x*_i|
+    xs1, xs2 = distance, distance**2
+    y1, y2 = np.full(len(p), away), np.full(len(p), away**2)
+    # The paper's clients start with x_i = x_0; here, as in its algorithm 2, they train before they first speak.
+    x1 = np.maximum(y1, shrink * xs1 + norm)
+    x2 = np.maximum(y2, shrink * xs2 + square)
+    found = np.empty(iterations + 1)
+    found[0] = xs2
+    for k in range(iterations):
+        alpha, after = steps(k), steps(k + 1)
+        gap = (alpha - after) * grade
+        _, norm, square = trained(alpha)
+        shrink, half = 1.0 - after * M * gamma / 4.0, 1.0 - after * M * gamma / 2.0
+        next_x2 = (1 - p) * (x2 + 2 * gap * x1) + p * (shrink * xs2 + 2 * gap * half * xs1 + square) + 2 * gap**2
+        next_y2 = (1 - p) * (y2 + 2 * gap * y1) + p * (x2 + 2 * gap * x1) + gap**2
+        next_xs2 = (1 - ps) * xs2 + ps * float(y2.mean())
+        next_x1 = (1 - p) * x1 + p * (shrink * xs1 + norm) + gap
+        next_y1 = (1 - p) * y1 + p * x1 + gap
+        next_xs1 = (1 - ps) * xs1 + ps * float(y1.mean())
+        x2, y2, xs2, x1, y1, xs1 = next_x2, next_y2, next_xs2, next_x1, next_y1, next_xs1
+        found[k + 1] = xs2
+    return found
+
+
+# Convex and Lipschitz: theorem 8
+
+
+@dataclass(frozen=True)
+class Nonsmooth:
+    """A convex problem with B-Lipschitz functions as theorem 8 sees it.
+
+    lipschitz: B.   steps: M.   sigma: σ.   distance: |x_0 − x*|.
+    """
+
+    lipschitz: float
+    steps: int = 1
+    sigma: float = 0.0
+    distance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(lipschitz=self.lipschitz, distance=self.distance)
+        check_whole(steps=self.steps)
+        check_zero(sigma=self.sigma)
+
+    def spread(self, printed: bool) -> float:
+        """σ² + (M+1)B²/2 as the theorem has it, σ² + M·B² as its proof gives.
+
+        The proof multiplies lemma 21 by 2α and then adds it as if by α; for M = 1 the two are the same.
+        """
+        factor = (self.steps + 1) / 2.0 if printed else float(self.steps)
+        return self.sigma**2 + factor * self.lipschitz**2
+
+
+def delay(events: Events) -> float:
+    """1/p_s + 2q̄: what asynchrony costs in theorem 8."""
+    return 1.0 / events.server + 2.0 * events.mean_inverse
+
+
+def nonsmooth_step(problem: Nonsmooth, events: Events, iterations: float, printed: bool = True) -> float:
+    """Theorem 8's constant α = sqrt((1/p_s + 2q̄)·|x_0 − x*|² / ((σ² + (M+1)B²/2)·M·K))."""
+    spread = problem.spread(printed)
+    return math.sqrt(delay(events) * problem.distance**2 / (spread * problem.steps * iterations))
+
+
+def nonsmooth_bound(problem: Nonsmooth, events: Events, iterations: float, printed: bool = True) -> Bound:
+    """Theorem 8: E[f(x̄_K) − f*] ≤ sqrt((1/p_s + 2q̄)·(σ² + (M+1)B²/2)·|x_0 − x*|² / (M·K)), in equal halves."""
+    whole = math.sqrt(delay(events) * problem.spread(printed) * problem.distance**2 / (problem.steps * iterations))
+    return Bound({"start": whole / 2.0, "subgradients": whole / 2.0})
+
+
+def any_step_bound(problem: Nonsmooth, events: Events, iterations: float, alpha: float, printed: bool = True) -> Bound:
+    """The same for any constant step α: (1/p_s + 2q̄)·|x_0 − x*|²/(2αMK) + α·(σ² + (M+1)B²/2)/2."""
+    return Bound(
+        {
+            "start": delay(events) * problem.distance**2 / (2.0 * alpha * problem.steps * iterations),
+            "subgradients": alpha * problem.spread(printed) / 2.0,
+        }
+    )

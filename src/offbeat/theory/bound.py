@@ -1,0 +1,158 @@
+"""The shape of a theorem: a right-hand side of named terms, conditions, and what follows from both by search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from offbeat.core.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The right-hand side of a theorem.
+
+    terms: its terms by name.   exact: False where the paper writes O(·) and the terms lack their constants.
+
+    >>> bound = Bound({"start": 2.0, "noise": 3.0})
+    >>> bound.total, bound.largest
+    (5.0, 'noise')
+    """
+
+    terms: Mapping[str, float]
+    exact: bool = True
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+    @property
+    def largest(self) -> str:
+        """The name of the term that dominates."""
+        return max(self.terms, key=lambda name: self.terms[name])
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`value ≤ limit`, which a theorem asks for."""
+
+    name: str
+    value: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return self.value <= self.limit * (1 + 1e-12)
+
+
+def check(**numbers: float) -> None:
+    """Refuse numbers that are not finite and positive."""
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value > 0):
+            raise SettingError(f"{name} = {value:g}: must be a positive number")
+
+
+def check_zero(**numbers: float) -> None:
+    """Refuse numbers that are not finite, or negative."""
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise SettingError(f"{name} = {value:g}: must be zero or a positive number")
+
+
+def check_whole(**numbers: float) -> None:
+    """Refuse numbers that are not whole and at least 1."""
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value >= 1 and value == int(value)):
+            raise SettingError(f"{name} = {value:g}: must be a whole number of at least 1")
+
+
+def horizon(bound: Callable[[int], float], epsilon: float, least: float = 1.0, most: float = 1e30) -> float:
+    """The smallest T ≥ `least` from which a falling bound(T) is at most ε; infinity where it has a floor above ε.
+
+    >>> horizon(lambda T: 10.0 / T, 0.5)
+    20.0
+    """
+    check(epsilon=epsilon)
+    low = max(1, math.ceil(least - 1e-9))
+    if bound(low) <= epsilon:
+        return float(low)
+    high = low
+    while bound(high) > epsilon:
+        low, high = high, 2 * high
+        if high > most:
+            return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bound(middle) <= epsilon:
+            high = middle
+        else:
+            low = middle
+    return float(high)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one parameter would have to be to halve the time; `to` of None: no value of it does."""
+
+    name: str
+    now: float
+    to: float | None
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A parameter that may be turned, from `least` to `most`."""
+
+    name: str
+    least: float = 0.0
+    most: float = math.inf
+    whole: bool = field(default=False)
+
+
+Time = Callable[[Mapping[str, float]], float]
+
+
+def halve(time: Time, now: Mapping[str, float], knobs: Sequence[Knob], reach: float = 2.0**40) -> list[Change]:
+    """For each knob on its own, the nearest value that halves `time(parameters)`: bisection on a logarithmic scale."""
+    goal = time(now) / 2.0
+    return [Change(k.name, now[k.name], _turn(time, now, k, goal, reach)) for k in knobs]
+
+
+def _turn(time: Time, now: Mapping[str, float], knob: Knob, goal: float, reach: float) -> float | None:
+    start = now[knob.name]
+    if start <= 0 or not math.isfinite(goal):
+        return None
+
+    def at(value: float) -> float:
+        return time({**now, knob.name: value})
+
+    found: list[float] = []
+    for direction in (2.0, 0.5):
+        near, factor = start, 1.0
+        while 1.0 / reach < factor < reach:
+            factor *= direction
+            far = min(max(start * factor, knob.least), knob.most)
+            if knob.whole:
+                far = max(1.0, float(round(far)))
+            if far == near or far <= 0:
+                break
+            if at(far) <= goal:
+                found.append(_between(at, near, far, goal, knob.whole))
+                break
+            near = far
+    return min(found, key=lambda value: abs(math.log(value / start)), default=None)
+
+
+def _between(at: Callable[[float], float], short: float, far: float, goal: float, whole: bool) -> float:
+    for _ in range(60):
+        middle = math.sqrt(short * far)
+        if whole:
+            middle = float(round(middle))
+            if middle in (short, far):
+                break
+        if at(middle) <= goal:
+            far = middle
+        else:
+            short = middle
+    return far

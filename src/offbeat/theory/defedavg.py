@@ -1,0 +1,167 @@
+"""DEFA's theorems 1 (unlike data) and 2 (equal data) and the high-probability bound on the delay λ.
+
+Symbols: L smoothness, K local steps, n draws a round of N clients, λ largest delay in rounds, σ² gradient noise,
+ν² ≥ E|∇F_i − ∇F|², G² ≥ E|∇F_i|², gap = F(w_0) − F*, η the global and η̄ the local step size, T rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from offbeat.core.errors import SettingError
+from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero
+
+
+@dataclass(frozen=True)
+class Decoupled:
+    """smoothness: L.   steps: K.   sampled: n.   delay: λ ≥ 1.   sigma: σ.   nu: ν.   gradient: G.   gap: of F(w_0)."""
+
+    smoothness: float
+    steps: int = 1
+    sampled: int = 1
+    delay: float = 1.0
+    sigma: float = 1.0
+    nu: float = 1.0
+    gradient: float = 1.0
+    gap: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(smoothness=self.smoothness, gap=self.gap)
+        check_whole(steps=self.steps, sampled=self.sampled)
+        check_zero(sigma=self.sigma, nu=self.nu, gradient=self.gradient)
+        if not self.delay >= 1:
+            raise SettingError(f"delay = {self.delay:g}: λ is at least 1")
+
+    @property
+    def spread(self) -> float:
+        """S = 4σ²L + 2LKG²."""
+        found = 4.0 * self.sigma**2 * self.smoothness + 2.0 * self.smoothness * self.steps * self.gradient**2
+        check(spread=found)
+        return found
+
+
+# Theorem 1: unlike data
+
+
+def global_step(problem: Decoupled) -> float:
+    """η = sqrt(4·n·K·(F(w_0) − F*))."""
+    return math.sqrt(4.0 * problem.sampled * problem.steps * problem.gap)
+
+
+def local_step(problem: Decoupled, rounds: float) -> float:
+    """η̄ = 1/(sqrt(S·T)·K)."""
+    return 1.0 / (math.sqrt(problem.spread * rounds) * problem.steps)
+
+
+def conditions(problem: Decoupled, rounds: float) -> list[Condition]:
+    """Theorem 1's (11)."""
+    L, K, late = problem.smoothness, problem.steps, problem.delay
+    both = global_step(problem) * local_step(problem, rounds)
+    return [
+        Condition("η̄ ≤ 1/(8LK)", local_step(problem, rounds), 1.0 / (8.0 * L * K)),
+        Condition("η·η̄ ≤ 1/(4LKλ)", both, 1.0 / (4.0 * L * K * late)),
+        Condition("η·η̄ ≤ (2σ² + G²K)/(8σ²LKλ + 4LG²K²λ²)", both, _third(problem)),
+    ]
+
+
+def _third(problem: Decoupled) -> float:
+    L, K, late = problem.smoothness, problem.steps, problem.delay
+    noise, slope = problem.sigma**2, problem.gradient**2
+    return (2.0 * noise + slope * K) / (8.0 * noise * L * K * late + 4.0 * L * slope * K**2 * late**2)
+
+
+def least_rounds(problem: Decoupled) -> tuple[float, str]:
+    """(smallest T that satisfies (11), the condition that binds); it grows as n·K·λ⁴ where G dominates."""
+    found = {c.name: (c.value / c.limit) ** 2 for c in conditions(problem, 1.0)}  # every left side falls as 1/sqrt(T)
+    name = max(found, key=lambda key: found[key])
+    return max(1.0, found[name]), name
+
+
+def bound(problem: Decoupled, rounds: float, tight: bool = False) -> Bound:
+    """Theorem 1's bound (12) on (1/T) Σ E|∇F(w_t)|².
+
+    tight: 10·sqrt(gap·S/(nKT)), which is what its proof's last line gives, in place of the printed 32.
+    """
+    L, K, n, T = problem.smoothness, problem.steps, problem.sampled, rounds
+    factor = 10.0 if tight else 32.0
+    return Bound(
+        {
+            "start and noise": factor * math.sqrt(problem.gap * problem.spread / (n * K * T)),
+            "drift": (problem.sigma**2 + 8.0 * K * problem.nu**2) * 8.0 * L**2 / (problem.spread * K * T),
+        }
+    )
+
+
+# Theorem 2: equal data
+
+
+def iid_global_step(problem: Decoupled) -> float:
+    """η = sqrt(n·K·(F(w_0) − F*)/2)."""
+    return math.sqrt(problem.sampled * problem.steps * problem.gap / 2.0)
+
+
+def iid_local_step(problem: Decoupled, rounds: float) -> float:
+    """η̄ = 1/(sqrt(σ²·L·T)·K)."""
+    check(sigma=problem.sigma)
+    return 1.0 / (math.sqrt(problem.sigma**2 * problem.smoothness * rounds) * problem.steps)
+
+
+def iid_conditions(problem: Decoupled, rounds: float) -> list[Condition]:
+    """Theorem 2's (13)."""
+    L, K = problem.smoothness, problem.steps
+    local = iid_local_step(problem, rounds)
+    return [
+        Condition("η̄ ≤ 1/(4·sqrt(3)·LK)", local, 1.0 / (4.0 * math.sqrt(3.0) * L * K)),
+        Condition("η·η̄ ≤ 1/(4LKλ)", iid_global_step(problem) * local, 1.0 / (4.0 * L * K * problem.delay)),
+    ]
+
+
+def iid_least_rounds(problem: Decoupled) -> tuple[float, str]:
+    """(smallest T that satisfies (13), the condition that binds); it grows as n·K·λ²."""
+    found = {c.name: (c.value / c.limit) ** 2 for c in iid_conditions(problem, 1.0)}
+    name = max(found, key=lambda key: found[key])
+    return max(1.0, found[name]), name
+
+
+def iid_bound(problem: Decoupled, rounds: float, printed: bool = False) -> Bound:
+    """Theorem 2's bound on (1/T) Σ E|∇F(w_t)|²: sqrt(128·σ²·L·gap/(nKT)) + 8L/(KT).
+
+    printed: without σ²·L under the root, as the last line of the paper's proof has it. Putting its step sizes into
+    the line before gives σ²·L there; the two agree for σ²·L = 1. (The theorem itself draws the root over both terms.)
+    """
+    L, K, n, T = problem.smoothness, problem.steps, problem.sampled, rounds
+    scale = L if printed else problem.sigma**2 * L
+    return Bound({"start and noise": math.sqrt(128.0 * scale * problem.gap / (n * K * T)), "drift": 8.0 * L / (K * T)})
+
+
+# How late a client can be
+
+
+def drawn(clients: int, sampled: int) -> float:
+    """p = 1 − (1 − 1/N)^n: the probability that a client is drawn in a round."""
+    check_whole(clients=clients, sampled=sampled)
+    return 1.0 if clients == 1 else -math.expm1(sampled * math.log1p(-1.0 / clients))
+
+
+def delay_order(clients: int, sampled: int, rounds: float, failure: float) -> float:
+    """(1/p)·(1 + ln(N·T/δ)): λ up to the constant that the paper leaves in O(·), with probability 1 − δ."""
+    _failure(failure)
+    return (1.0 + math.log(clients * rounds / failure)) / drawn(clients, sampled)
+
+
+def delay_bound(clients: int, sampled: int, rounds: float, failure: float) -> float:
+    """A λ with every constant: no client goes undrawn for λ rounds in a row, with probability 1 − δ.
+
+    A union bound: N·T stretches of m rounds, each missed by a client with probability (1 − p)^m.
+    """
+    _failure(failure)
+    p = drawn(clients, sampled)
+    if p >= 1.0:
+        return 1.0
+    return max(1.0, math.ceil(math.log(clients * rounds / failure) / -math.log1p(-p)))
+
+
+def _failure(failure: float) -> None:
+    if not 0 < failure < 1:
+        raise SettingError(f"failure = {failure:g}: a probability between 0 and 1")

@@ -1,0 +1,55 @@
+"""BUFF's theorem 1: FedBuff with β = 1/K and η = 1/(Q·sqrt(L·T)).
+
+Symbols: L smoothness of each f_i, Q local steps, τ largest staleness, n clients, σ²/b variance of a mini-batch,
+γ² = (1/n) Σ|∇f_i − ∇f|², gap = f(w_0) − f*. The theorem assumes that whoever reports is uniform among the clients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from offbeat.theory.bound import Bound, check, check_whole, check_zero
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """smoothness: L.   steps: Q.   staleness: τ.   clients: n.   sigma: of a mini-batch gradient.   gamma: γ.   gap."""
+
+    smoothness: float
+    steps: int = 1
+    staleness: float = 0.0
+    clients: int = 1
+    sigma: float = 1.0
+    gamma: float = 1.0
+    gap: float = 1.0
+    uniform: bool = False  # remark 2: γ bounds every |∇f_i − ∇f|, and n disappears
+
+    def __post_init__(self) -> None:
+        check(smoothness=self.smoothness, gap=self.gap)
+        check_whole(steps=self.steps, clients=self.clients)
+        check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
+
+
+def local_step(problem: Buffered, server_steps: float) -> float:
+    """η = 1/(Q·sqrt(L·T))."""
+    return 1.0 / (problem.steps * math.sqrt(problem.smoothness * server_steps))
+
+
+def least_steps(problem: Buffered) -> float:
+    """T ≥ 160·L·(Q + 7)·(τ + 1)³."""
+    return 160.0 * problem.smoothness * (problem.steps + 7) * (problem.staleness + 1) ** 3
+
+
+def bound(problem: Buffered, server_steps: float) -> Bound:
+    """Theorem 1's bound on (1/T) Σ E|∇f(w_t)|²."""
+    L, Q, T = problem.smoothness, problem.steps, server_steps
+    noise, unlike = problem.sigma**2, problem.gamma**2
+    many = 1 if problem.uniform else problem.clients
+    return Bound(
+        {
+            "start": 8.0 * math.sqrt(L / T) * problem.gap,
+            "noise and heterogeneity": 16.0 * math.sqrt(L / T) * (noise + unlike),
+            "staleness": 320.0 * L * (Q + 1) * (problem.staleness**2 + 1) * (noise + many * unlike) / T,
+        }
+    )
