@@ -173,7 +173,7 @@ class FedAST(Server[FedASTState]):
                     "requests": t.requests,
                     "size": t.size,
                     "in_flight": t.flying,
-                    "history": [[d["time"], d["requests"][m], d["sizes"][m]] for d in state.decisions],
+                    "history": _changes([(d["time"], d["requests"][m], d["sizes"][m]) for d in state.decisions]),
                 }
                 for m, t in enumerate(state.tasks)
             ],
@@ -193,7 +193,7 @@ class FedAST(Server[FedASTState]):
     def _reallocate(self, state: FedASTState, view: View) -> None:
         """Algorithm 3: R_m ∝ σ̂_m, once every task has a full window."""
         active = {m: t for m, t in enumerate(state.tasks) if t.active and t.requests}
-        if not active or any(len(t.recent) < self.window for t in active.values()):
+        if len(active) < 2 or any(len(t.recent) < self.window for t in active.values()):
             return
         sigma = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
         self._decide(state, sigma, "variance of updates", view)
@@ -290,3 +290,8 @@ class OneByOne(FedAST):
 def _sized(server: Flow[Any], size: int) -> Flow[Any]:
     own = getattr(server, "size", None)
     return replace(server, size=size) if isinstance(own, int | Every) else server  # type: ignore[call-arg]
+
+
+def _changes(given: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    """(time, R_m, b_m), only where one of the two is new."""
+    return [now for before, now in zip([None, *given], given, strict=False) if before is None or before[1:] != now[1:]]

@@ -25,6 +25,12 @@ class Clients:
     count: int
     available: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise SettingError(f"count = {self.count}: a task needs at least one client")
+        if not 0 < self.available <= 1:
+            raise SettingError(f"available = {self.available}: is a share in (0, 1]")
+
 
 @dataclass(frozen=True)
 class Target:
