@@ -307,7 +307,7 @@ def test_the_live_view_has_a_line_for_each_task_that_fits_into_80_columns(tmp_pa
     lines = shown[-1].splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["easy", "hard", "late"]
     assert all(len(line) <= 80 for line in lines)
-    assert re.match(r"  hard · accuracy 0\.\d{3} of 0\.500 · requests \d, buffer \d · [\d,]+ steps", lines[2])
+    assert re.match(r"  hard · accuracy 0\.\d{3} of 0\.500 · requests \d, buffer \d · staleness [\d.]+", lines[2])
     assert lines[1].endswith("done at 2.0")
 
 

@@ -16,6 +16,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Stop
 from offbeat.core.server import Algorithm, Commands, Model, View
 from offbeat.local.sgd import SGD
+from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import History, prepare
@@ -182,3 +183,11 @@ def test_whatever_comes_and_goes_clients_work_on_one_job_at_a_time_and_dropped_j
     for client in range(5):
         mine = sorted((row for row in arrived if row.client == client), key=lambda row: row.job)
         assert all(later.started >= earlier.finished for earlier, later in pairwise(mine))
+
+
+def test_a_task_that_the_run_ends_is_closed_for_its_server_too() -> None:
+    problems = [Quadratic(4, dim=2, label=name) for name in ("a", "b")]
+    timing, until = Times(Exponential(1.0)), Until(time=1e4, versions=5)
+    world = prepare(problems, Algorithm(SyncST(per_round=4), SGD(lr=0.1)), timing, until).run()
+    assert world.stopped == "versions"
+    assert world.now < 1e3

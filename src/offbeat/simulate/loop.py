@@ -201,6 +201,9 @@ class Simulation:
         staleness = self.server.models(world.server)[job.task].version - job.version
         tally.updates += 1
         tally.staleness_sum += staleness
+        mine = tally.tasks.setdefault(job.task, [0, 0])
+        mine[0] += 1
+        mine[1] += staleness
         if staleness > tally.staleness_max:
             tally.staleness_max = staleness
         for name in self.locals[job.task].notes:
@@ -240,7 +243,7 @@ class Simulation:
         if self.until.versions is not None:
             for task, model in enumerate(server.models(world.server)):
                 if model.version >= self.until.versions:
-                    self._finish(task, "versions")
+                    self._close(task, "versions")
 
     def _dispatch(self, server: Server[Any], state: Any, event: Event) -> Iterable[Command]:
         view = self.view
@@ -320,8 +323,13 @@ class Simulation:
         if task in self.world.unborn:
             del self.world.unborn[task]
             self._handle(Opened(task))
-        elif task not in self.world.finished:
-            self._finish(task, "closed")
+        else:
+            self._close(task, "closed")
+
+    def _close(self, task: int, reason: str) -> None:
+        """Finish a task without the server's doing, and tell it."""
+        if task not in self.world.finished:
+            self._finish(task, reason)
             if not self.world.stopped:
                 self._handle(Closed(task))
 
@@ -392,7 +400,7 @@ class Simulation:
                     self._handle(Measured(task, metrics))
                 target = self.until.accuracy
                 if target is not None and metrics.get("accuracy", 0.0) >= target:
-                    self._finish(task, "accuracy")
+                    self._close(task, "accuracy")
 
 
 def _describe(event: Event) -> str:

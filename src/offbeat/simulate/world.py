@@ -91,6 +91,7 @@ class Tally(State):
     computed: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
+    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
     notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
 
     def note(self, name: str, value: float) -> None:

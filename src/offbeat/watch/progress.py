@@ -125,7 +125,7 @@ def describe(simulation: Simulation, measurements: list[Measurement], pace: floa
 
 
 def _task_line(simulation: Simulation, measurements: list[Measurement], task: int) -> str:
-    """A task's accuracy against its target, its requests and buffer, its version."""
+    """A task's accuracy against its target, its requests and buffer, its mean staleness."""
     world, server = simulation.world, simulation.server
     parts = [f"  {simulation.problems[task].name}"]
     metrics = next((m.metrics for m in reversed(measurements) if m.task == task), {})
@@ -133,10 +133,12 @@ def _task_line(simulation: Simulation, measurements: list[Measurement], task: in
         targets = getattr(server, "targets", ())
         goal = f" of {targets[task]:.3f}" if targets and targets[task] is not None else ""
         parts.append(f"accuracy {metrics['accuracy']:.3f}{goal}")
+    if task in world.finished:
+        return " · ".join([*parts, f"done at {world.ends[task]:.1f}"])
     said = server.report(world.server).get("tasks")
     if said:
         parts.append(f"requests {said[task]['requests']}, buffer {said[task]['size']}")
-    parts.append(f"{server.models(world.server)[task].version:,} steps")
-    if task in world.finished:
-        parts.append(f"done at {world.ends[task]:.1f}")
+    updates, stale = world.tally.tasks.get(task, (0, 0))
+    if updates:
+        parts.append(f"staleness {stale / updates:.1f}")
     return " · ".join(parts)

@@ -138,10 +138,13 @@ def _task(simulation: Simulation, recorder: Recorder, task: int, said: dict[str,
     """One task in numbers: when it ended and why, None where it never did; its last metrics; what it was given."""
     world = simulation.world
     mine = [m for m in recorder.measurements if m.task == task]
+    updates, stale = world.tally.tasks.get(task, (0, 0))
     return {
         "time": world.ends.get(task),
         "stopped": world.finished.get(task, world.stopped),
         "versions": simulation.server.models(world.server)[task].version,
+        "updates": updates,
+        "staleness": stale / updates if updates else 0.0,
         "metrics": dict(mine[-1].metrics) if mine else {},
         "allocation": said["tasks"][task] if "tasks" in said else None,
     }
