@@ -11,7 +11,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector
 from offbeat.simulate.execute import executor as named_executor
-from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.simulate.log import Measurement, Row, Watcher, time_to
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal, Shared
 from offbeat.simulate.world import World
@@ -63,8 +63,7 @@ class Run:
 
     def time_to(self, accuracy: float) -> float | None:
         """When a measurement first showed this accuracy; None: never."""
-        reached = (m.time for m in self.history if m.metrics.get("accuracy", -1.0) >= accuracy)
-        return next(reached, None)
+        return time_to(self.history, accuracy)
 
 
 def prepare(

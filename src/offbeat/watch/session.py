@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from offbeat.core.errors import DivergedError, OffbeatError
-from offbeat.simulate.log import Measurement, Watcher
+from offbeat.simulate.log import Watcher, time_to
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
@@ -113,7 +113,7 @@ def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: li
         "updates": tally.updates,
         "versions": sum(model.version for model in simulation.server.models(world.server)),
         "metrics": dict(measurements[-1].metrics) if measurements and not several else {},
-        "time_to": {} if several else {f"{t:g}": _reached(measurements, t) for t in targets},
+        "time_to": {} if several else {f"{t:g}": time_to(measurements, t) for t in targets},
         "staleness": {
             "mean": tally.staleness_sum / tally.updates if tally.updates else 0.0,
             "max": tally.staleness_max,
@@ -148,7 +148,3 @@ def _task(simulation: Simulation, recorder: Recorder, task: int, said: dict[str,
         "metrics": dict(mine[-1].metrics) if mine else {},
         "allocation": said["tasks"][task] if "tasks" in said else None,
     }
-
-
-def _reached(measurements: list[Measurement], accuracy: float) -> float | None:
-    return next((m.time for m in measurements if m.metrics.get("accuracy", -1.0) >= accuracy), None)
