@@ -24,15 +24,16 @@ Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
 
 
 def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
-    """The measures of a finished run; the values of single clients go to `clients.parquet`.
+    """The measures of a finished run; the values of single clients go to `clients.parquet`, and the jobs that its end
+    found on their way, which no event will tell of, to `underway.parquet`.
 
     concurrency: share of clients that have work (on its way to them, at it, on its way back), mean over time and in
         windows: what PERS figure 2a calls active.   computing: mean share of clients that are at it.
     participation: distance of the clients' shares of the arrived updates from equal shares, ½ Σ |p_i − 1/n|:
         0 when all count the same, near 1 when few clients do all the work.
     staleness: quantiles, and means in windows of time.
-    bytes: sent down and up.   idle: mean share of time that a client has nothing to do.
-    waiting: mean time from one server step to the next.
+    bytes: sent down and up.   wires: by task, the bytes of one download and of one upload, and the jobs sent.
+    idle: mean share of time that a client has nothing to do.   waiting: mean time from one server step to the next.
     Held work that was overwritten before anybody took it is in no log and counts in none of these but bytes down.
     """
     world, clients = simulation.world, simulation.clients
@@ -52,6 +53,7 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
     up = sum(wires[t][1] * int((column["task"] == t).sum()) for t in range(len(wires)))
     versions = sum(m.version for m in simulation.server.models(world.server))
     _write_clients(folder, counts, busy, span)
+    _write_underway(folder, list(world.flights.values()))
     return {
         "concurrency": {
             "mean": float(busy.sum() / (clients * span)),
@@ -65,6 +67,7 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
         "staleness": {**_quantiles(column["staleness"]), "windows": _means(column["time"], column["staleness"], span)},
         "tasks": [_quantiles(column["staleness"][column["task"] == t]) for t in range(len(wires))],
         "bytes": {"down": _down(simulation, wires), "up": int(up)},
+        "wires": [{"down": d, "up": u, "jobs": world.tally.sent.get(t, 0)} for t, (d, u) in enumerate(wires)],
         "idle": float(1.0 - busy.sum() / (clients * span)),
         "waiting": span / versions if versions else None,
     }
@@ -138,3 +141,17 @@ def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, sp
         }
     )
     write_table(table, folder / "clients.parquet")
+
+
+def _write_underway(folder: Path, flights: Sequence[Flight]) -> None:
+    """One row a job still on its way, with the times that it would have had."""
+    columns = {
+        "client": pa.array([f.job.client for f in flights], pa.int32()),
+        "task": pa.array([f.job.task for f in flights], pa.int32()),
+        "job": pa.array([f.job.id for f in flights], pa.int64()),
+        "version": pa.array([f.job.version for f in flights], pa.int64()),  # that it was sent with
+        "sent": pa.array([f.sent for f in flights], pa.float64()),
+        "started": pa.array([f.start for f in flights], pa.float64()),
+        "finished": pa.array([f.end for f in flights], pa.float64()),
+    }
+    write_table(pa.table(columns), folder / "underway.parquet")

@@ -1,0 +1,153 @@
+"""Finished runs as rows of numbers to read: one line an algorithm, means over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Result = Mapping[str, Any]
+Getter = Callable[[Result], float | None]
+
+_SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
+
+
+class Cell(NamedTuple):
+    """A number to read first, and below it (or in brackets) what it hides."""
+
+    main: str
+    detail: str = ""
+
+
+def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[Cell]]]:
+    """Head (with line breaks) and body: one line an algorithm, means over its seeds."""
+    finished = [r for r in results if "error" not in r]
+    metrics = list(dict.fromkeys(name for r in finished for name in r["metrics"]))
+    targets = targets if "accuracy" in metrics else ()
+    names = [name.replace("_", "\n") for name in metrics]
+    head = ["algorithm", *names, *(f"time\nto {100 * target:g} %" for target in targets)]
+    body = []
+    for label in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in finished if r["algorithm"] == label]
+        asked = sum(1 for r in results if r["algorithm"] == label)
+        line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
+        line += [_mean(mine, _getter("metrics", name), _share if name in _SHARES else _number) for name in metrics]
+        line += [_reached(mine, _getter("time_to", f"{target:g}")) for target in targets]
+        line += [Cell(_mean(mine, _getter(name), _number).main) for name in ("updates", "versions")]
+        body.append([*line, _staleness(mine)])
+    return [*head, "updates", "server\nsteps", "staleness"], body
+
+
+def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
+    """How the clients worked: one line an algorithm, means over its seeds."""
+    head = [
+        "algorithm",
+        "clients\nat work",
+        "unequal\nshares",
+        "staleness\n90 %",
+        "MB down",
+        "MB up",
+        "time\na step",
+        "jobs lost",
+    ]
+    columns: list[tuple[Getter, Callable[[float], str]]] = [
+        (_getter("measures", "concurrency", "mean"), _share),
+        (_getter("measures", "participation", "distance"), _number),
+        (_getter("measures", "staleness", "p90"), _number),
+        (_getter("measures", "bytes", "down"), _megabytes),
+        (_getter("measures", "bytes", "up"), _megabytes),
+        (_getter("measures", "waiting"), _number),
+        (_getter("lost"), _number),
+    ]
+    body = []
+    for label in dict.fromkeys(r["algorithm"] for r in results):
+        mine = [r for r in results if r["algorithm"] == label and "error" not in r]
+        body.append([Cell(label), *(Cell(_mean(mine, get, write).main) for get, write in columns)])
+    return head, body
+
+
+def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list[list[Cell]]]:
+    """Several tasks: when each was done, when all were, and how much time that saves against a baseline."""
+    finished = [r for r in results if "error" not in r]
+    names = list(dict.fromkeys(name for r in finished for name in r["tasks"]))
+    whole = {label: _all_done([r for r in finished if r["algorithm"] == label]) for label in _labels(results)}
+    body = []
+    for label in _labels(results):
+        mine = [r for r in finished if r["algorithm"] == label]
+        line = [Cell(label), *(_task_cell(mine, name) for name in names)]
+        done, reference = whole[label], whole.get(baseline)
+        line.append(Cell("not all") if done is None else _mean(mine, _getter("time"), _number))
+        gain = "" if label == baseline or not reference or done is None else f"{100 * (1 - done / reference):+.1f} %"
+        body.append([*line, Cell(gain)])
+    return ["algorithm", *names, "all", f"gain over\n{baseline}"], body
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(r["algorithm"] for r in results))
+
+
+def _all_done(results: Sequence[Result]) -> float | None:
+    """Mean time at which the last task was done; None where in some run one never was."""
+    if not results or any(task["time"] is None for r in results for task in r["tasks"].values()):
+        return None
+    return float(sum(r["time"] for r in results) / len(results))
+
+
+def _task_cell(results: Sequence[Result], name: str) -> Cell:
+    tasks = [r["tasks"][name] for r in results]
+    accuracy = _mean(tasks, _getter("metrics", "accuracy"), _share).main
+    done = [t for t in tasks if t["time"] is not None]
+    if len(done) < len(tasks) or not tasks:
+        return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
+    return Cell(_mean(done, _getter("time"), _number).main, accuracy)
+
+
+def note(results: Sequence[Result]) -> str:
+    """What the numbers of the table are."""
+    seeds = len({r["seed"] for r in results})
+    return f"means over {seeds} seeds, with the lowest and the highest" if seeds > 1 else ""
+
+
+def _getter(*path: str) -> Getter:
+    def get(result: Result) -> float | None:
+        value: Any = result
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return None if value is None else float(value)
+
+    return get
+
+
+def _mean(results: Sequence[Result], get: Getter, write: Callable[[float], str]) -> Cell:
+    found = [value for r in results if (value := get(r)) is not None]
+    if not found:
+        return Cell("–")
+    low, high = (write(value).removesuffix(" %") for value in (min(found), max(found)))
+    return Cell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
+
+
+def _reached(results: Sequence[Result], get: Getter) -> Cell:
+    """A time; a target that some seeds never reached says how many did."""
+    found = [r for r in results if get(r) is not None]
+    if results and not found:
+        return Cell("never")
+    cell = _mean(found, get, _number)
+    return cell if len(found) == len(results) else Cell(cell.main, f"by {len(found)} of {len(results)}")
+
+
+def _staleness(results: Sequence[Result]) -> Cell:
+    if not results:
+        return Cell("–")
+    most = max(r["staleness"]["max"] for r in results)
+    return Cell("mean " + _mean(results, _getter("staleness", "mean"), _number).main, f"max {_number(most)}")
+
+
+def _megabytes(value: float) -> str:
+    return _number(value / 1e6)
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
