@@ -23,7 +23,7 @@ LAYERS = [
     ["deploy"],
     ["watch"],
     ["report", "theory"],
-    ["papers"],
+    ["papers", "bench"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

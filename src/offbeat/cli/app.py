@@ -13,6 +13,7 @@ from rich.table import Table
 
 from offbeat.cli import tables
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
+from offbeat.cli.bench import bench
 from offbeat.cli.experiment import Experiment, Spec, read
 from offbeat.cli.folder import (
     RESULT,
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(theory, name="theory")
+app.command()(bench)
 
 Overrides = Annotated[
     list[str] | None,

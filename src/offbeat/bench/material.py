@@ -1,0 +1,97 @@
+"""What every contender is given: the same data, shards, rates and first models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from offbeat.bench.workloads import Task, Workload
+from offbeat.core.errors import DataError
+from offbeat.core.problem import Problem
+from offbeat.core.vectors import Vector
+from offbeat.data import load
+from offbeat.data.base import Dataset
+from offbeat.data.splits import IID
+from offbeat.models.build import build
+from offbeat.problems.quadratic import Quadratic
+from offbeat.problems.supervised import Supervised
+
+SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+_TRAIN, _TEST, _CLASSES = 60_000, 10_000, 10
+
+
+@dataclass(frozen=True)
+class Material:
+    """A workload with everything in it drawn.
+
+    means: mean time of a job, by client (for several tasks: slowness, a factor of the tasks' times).
+    sources: by task, "mnist" or what stands in for it.
+    """
+
+    workload: Workload
+    problems: Sequence[Problem]
+    datasets: Sequence[Dataset]
+    modules: Sequence[nn.Module]
+    shards: Sequence[Sequence[np.ndarray]]
+    means: Sequence[float]
+    sources: Sequence[str]
+
+    def judge(self, models: Sequence[Vector]) -> Mapping[str, float]:
+        """Measures of the final models, the mean over the tasks: one judge for all contenders."""
+        found = [p.measure(m.to(_device(p))[None])[0] for p, m in zip(self.problems, models, strict=True)]
+        return {name: sum(each[name] for each in found) / len(found) for name in found[0]}
+
+
+def prepare(workload: Workload, device: str = "cpu") -> Material:
+    """The material of a workload, always the same."""
+    rng = np.random.default_rng(7)
+    n = workload.clients
+    if not workload.tasks:
+        quadratic = Quadratic(n, workload.dim, device=device)
+        return Material(workload, [quadratic], [], [], [], _means(n, rng), ["quadratic"])
+    datasets = [dataset(task) for task in workload.tasks]
+    modules = [build(t.model, d.shape, d.classes, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
+    shards = [IID()(d.train_y.numpy(), n, rng) for d in datasets]
+    problems = [
+        Supervised(d, m, s, device=device, name=f"{t.data}-{i}")
+        for i, (t, d, m, s) in enumerate(zip(workload.tasks, datasets, modules, shards, strict=True))
+    ]
+    return Material(workload, problems, datasets, modules, shards, _means(n, rng), [d.name for d in datasets])
+
+
+def dataset(task: Task) -> Dataset:
+    """The task's data if they are here, else made ones of the same shape."""
+    try:
+        return load(task.data)
+    except DataError:
+        return synthetic(task.data)
+
+
+def synthetic(name: str, train: int = _TRAIN, test: int = _TEST) -> Dataset:
+    """Images as many and as large as the real ones: noise, denser in blocks of 4 × 4 pixels, other ones by class."""
+    colours, side, _ = shape = SHAPES[name]
+    rng = np.random.default_rng(3)
+    blocks = rng.random((_CLASSES, colours, side // 4, side // 4)) < 0.25
+    density = np.where(blocks.repeat(4, axis=2).repeat(4, axis=3), 0.25, 0.15).astype(np.float32)
+    labels = rng.integers(_CLASSES, size=train + test)
+    x = np.empty((train + test, *shape), dtype=np.uint8)
+    for at in range(0, len(x), 5000):
+        some = labels[at : at + 5000]
+        x[at : at + 5000] = (rng.random((len(some), *shape), dtype=np.float32) < density[some]) * np.uint8(200)
+    images, y = torch.from_numpy(x), torch.from_numpy(labels)
+    made = f"made data of {name}'s shape"
+    return Dataset(made, images[:train], y[:train], images[train:], y[train:], _CLASSES, 1 / 255)
+
+
+def _means(clients: int, rng: np.random.Generator) -> list[float]:
+    """Mean times 1/λ_i with λ_i ~ N(10, 5) cut at 0.5 (AREA §5)."""
+    rates = np.maximum(rng.normal(10.0, 5.0, clients), 0.5)
+    return [float(1.0 / rate) for rate in rates]
+
+
+def _device(problem: Problem) -> torch.device:
+    return problem.initial().device

@@ -1,0 +1,238 @@
+"""Turns in fresh processes, one contender after the other, and what follows from them.
+
+Every contender has a process of its own, all wait, and they take turns: A B C A B C … Whatever else the machine does in
+the meantime slows neighbours in time alike, so ratios are taken between turns of the same round and their median is
+reported with its spread. CPU time says what one core could do; wall-clock time is used where several cores or a GPU
+work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+import offbeat
+from offbeat.bench.contend import cores
+from offbeat.bench.worker import Turn
+from offbeat.bench.workloads import OFFBEAT, WORKLOADS, Workload
+from offbeat.core.errors import OffbeatError, SettingError, unknown
+
+TURNS, QUICK_TURNS = 5, 3
+_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How much faster than another contender: the median over the rounds, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """One contender at one workload.
+
+    updates_per_s: by the clock.   cpu_ms: CPU time of an update.   memory: peak, MB.   metrics: means over the turns.
+    ratio: how much faster offbeat is than this one (for offbeat's own variants: how much faster they are than offbeat).
+    aim: what that ratio should at least be.
+    """
+
+    contender: str
+    updates_per_s: float
+    cpu_ms: float
+    memory: float
+    gpu_memory: float
+    metrics: Mapping[str, float]
+    ratio: Ratio | None
+    aim: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload: its contenders, offbeat first."""
+
+    workload: str
+    title: str
+    updates: int
+    turns: int
+    data: Sequence[str]
+    scores: Sequence[Score]
+    disagreement: str  # empty: the same work was done
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole session."""
+
+    machine: Mapping[str, Any]
+    rows: Sequence[Row]
+
+    @property
+    def disagreements(self) -> list[str]:
+        """Where contenders did not do the same work: their figures mean nothing."""
+        return [f"{row.workload}: {row.disagreement}" for row in self.rows if row.disagreement]
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+class Contender:
+    """A worker process that waits for its turn."""
+
+    def __init__(self, workload: str, name: str, device: str) -> None:
+        threads = str(cores(name))
+        env = {**os.environ, **dict.fromkeys(_SINGLE, threads)}
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "offbeat.bench.worker", workload, name, device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+
+    def ready(self) -> list[str]:
+        """Wait until it is; where its data come from."""
+        sources: list[str] = self._answer()["sources"]
+        return sources
+
+    def turn(self, updates: int, seed: int) -> Turn:
+        """Let it work once, while the others wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"updates": updates, "seed": seed}) + "\n")
+        self.process.stdin.flush()
+        return Turn(**self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise OffbeatError(f"the process of {self.name!r} ended with {self.process.wait()}; its error is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def bench(
+    names: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    device: str = "cpu",
+    turns: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Measure these workloads, or all of them."""
+    for name in names:
+        if name not in WORKLOADS:
+            raise unknown("workload", name, WORKLOADS)
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise SettingError(f"device = {device!r}: is not there; use 'cpu'")
+    turns = turns or (QUICK_TURNS if quick else TURNS)
+    chosen = [WORKLOADS[name] for name in names or WORKLOADS]
+    return Report(machine(device), [measure(workload, quick, device, turns, say) for workload in chosen])
+
+
+def measure(workload: Workload, quick: bool, device: str, turns: int, say: Callable[[str], None]) -> Row:
+    """One workload, all of its contenders in turns."""
+    names = workload.on_cuda if device == "cuda" else workload.contenders
+    updates = workload.quick if quick else workload.cuda if device == "cuda" else workload.updates
+    contenders: list[Contender] = []
+    try:
+        for name in names:  # one after the other, so that they do not load data against each other
+            contenders.append(Contender(workload.name, name, device))
+            sources = contenders[-1].ready()
+        taken: dict[str, list[Turn]] = {name: [] for name in names}
+        for at in range(turns):
+            for contender in contenders:
+                turn = contender.turn(updates, seed=at + 1)
+                taken[contender.name].append(turn)
+                say(f"{workload.name}, turn {at + 1} of {turns}: {contender.name}, {turn.updates / turn.wall:,.0f}/s")
+    finally:
+        for contender in contenders:
+            contender.close()
+    aims = workload.cuda_aims if device == "cuda" else workload.aims
+    scores = [score(name, taken[name], taken[OFFBEAT], aims.get(name), device) for name in names]
+    apart = disagreement(workload, scores)
+    return Row(workload.name, workload.title, workload.total(updates), turns, sources, scores, apart)
+
+
+def score(name: str, mine: Sequence[Turn], ours: Sequence[Turn], aim: float | None, device: str) -> Score:
+    """What a contender's turns say, beside offbeat's of the same rounds."""
+    by_wall = device == "cuda" or cores(name) > 1
+    pairs = zip(ours, mine, strict=True)
+    if name == OFFBEAT:
+        ratio = None
+    elif cores(name) > 1:  # a variant of offbeat: how much it gains
+        ratio = paired([o.wall / m.wall for o, m in pairs])
+    else:
+        ratio = paired([m.wall / o.wall if by_wall else m.cpu / o.cpu for o, m in pairs])
+    metrics = {key: statistics.fmean(turn.metrics[key] for turn in mine) for key in mine[0].metrics}
+    return Score(
+        name,
+        statistics.median(turn.updates / turn.wall for turn in mine),
+        statistics.median(1000 * turn.cpu / turn.updates for turn in mine),
+        max(turn.memory for turn in mine),
+        max(turn.gpu_memory for turn in mine),
+        metrics,
+        ratio,
+        aim,
+    )
+
+
+def paired(ratios: Sequence[float]) -> Ratio:
+    """The middle one of the rounds' ratios, and how far they go."""
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def disagreement(workload: Workload, scores: Sequence[Score]) -> str:
+    """What differs more than chance explains; empty if nothing does."""
+    metric, within = workload.check.metric, workload.check.within
+    values = {score.contender: score.metrics[metric] for score in scores}
+    if max(values.values()) - min(values.values()) <= within:
+        return ""
+    found = ", ".join(f"{value:.3g} ({name})" for name, value in values.items())
+    return f"the contenders did not do the same work, their {metric} is {found}"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "offbeat": offbeat.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,100 @@
+"""A report as text: for the terminal and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offbeat.bench.session import Report, Row, Score
+from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, WORKLOADS
+
+HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat is")
+_LABELS = {LEAN: "lean loop", PLAIN: "plain PyTorch loop"}
+
+
+def lines(row: Row) -> list[tuple[str, ...]]:
+    """A line for each contender, as in HEAD."""
+    return [
+        (
+            _LABELS.get(score.contender, score.contender),
+            figure(score.updates_per_s),
+            figure(score.cpu_ms),
+            f"{score.memory:,.0f}" + (f" + {score.gpu_memory:,.0f} GPU" if score.gpu_memory else ""),
+            _check(row, score),
+            _ratio(row, score),
+        )
+        for score in row.scores
+    ]
+
+
+def figure(value: float) -> str:
+    """A number to three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def about(row: Row) -> str:
+    """What a workload is and how it was run."""
+    data = ", ".join(dict.fromkeys(row.data))
+    return f"{row.workload}: {row.title}; {data}; {row.turns} turns of {row.updates:,} updates"
+
+
+def setting(report: Report) -> str:
+    """The machine and the versions."""
+    m = report.machine
+    device = f"{m['gpu']}, " if m["gpu"] else ""
+    versions = ", ".join(f"{name} {m[name]}" for name in ("python", "torch", "numpy", "offbeat"))
+    return f"{device}{m['processor']}, {m['cores']} cores, load {m['load']:.1f} at the start; {versions}; {m['date']}"
+
+
+def markdown(report: Report, command: str = "offbeat bench") -> str:
+    """Tables for a page of the docs."""
+    parts = [f"`{command}` on {setting(report)}.\n"]
+    for row in report.rows:
+        parts.append(f"**{about(row)}**\n")
+        table = [HEAD, ("---", *["---:"] * 4, "---"), *lines(row)]
+        parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in table) + "\n")
+        if row.disagreement:
+            parts.append(f"**These figures mean nothing: {row.disagreement}.**\n")
+    return "\n".join(parts)
+
+
+def text(report: Report) -> str:
+    """The same for a terminal."""
+    parts = [setting(report)]
+    for row in report.rows:
+        parts += ["", about(row), *_aligned([HEAD, *lines(row)])]
+        if row.disagreement:
+            parts.append(f"  these figures mean nothing: {row.disagreement}")
+    return "\n".join(parts)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they need to be; the first and the last are words, the others numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(_cell(r, at, width) for at, width in enumerate(widths)).rstrip() for r in rows]
+
+
+def _cell(row: Sequence[str], at: int, width: int) -> str:
+    return row[at].ljust(width) if at in (0, len(row) - 1) else row[at].rjust(width)
+
+
+def _check(row: Row, score: Score) -> str:
+    metric = WORKLOADS[row.workload].check.metric
+    value = score.metrics[metric]
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{metric} {value:.2g}"
+
+
+def _ratio(row: Row, score: Score) -> str:
+    if score.contender == OFFBEAT:
+        aim = WORKLOADS[row.workload].rate
+        return "" if aim is None else _aimed("", score.updates_per_s, aim)
+    assert score.ratio is not None
+    r = score.ratio
+    said = f"× {r.median:.2f} ({r.low:.2f}–{r.high:.2f})"
+    if score.contender == BOTH:
+        said = f"{said[2:]} times one core"
+    return said if score.aim is None else _aimed(said, r.median, score.aim)
+
+
+def _aimed(said: str, value: float, aim: float) -> str:
+    met = "met" if value >= aim else "missed"
+    return f"{said}{', ' if said else ''}aim {figure(aim)} {met}"

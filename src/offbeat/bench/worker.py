@@ -1,0 +1,75 @@
+"""One contender in a process of its own: it gets ready, then does a turn for every line that it is sent.
+
+    python -m offbeat.bench.worker WORKLOAD CONTENDER DEVICE
+
+A line {"updates": 1000, "seed": 3} on standard input is answered by one line, a `Turn` as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from offbeat.bench.contend import Work, contender, cores
+from offbeat.bench.material import Material, prepare
+from offbeat.bench.workloads import WORKLOADS
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How long one turn took, and what came out.
+
+    wall: seconds.   cpu: seconds of this process and those it started.   memory: peak so far, MB.
+    gpu_memory: peak of the tensors on the GPU, MB.
+    """
+
+    updates: int
+    wall: float
+    cpu: float
+    memory: float
+    gpu_memory: float
+    metrics: dict[str, float]
+
+
+def turn(material: Material, work: Work, updates: int, seed: int, device: str = "cpu") -> Turn:
+    """Do the work once; its set-up and the evaluation of the models are not timed."""
+    _wait(device)
+    cpu, wall = _cpu(), time.perf_counter()
+    models = work(updates, seed)
+    _wait(device)
+    wall, cpu = time.perf_counter() - wall, _cpu() - cpu
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    gpu = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
+    total = material.workload.total(updates)
+    return Turn(total, wall, cpu, memory, gpu, dict(material.judge(models)))
+
+
+def main(workload: str, name: str, device: str) -> None:
+    """Serve turns until standard input ends."""
+    torch.set_num_threads(cores(name))
+    material = prepare(WORKLOADS[workload], device)
+    work = contender(name, material, device)
+    work(2 * WORKLOADS[workload].size, 0)  # the first calls of everything are slow
+    print(json.dumps({"sources": list(material.sources)}), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(asdict(turn(material, work, order["updates"], order["seed"], device))), flush=True)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _cpu() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

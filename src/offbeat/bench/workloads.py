@@ -1,0 +1,120 @@
+"""The workloads: what is trained, by how many clients, for how many updates. All of it data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Who does the work. The first is what is measured, the others are what it is measured against.
+OFFBEAT, LEAN, PLAIN, SERIAL, BOTH = "offbeat", "lean", "plain", "offbeat, one by one", "offbeat, both cores"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one model learns from.
+
+    time: mean time of a local step on a normal client, β of FAST C.6; only where there are several tasks.
+    """
+
+    data: str
+    model: str
+    steps: int
+    batch: int
+    lr: float
+    time: float = 1.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """The same work was done if this measure of the final models agrees between all who did it.
+
+    metric: its name.   within: how far two means may be apart.
+    """
+
+    metric: str
+    within: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table: buffered asynchronous training, clients with exponential times of different rates.
+
+    tasks: none for the quadratic.   size: updates a server step, K.   lr: server step size.
+    updates: of one turn; quick: of a turn with --quick; cuda: of a turn on a GPU.
+    requests: ΣR where several tasks share the clients; then `updates` are those of each task.
+    aims: what the ratio to another contender should at least be.   rate: events a second that it should reach.
+    """
+
+    name: str
+    title: str
+    clients: int
+    updates: int
+    quick: int
+    check: Check
+    tasks: tuple[Task, ...] = ()
+    size: int = 10
+    lr: float = 1.0
+    cuda: int = 2000
+    requests: int = 0
+    contenders: tuple[str, ...] = (OFFBEAT, LEAN, PLAIN)
+    on_cuda: tuple[str, ...] = (OFFBEAT, SERIAL, LEAN, PLAIN)
+    aims: Mapping[str, float] = field(default_factory=dict)
+    cuda_aims: Mapping[str, float] = field(default_factory=dict)
+    rate: float | None = None
+
+    @property
+    def dim(self) -> int:
+        """Of the quadratic, which has no task."""
+        return 10
+
+    def total(self, updates: int) -> int:
+        """Updates of all tasks together."""
+        return updates * max(1, len(self.tasks))
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload(
+            "W1",
+            "softmax regression 784→10, 128 clients, batch 32, 1 step",
+            clients=128,
+            tasks=(Task("mnist", "softmax", steps=1, batch=32, lr=0.2),),
+            updates=10_000,
+            quick=3_000,
+            check=Check("accuracy", 0.01),
+            aims={LEAN: 0.5, PLAIN: 3.0},
+        ),
+        Workload(
+            "W2",
+            "the same with 50 steps",
+            clients=128,
+            tasks=(Task("mnist", "softmax", steps=50, batch=32, lr=0.02),),
+            updates=1_000,
+            quick=400,
+            check=Check("accuracy", 0.01),
+            aims={LEAN: 0.7, PLAIN: 3.0},
+        ),
+        Workload(
+            "W3",
+            "CNN of DEFA on 28×28, 100 clients, batch 10, 50 steps",
+            clients=100,
+            tasks=(Task("fashion-mnist", "cnn", steps=50, batch=10, lr=0.05),),
+            updates=30,
+            quick=10,
+            check=Check("accuracy", 0.1),
+            contenders=(OFFBEAT, LEAN, PLAIN, BOTH),
+            aims={PLAIN: 1.0},
+            cuda_aims={SERIAL: 8.0},
+        ),
+        Workload(
+            "W5",
+            "events only: a quadratic in 10 dimensions, 100 clients",
+            clients=100,
+            updates=30_000,
+            quick=10_000,
+            check=Check("distance", 0.3),
+            rate=50_000.0,
+        ),
+    )
+}

@@ -1,0 +1,54 @@
+"""Whole sessions, on made data and with few updates: processes, turns, output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import offbeat
+
+from offbeat.bench import session
+from offbeat.bench.workloads import LEAN, OFFBEAT, WORKLOADS, Check
+
+TINY = replace(WORKLOADS["W5"], contenders=(OFFBEAT, LEAN), updates=500, quick=200, check=Check("distance", 100.0))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the quadratic, which needs no data, and few updates of it."""
+    monkeypatch.setattr(session, "WORKLOADS", {"W5": TINY})
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_command_prints_one_json_object_and_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    code, out, err = offbeat("bench", "W5", "--quick", "--turns", "2", "--json", "--out", page)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["machine"]["cores"] > 0
+    (row,) = found["rows"]
+    assert (row["workload"], row["updates"], row["turns"], row["disagreement"]) == ("W5", 200, 2, "")
+    ours, lean = row["scores"]
+    assert (ours["contender"], ours["ratio"]) == ("offbeat", None)
+    assert lean["ratio"]["low"] <= lean["ratio"]["median"] <= lean["ratio"]["high"]
+    assert set(lean["metrics"]) == {"loss", "gap", "distance"}
+    assert "| lean loop |" in page.read_text()
+    assert [line.split(":")[0] for line in err.splitlines()] == [f"W5, turn {n} of 2" for n in (1, 1, 2, 2)]
+
+
+def test_contenders_that_differ_end_the_command_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "WORKLOADS", {"W5": replace(TINY, check=Check("distance", 0.0))})
+    code, out, err = offbeat("bench", "--quick", "--turns", "1")
+    assert code == 1
+    assert "these figures mean nothing" in out
+    assert err.splitlines()[-1].startswith("offbeat: W5: the contenders did not do the same work")
+
+
+def test_an_unknown_workload_is_refused() -> None:
+    assert offbeat("bench", "W9") == (1, "", "offbeat: unknown workload 'W9'; did you mean 'W5'?\n")
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert offbeat("bench", "W5", "--device", "abacus").err == "offbeat: device = 'abacus': is not there; use 'cpu'\n"
