@@ -89,9 +89,13 @@ def test_a_problem_without_accuracy_reports_the_metrics_it_has(tmp_path: Path) -
 def test_the_folder_holds_what_was_asked_for_and_what_came_out(finished: tuple[Path, Outcome]) -> None:
     folder, _ = finished
     made = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    each = ("clients.parquet", "metrics.parquet", "model.safetensors", "result.json", "events/part-00000.parquet")
+    each = (
+        *("clients.parquet", "metrics.parquet", "underway.parquet", "events/part-00000.parquet"),
+        *("model.safetensors", "result.json"),
+    )
     runs = ("area-0", "area-1", "fedbuff-0", "fedbuff-1")
-    assert made == {"experiment.json", "report.md", "summary.json", *(f"{r}/{file}" for r in runs for file in each)}
+    top = ("experiment.json", "report.html", "report.md", "summary.json")
+    assert made == {*top, *(f"{run}/{file}" for run in runs for file in each)}
 
 
 def test_the_folder_names_the_versions_and_every_setting_with_its_default(finished: tuple[Path, Outcome]) -> None:

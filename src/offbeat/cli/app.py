@@ -29,6 +29,7 @@ from offbeat.cli.folder import (
 )
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
+from offbeat.cli.report import draw_report, report as report_runs
 from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
@@ -44,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(theory, name="theory")
+app.command("report")(report_runs)
 app.command()(bench)
 
 Overrides = Annotated[
@@ -180,6 +182,7 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     baseline = "sync-st" if "sync-st" in experiment.labels else experiment.labels[-1]
     first = tables.task_markdown(results, baseline) if several else tables.markdown(results, targets)
     report(folder, experiment, first + "\n" + tables.work_markdown(results), errors)
+    page = draw_report(folder)
     if as_json:
         print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
     else:
@@ -187,6 +190,8 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
         console.width = max(console.width, 80 if console.is_terminal else 120)
         console.print(tables.task_table(results, baseline) if several else tables.table(results, targets))
         console.print(tables.work_table(results))
+        if page is not None:
+            print(f"report: {page}")
         print(f"run folder: {folder}")
     for line in _unreached(experiment, results):
         print(f"offbeat: {line}", file=sys.stderr)

@@ -30,9 +30,9 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
         mine = [r for r in finished if r["algorithm"] == label]
         asked = sum(1 for r in results if r["algorithm"] == label)
         line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
-        line += [_mean(mine, _getter("metrics", name), _share if name in _SHARES else _number) for name in metrics]
+        line += [_mean(mine, _getter("metrics", name), _share if name in _SHARES else number) for name in metrics]
         line += [_reached(mine, _getter("time_to", f"{target:g}")) for target in targets]
-        line += [Cell(_mean(mine, _getter(name), _number).main) for name in ("updates", "versions")]
+        line += [Cell(_mean(mine, _getter(name), number).main) for name in ("updates", "versions")]
         body.append([*line, _staleness(mine)])
     return [*head, "updates", "server\nsteps", "staleness"], body
 
@@ -51,12 +51,12 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
     ]
     columns: list[tuple[Getter, Callable[[float], str]]] = [
         (_getter("measures", "concurrency", "mean"), _share),
-        (_getter("measures", "participation", "distance"), _number),
-        (_getter("measures", "staleness", "p90"), _number),
+        (_getter("measures", "participation", "distance"), number),
+        (_getter("measures", "staleness", "p90"), number),
         (_getter("measures", "bytes", "down"), _megabytes),
         (_getter("measures", "bytes", "up"), _megabytes),
-        (_getter("measures", "waiting"), _number),
-        (_getter("lost"), _number),
+        (_getter("measures", "waiting"), number),
+        (_getter("lost"), number),
     ]
     body = []
     for label in dict.fromkeys(r["algorithm"] for r in results):
@@ -75,7 +75,7 @@ def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list
         mine = [r for r in finished if r["algorithm"] == label]
         line = [Cell(label), *(_task_cell(mine, name) for name in names)]
         done, reference = whole[label], whole.get(baseline)
-        line.append(Cell("not all") if done is None else _mean(mine, _getter("time"), _number))
+        line.append(Cell("not all") if done is None else _mean(mine, _getter("time"), number))
         gain = "" if label == baseline or not reference or done is None else f"{100 * (1 - done / reference):+.1f} %"
         body.append([*line, Cell(gain)])
     return ["algorithm", *names, "all", f"gain over\n{baseline}"], body
@@ -93,12 +93,14 @@ def _all_done(results: Sequence[Result]) -> float | None:
 
 
 def _task_cell(results: Sequence[Result], name: str) -> Cell:
-    tasks = [r["tasks"][name] for r in results]
+    tasks = [r["tasks"][name] for r in results if name in r["tasks"]]
     accuracy = _mean(tasks, _getter("metrics", "accuracy"), _share).main
     done = [t for t in tasks if t["time"] is not None]
-    if len(done) < len(tasks) or not tasks:
+    if not tasks:
+        return Cell("–")
+    if len(done) < len(tasks):
         return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
-    return Cell(_mean(done, _getter("time"), _number).main, accuracy)
+    return Cell(_mean(done, _getter("time"), number).main, accuracy)
 
 
 def note(results: Sequence[Result]) -> str:
@@ -119,8 +121,11 @@ def _getter(*path: str) -> Getter:
 
 def _mean(results: Sequence[Result], get: Getter, write: Callable[[float], str]) -> Cell:
     found = [value for r in results if (value := get(r)) is not None]
-    if not found:
-        return Cell("–")
+    return spread(found, write) if found else Cell("–")
+
+
+def spread(found: Sequence[float], write: Callable[[float], str]) -> Cell:
+    """The mean of these numbers, and the lowest and the highest where they differ."""
     low, high = (write(value).removesuffix(" %") for value in (min(found), max(found)))
     return Cell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
 
@@ -130,7 +135,7 @@ def _reached(results: Sequence[Result], get: Getter) -> Cell:
     found = [r for r in results if get(r) is not None]
     if results and not found:
         return Cell("never")
-    cell = _mean(found, get, _number)
+    cell = _mean(found, get, number)
     return cell if len(found) == len(results) else Cell(cell.main, f"by {len(found)} of {len(results)}")
 
 
@@ -138,16 +143,17 @@ def _staleness(results: Sequence[Result]) -> Cell:
     if not results:
         return Cell("–")
     most = max(r["staleness"]["max"] for r in results)
-    return Cell("mean " + _mean(results, _getter("staleness", "mean"), _number).main, f"max {_number(most)}")
+    return Cell("mean " + _mean(results, _getter("staleness", "mean"), number).main, f"max {number(most)}")
 
 
 def _megabytes(value: float) -> str:
-    return _number(value / 1e6)
+    return number(value / 1e6)
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

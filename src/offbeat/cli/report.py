@@ -1,0 +1,58 @@
+"""`offbeat report`: run folders as one page, or as figures for a paper."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.core.errors import SettingError
+from offbeat.report import NAME, figures, gather, save, write
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of experiments, or of single runs, to show together."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"File to write; default {NAME} in the folder, or here if there are several folders."),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="Of the figures: pdf or png.")] = "pdf",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
+    ] = False,
+) -> None:
+    """Write a page about finished or unfinished runs: one file that opens without a network.
+
+    Folders with missing or damaged files give a page of what can be read, which says what is missing.
+    """
+    if form not in figures.FORMATS:
+        raise SettingError(f"--format {form}: must be one of {', '.join(figures.FORMATS)}")
+    content = gather(runs)
+    page = save(content, out or (runs[0] / NAME if len(runs) == 1 else Path(NAME)))
+    drawn = figures.draw(content, to, form) if to is not None else []
+    if as_json:
+        print(json.dumps({"report": str(page), "figures": [str(path) for path in drawn], "missing": content.said}))
+        return
+    for line in content.said:
+        print(f"offbeat: {line}", file=sys.stderr)
+    print(f"report: {page}")
+    if drawn:
+        print(f"figures: {', '.join(path.name for path in drawn)} in {to}")
+
+
+def draw_report(folder: Path) -> Path | None:
+    """The page of a folder whose runs have just ended; whatever goes wrong with it must not cost their results."""
+    try:
+        return write(folder)
+    except Exception as error:
+        print(f"offbeat: the report could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+        return None

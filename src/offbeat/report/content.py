@@ -1,0 +1,218 @@
+"""All that a report shows, from one or several folders: what the page and the figures are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offbeat.report.bands import POINTS, Band, Curve, band, clean
+from offbeat.report.read import Columns, Floats, Folder, Run, read
+from offbeat.report.timeline import Timeline, timeline
+from offbeat.report.wires import Wires, bytes_by, wires_of
+from offbeat.report.work import (
+    Fan,
+    concurrency,
+    last_accuracies,
+    own_accuracies,
+    participation,
+    staleness,
+    updates_of,
+)
+
+AXES = ("time", "updates", "bytes")
+SERIES = 24  # drawn at most; the tables have all
+LINES = 36  # runs whose single lines are on the page, at most
+TIMELINES = 8
+_COUNTS = ("task", "time", "updates", "version", "bytes")  # columns of a history that are no metrics
+
+
+@dataclass
+class Series:
+    """What is drawn in one colour: the runs of one algorithm, under all its seeds.
+
+    progress: by task, metric and axis, the runs' curves as one.   lines: the same, run by run.
+    """
+
+    name: str
+    runs: list[Run]
+    histories: list[Columns] = field(default_factory=list)  # measurements of each run, with a column of bytes
+    progress: dict[int, dict[str, dict[str, Band]]] = field(default_factory=dict)
+    staleness: Fan | None = None
+    participation: Band | None = None
+    concurrency: Band | None = None
+    personal: Fan | None = None
+    last: Band | None = None
+    timeline: Timeline | None = None
+    allocation: dict[str, list[list[float]]] = field(default_factory=dict)  # task -> [time, requests] of every change
+    ends: dict[str, float] = field(default_factory=dict)  # task -> when it was done, in the same run
+
+
+@dataclass
+class Content:
+    """A report before it is drawn.   said: what is missing.   left: what is there and not drawn."""
+
+    folders: list[Folder]
+    series: list[Series]
+    drawn: list[Series]  # those with curves
+    tasks: list[str]
+    said: list[str]
+    left: list[str]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics, accuracy first."""
+        found = [m for s in self.drawn for by in s.progress.values() for m in by]
+        return sorted(dict.fromkeys(found), key=lambda name: (name != "accuracy", name != "loss"))
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """The numbers of finished and failed runs, under the names that they have on the page."""
+        return [{**run.result, "algorithm": s.name} for s in self.series for run in s.runs if run.result]
+
+
+def gather(paths: Sequence[Path]) -> Content:
+    """Read these folders and work out everything that a report shows."""
+    folders = [read(path) for path in paths]
+    series = _series(folders)
+    tasks = _tasks(folders)
+    drawn = _best(series)
+    left = []
+    if len(drawn) < len(series):
+        left.append(f"The {len(drawn)} best of {len(series)} algorithms are drawn; the table of results has all.")
+    for at, each in enumerate(drawn):
+        _fill(each, tasks, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
+    if len(drawn) > TIMELINES:
+        left.append(f"Timelines are those of the first {TIMELINES} algorithms.")
+    said = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.said]
+    said += [f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.said]
+    failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
+    return Content(folders, series, drawn, tasks, [*failed, *said], left)
+
+
+def _series(folders: Sequence[Folder]) -> list[Series]:
+    """Runs by label; a label that several folders have carries the folder's name."""
+    owners: dict[str, set[Path]] = {}
+    for folder in folders:
+        for run in folder.runs:
+            owners.setdefault(run.label, set()).add(folder.path)
+    found: dict[str, Series] = {}
+    for folder in folders:
+        for run in folder.runs:
+            name = run.label if len(owners[run.label]) == 1 else f"{folder.name}: {run.label}"
+            found.setdefault(name, Series(name, [])).runs.append(run)
+    return list(found.values())
+
+
+def _best(series: Sequence[Series]) -> list[Series]:
+    """The series to draw, in their order: all, or those whose runs ended best."""
+
+    def grade(each: Series) -> tuple[float, float]:
+        found = [(run.number("metrics", "accuracy"), run.number("metrics", "loss")) for run in each.runs]
+        accuracy, loss = ([value for value in values if value is not None] for values in zip(*found, strict=True))
+        return (-float(np.mean(accuracy)) if accuracy else 0.0, float(np.mean(loss)) if loss else np.inf)
+
+    if len(series) <= SERIES:
+        return list(series)
+    best = sorted(range(len(series)), key=lambda at: grade(series[at]))[:SERIES]
+    return [series[at] for at in sorted(best)]
+
+
+def _fill(series: Series, tasks: Sequence[str], with_timeline: bool, points: int) -> None:
+    """Work out what is drawn of a series; a run's events are read once."""
+    logs, counts = [], []
+    sizes = next((wires for run in series.runs if (wires := wires_of(run)) is not None), None)
+    for run in series.runs:
+        log = run.events()
+        history = run.metrics()
+        if history is not None:
+            history["bytes"] = _bytes(history, log, wires_of(run) or sizes)
+            series.histories.append(history)
+        if (mine := updates_of(run, log)) is not None:
+            counts.append(mine)
+        if log is None:
+            continue
+        logs.append(log)
+        if with_timeline and series.timeline is None and run.error is None:
+            clients = len(mine) if mine is not None else 0
+            series.timeline = timeline(run.name, log, run.underway(), clients, run.number("time"))
+    series.progress = _progress(series.histories, len(tasks), points)
+    series.staleness = staleness(logs)
+    series.participation = participation(counts)
+    series.concurrency = concurrency(series.runs)
+    personal = [table for run in series.runs if (table := run.personal()) is not None]
+    if personal:
+        series.personal, series.last = own_accuracies(personal), last_accuracies(personal)
+    series.allocation, series.ends = _allocation(series.runs)
+
+
+def _bytes(history: Columns, log: Columns | None, wires: Wires | None) -> Floats:
+    if log is None or not wires or int(log["task"].max(initial=0)) >= len(wires):
+        return np.full(len(history["time"]), np.nan)
+    return bytes_by(history["time"], log, wires)
+
+
+def of_task(task: int, history: Columns) -> Columns:
+    """The measurements of one task."""
+    mine = history["task"] == task
+    return {name: column[mine] for name, column in history.items()}
+
+
+def _progress(histories: Sequence[Columns], tasks: int, points: int) -> dict[int, dict[str, dict[str, Band]]]:
+    found: dict[int, dict[str, dict[str, Band]]] = {}
+    for task in range(tasks):
+        mine = [of_task(task, history) for history in histories]
+        for name in dict.fromkeys(name for history in mine for name in history if name not in _COUNTS):
+            bands = {axis: made for axis in AXES if (made := band(curves(mine, name, axis), points)) is not None}
+            if bands:
+                found.setdefault(task, {})[name] = bands
+    return found
+
+
+def curves(histories: Iterable[Columns], metric: str, axis: str) -> list[Curve]:
+    """A metric against an axis, run by run."""
+    return [clean(h[axis].astype(np.float64), h[metric]) for h in histories if metric in h]
+
+
+def _tasks(folders: Sequence[Folder]) -> list[str]:
+    """Names of the tasks: those in the file, or one without a name."""
+    named: list[str] = []
+    for folder in folders:
+        tables = (folder.experiment or {}).get("task")
+        mine = [str(t.get("name", "")) for t in tables if isinstance(t, dict)] if isinstance(tables, list) else []
+        named = mine if len(mine) > len(named) else named
+    several = [run for folder in folders for run in folder.runs if isinstance(run.value("tasks"), dict)]
+    if not named and several:  # the experiment cannot be read, a result can
+        named = [str(name) for name in several[0].value("tasks")]
+    return named or [""]
+
+
+def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """Of the first run that has divided requests among tasks: the divisions, and when tasks were done."""
+    for run in runs:
+        tasks = run.value("tasks")
+        if not isinstance(tasks, dict):
+            continue
+        divided, ends = {}, {}
+        for name, task in tasks.items():
+            history = _get(task, "allocation", "history")
+            if isinstance(history, list) and all(isinstance(h, list) and len(h) >= 2 for h in history):
+                divided[str(name)] = [[float(h[0]), float(h[1])] for h in history]
+            if isinstance(end := _get(task, "time"), int | float):
+                ends[str(name)] = float(end)
+        if divided:
+            return divided, ends
+    return {}, {}
+
+
+def _get(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _where(folder: Folder, folders: Sequence[Folder]) -> str:
+    return f"{folder.name}/" if len(folders) > 1 else ""

@@ -1,0 +1,217 @@
+"""The same plots as figures for a paper: one column wide, legible there, in colours that most people can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offbeat.core.errors import FolderError, SettingError
+from offbeat.report.content import AXES, Content, Series
+from offbeat.report.timeline import TICKS, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = ("pdf", "png")
+COLUMN = 3.4  # inches, the width of a column
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")  # Okabe and Ito
+_DASHES = ("-", "--", ":", "-.")
+_STYLE: Any = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # fonts that publishers take
+    "figure.constrained_layout.use": True,
+}
+_AXIS = {"time": "virtual time", "updates": "updates", "bytes": "MB sent and received"}
+_SHARES = ("accuracy", "personal", "personal_worst")
+
+
+def draw(content: Content, folder: Path, form: str = "pdf") -> list[Path]:
+    """Write every figure that the content has something for; gives their paths."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise SettingError("figures need matplotlib; install it with `pip install 'offbeat[plots]'`") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with mpl.rc_context(_STYLE):
+            return [_save(figure, folder / f"{name}.{form}") for name, figure in _figures(content)]
+    except OSError as error:
+        raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --figures") from None
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=300, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+    return path
+
+
+def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
+    drawn = content.drawn
+    for task, name in enumerate(content.tasks):
+        for metric in content.metrics:
+            for axis in AXES:
+                if any(axis in s.progress.get(task, {}).get(metric, {}) for s in drawn):
+                    parts = [part for part in (metric, name, "by", axis) if part]
+                    yield "-".join(parts).replace("/", "-"), _progress(drawn, task, metric, axis)
+    if any(s.staleness for s in drawn):
+        yield "staleness", _staleness([s for s in drawn if s.staleness])
+    if any(s.concurrency for s in drawn):
+        yield (
+            "concurrency",
+            _bands(drawn, lambda s: s.concurrency, "virtual time", "clients at work", percent=(False, True)),
+        )
+    if any(s.participation for s in drawn):
+        labels = "clients, the busiest first", "updates over the mean"
+        yield "participation", _bands(drawn, lambda s: s.participation, *labels, percent=(True, False))
+    if any(s.last for s in drawn):
+        labels = "clients, the worst first", "accuracy of own models"
+        yield "personal", _bands(drawn, lambda s: s.last, *labels, percent=(True, True))
+    for series in drawn:
+        if series.allocation:
+            yield f"requests-{_file(series)}", _allocation(series, content.tasks)
+        if series.timeline is not None:
+            yield f"timeline-{_file(series)}", _timeline(series.timeline)
+
+
+def _progress(drawn: Sequence[Series], task: int, metric: str, axis: str) -> Figure:
+    unit = 1e-6 if axis == "bytes" else 1.0
+    figure, ax = _new()
+    for at, series in enumerate(drawn):
+        band = series.progress.get(task, {}).get(metric, {}).get(axis)
+        if band is not None:
+            ax.plot(band.x * unit, band.mean, label=series.name, **_look(at))
+            ax.fill_between(band.x * unit, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
+    ax.set(xlabel=_AXIS[axis], ylabel=metric.replace("_", " "))
+    _percent(ax, False, metric in _SHARES)
+    _legend(figure, ax)
+    return figure
+
+
+def _bands(drawn: Sequence[Series], get: Callable[[Series], Any], x: str, y: str, percent: tuple[bool, bool]) -> Figure:
+    figure, ax = _new()
+    for at, series in enumerate(drawn):
+        if (band := get(series)) is not None:
+            ax.plot(band.x, band.mean, label=series.name, **_look(at))
+            ax.fill_between(band.x, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
+    ax.set(xlabel=x, ylabel=y)
+    _percent(ax, *percent)
+    _legend(figure, ax)
+    return figure
+
+
+def _staleness(drawn: Sequence[Series]) -> Figure:
+    """Median, middle half and middle 80 %: a row for each series."""
+    import matplotlib.pyplot as plt
+
+    figure, rows = plt.subplots(
+        len(drawn), 1, figsize=(COLUMN, 0.5 + 1.0 * len(drawn)), sharex=True, sharey=True, squeeze=False
+    )
+    plt.close(figure)
+    for at, (series, ax) in enumerate(zip(drawn, rows[:, 0], strict=True)):
+        fan = series.staleness
+        if fan is not None:
+            ax.fill_between(fan.x, fan.p10, fan.p90, color=_colour(at), alpha=0.18, linewidth=0)
+            ax.fill_between(fan.x, fan.p25, fan.p75, color=_colour(at), alpha=0.28, linewidth=0)
+            ax.plot(fan.x, fan.p50, color=_colour(at))
+        ax.set_title(series.name, fontsize=8, loc="left", color=_colour(at))
+        ax.set_ylim(bottom=0)
+    figure.supylabel("staleness", fontsize=8)
+    rows[-1, 0].set_xlabel("virtual time")
+    return figure
+
+
+def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
+    figure, ax = _new()
+    end = max([*series.ends.values(), *(c[0] for each in series.allocation.values() for c in each)])
+    for at, name in enumerate(tasks):
+        changes = series.allocation.get(name)
+        if changes:
+            times, requests = zip(*changes, (end, changes[-1][1]), strict=True)
+            ax.step(times, requests, where="post", label=name, **_look(at))
+    ax.set(xlabel="virtual time", ylabel="requests")
+    _legend(figure, ax)
+    return figure
+
+
+def _timeline(line: Timeline) -> Figure:
+    """Lanes of the first stretch of the run: computing dark, on its way light."""
+    lanes, stretch = len(line.clients), _stretch(line)
+    figure, ax = _new(height=0.6 + 0.085 * lanes)
+    jobs = {name: np.array(column) for name, column in line.jobs.items()}
+    unit, at = line.span / TICKS, np.repeat(np.arange(lanes), line.counts)
+    sent = np.broadcast_to(jobs["sent"], at.shape) * unit
+    marks = [sent]
+    for name in ("wait", "work", "back"):
+        marks.append(marks[-1] + np.broadcast_to(jobs[name], at.shape) * unit)
+    for start, end, colour, height in (
+        (marks[0], marks[1], "#56b4e9", 0.35),
+        (marks[1], marks[2], "#0072b2", 0.8),
+        (marks[2], marks[3], "#009e73", 0.35),
+    ):
+        shown = (start < stretch) & (end > start)
+        ax.barh(
+            at[shown],
+            (end - start)[shown],
+            left=start[shown],
+            height=height,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.15,
+        )
+    ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel="virtual time", ylabel="client")
+    ax.set_yticks(range(lanes), [str(client) for client in line.clients], fontsize=5)
+    ax.grid(visible=False)
+    return figure
+
+
+def _stretch(line: Timeline) -> float:
+    """A time in which the busiest client does some 25 jobs."""
+    return min(line.span, 25 * (line.until or line.span) / max(1, *line.counts))
+
+
+def _new(height: float = 2.2) -> tuple[Figure, Axes]:
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(COLUMN, height))
+    plt.close(figure)  # it is written, never shown
+    return figure, ax
+
+
+def _legend(figure: Figure, ax: Axes) -> None:
+    if len(ax.get_legend_handles_labels()[0]) > 1:
+        columns = 2 if len(ax.lines) <= 8 else 3
+        figure.legend(loc="outside upper center", ncols=min(len(ax.lines), columns if len(ax.lines) > 3 else 3))
+
+
+def _percent(ax: Axes, x: bool, y: bool) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    for axis, wanted in ((ax.xaxis, x), (ax.yaxis, y)):
+        if wanted:
+            axis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _look(at: int) -> dict[str, Any]:
+    return {"color": _colour(at), "linestyle": _DASHES[at // len(_COLOURS) % len(_DASHES)]}
+
+
+def _colour(at: int) -> str:
+    return _COLOURS[at % len(_COLOURS)]
+
+
+def _file(series: Series) -> str:
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in series.name)

@@ -1,0 +1,318 @@
+"""The page: one HTML file that holds its numbers, its style and its script, and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, is_dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from offbeat import __version__
+from offbeat.report import toml
+from offbeat.report.content import AXES, LINES, Content, Series, of_task
+from offbeat.report.read import Folder
+from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
+from offbeat.report.targets import cell, ladder
+
+_SCRIPTS = ("numbers.js", "parts.js", "chart.js", "timeline.js", "page.js")
+_DIGITS = 7  # of every number on the page; metrics are single precision
+_SAID = 40  # lines about what is missing, at most
+
+
+def page(content: Content) -> str:
+    """The report as HTML. Whatever comes from the folders is escaped, and only the page's own script may run."""
+    script = "\n".join(_file(name) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return Template(_file("report.html")).substitute(
+        title=escape(", ".join(folder.name for folder in content.folders)),
+        facts="".join(f"<span>{escape(fact)}</span>" for fact in _facts(content)),
+        missing=_missing(content.said),
+        sections="\n".join(_sections(content)),
+        footer=f"Made by offbeat {__version__}. This file is complete: it can be mailed, and opens without a network.",
+        style=_file("report.css"),
+        script=script,
+        digest=f"sha256-{digest}",
+        data=_script_safe(json.dumps(plain(data(content)), separators=(",", ":"), allow_nan=False)),
+    )
+
+
+def data(content: Content) -> dict[str, Any]:
+    """What the script draws from, by the numbers of the series."""
+    drawn = list(enumerate(content.drawn))
+    return {
+        "series": [s.name for s in content.drawn],
+        "totals": [len(s.histories) for s in content.drawn],
+        "tasks": content.tasks,
+        "metrics": content.metrics,
+        "axes": [
+            a for a in AXES if any(a in by for s in content.drawn for m in s.progress.values() for by in m.values())
+        ],
+        "progress": [
+            {"series": at, "task": task, "metric": metric, "axis": axis, **asdict(band)}
+            for at, s in drawn
+            for task, metrics in s.progress.items()
+            for metric, axes in metrics.items()
+            for axis, band in axes.items()
+        ],
+        "lines": _lines(content),
+        **{
+            name: [{"series": at, **asdict(found)} for at, s in drawn if (found := getattr(s, name)) is not None]
+            for name in ("staleness", "concurrency", "participation", "personal", "last")
+        },
+        "allocation": [
+            {"series": at, "tasks": s.allocation, "ends": s.ends, "end": _end(s)} for at, s in drawn if s.allocation
+        ],
+        "timelines": [{**asdict(s.timeline), "note": s.timeline.note} for _, s in drawn if s.timeline is not None],
+    }
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: seven digits, and nothing where there is no number."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        if not np.isfinite(value):
+            return None
+        short = float(f"{value:.{_DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return plain(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _lines(content: Content) -> list[dict[str, Any]]:
+    """Single runs, where they are not too many."""
+    if sum(len(s.histories) for s in content.drawn) > LINES:
+        return []
+    found = []
+    for at, series in enumerate(content.drawn):
+        for history in series.histories:
+            for task in range(len(content.tasks)):
+                mine = of_task(task, history)
+                values = {name: mine[name] for name in content.metrics if name in mine}
+                found.append({"series": at, "task": task, **{axis: mine[axis] for axis in AXES}, "metrics": values})
+    return found
+
+
+def _end(series: Series) -> float:
+    changes = [change[0] for task in series.allocation.values() for change in task]
+    return max([*changes, *series.ends.values()], default=0.0)
+
+
+# The parts of the page
+
+
+def _sections(content: Content) -> Iterator[str]:
+    drawn = content.drawn
+    yield _section("results", "Results", note(content.results).capitalize(), _results(content))
+    if content.metrics:
+        yield _section(
+            "progress",
+            "Progress",
+            "Lines are means over seeds; dotted where some seeds have already ended.",
+            _bar("progress") + '<div id="progress-plots"></div>' + _notes(content.left) + _targets(content),
+        )
+    if any(s.timeline for s in drawn):
+        yield _section(
+            "timeline",
+            "What the clients did",
+            "A lane for each client, the busiest at the top. Point at a job, drag to move, zoom with Ctrl and the "
+            "wheel; or use the arrow keys, plus and minus.",
+            _bar("timeline") + '<div id="timeline-plot"></div><ul class="keys" id="timeline-keys"></ul>',
+        )
+    if any(s.staleness for s in drawn):
+        yield _section(
+            "staleness",
+            "Staleness",
+            "How many versions old a result's model was when it arrived: median, middle half and middle 80 % of the "
+            "results in each window of time, all seeds together.",
+            _bar("staleness") + '<div id="staleness-plots"></div>',
+        )
+    if any(s.concurrency or s.participation for s in drawn) or content.results:
+        yield _section("work", "How the clients worked", "", _work(content))
+    if any(s.allocation for s in drawn):
+        yield _section(
+            "allocation",
+            "Requests of each task",
+            "How the requests on their way were divided among the tasks, in the first run of each algorithm; dashed "
+            "lines where a task was done.",
+            '<div id="allocation-plots"></div><ul class="keys" id="allocation-keys"></ul>',
+        )
+    if any(s.last for s in drawn):
+        yield _section(
+            "personal",
+            "Clients' own models",
+            "Accuracy of every client's own model on its own test share: at the end from the worst client to the best, "
+            "and over time (median, middle half and middle 80 % of the clients).",
+            '<div id="personal-last"></div><div id="personal-plots"></div>',
+        )
+    yield from (_experiment(folder, at, len(content.folders) > 1) for at, folder in enumerate(content.folders))
+
+
+def _results(content: Content) -> str:
+    """One line an algorithm; with several tasks, when each was done and its accuracy then."""
+    single = [r for r in content.results if "tasks" not in r]
+    several = [r for r in content.results if "tasks" in r]
+    parts = [_table(*rows(single, _asked(content)), content)] if single else []
+    if several:
+        labels = [r["algorithm"] for r in several]
+        parts.append(_table(*task_rows(several, "sync-st" if "sync-st" in labels else labels[-1]), content))
+        parts.append(_notes(["Times at which tasks were done, and their accuracies then."]))
+    return "".join(parts) or '<p class="empty">No run is finished yet.</p>'
+
+
+def _targets(content: Content) -> str:
+    """When accuracies were reached, in the unit of the axis that is chosen above."""
+    asked = _asked(content)
+    write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": _megabytes}
+    units = {"time": "virtual time", "updates": "updates", "bytes": "bytes sent and received, in MB,"}
+    found = []
+    for task, name in enumerate(content.tasks):
+        histories = {s.name: [of_task(task, h) for h in s.histories] for s in content.drawn if s.histories}
+        steps = ladder([h for each in histories.values() for h in each], asked)
+        if not steps:
+            continue
+        title = f"Reaching an accuracy{f' of {escape(name)}' if name else ''}"
+        for axis in AXES:
+            body = [[Cell(s), *(cell(each, t, axis, write[axis]) for t in steps)] for s, each in histories.items()]
+            table = _table(["algorithm", *(f"{100 * t:g} %" for t in steps)], body, content)
+            lead = f'<p class="note">{units[axis].capitalize()} until a measurement first showed it.</p>'
+            hide = "" if axis == "time" else " hidden"
+            found.append(f'<div data-axis="{axis}"{hide}><h3 class="over">{title}</h3>{lead}{table}</div>')
+    return "".join(found)
+
+
+def _work(content: Content) -> str:
+    parts = []
+    if any(s.concurrency for s in content.drawn):
+        lead = "Share of clients that have a job: on its way to them, at it, or on its way back."
+        parts.append(f'<h3>Clients at work</h3><p class="note">{lead}</p><div id="concurrency-plot"></div>')
+    if any(s.participation for s in content.drawn):
+        lead = "Updates of each client over the mean of all clients."
+        parts.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
+    if content.results:
+        parts.append(_table(*work_rows(content.results), content))
+        parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
+    return "".join(f"<div>{part}</div>" for part in parts)
+
+
+def _experiment(folder: Folder, at: int, several: bool) -> str:
+    parts = []
+    if folder.experiment is not None:
+        try:
+            text, language = toml.dumps(folder.experiment), "TOML"
+        except TypeError:  # an infinite number became null in the folder
+            text, language = json.dumps(folder.experiment, indent=1), "JSON"
+        button = f'<button type="button" class="tool" data-copy="file{at}">copy as {language}</button>'
+        parts.append(f'<div class="code"><pre id="file{at}" tabindex="0">{escape(text)}</pre>{button}</div>')
+    if folder.resolved:
+        settings = "".join(f"<p>{escape(line)}</p>" for line in _flat(folder.resolved))
+        summary = "<summary>Every setting with its default</summary>"
+        parts.append(f'<details>{summary}<div class="resolved">{settings}</div></details>')
+    pairs = {"folder": str(folder.path.resolve()), **folder.versions}
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs.items())
+    parts.append(f'<dl class="pairs">{listed}</dl>')
+    return _section(f"experiment{at}", f"Experiment{f' {folder.name}' if several else ''}", "", "".join(parts))
+
+
+def _facts(content: Content) -> Iterator[str]:
+    """A line about what was run."""
+    runs = [run for s in content.series for run in s.runs]
+    yield _count(len(content.series), "algorithm")
+    yield _count(len({run.seed for run in runs}), "seed")
+    for folder in content.folders:
+        table = folder.experiment or {}
+        problem, clients = table.get("problem"), table.get("clients")
+        if isinstance(problem, dict):
+            yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
+        elif isinstance(clients, dict):
+            yield f"{_count(len(content.tasks), 'task')}, {clients.get('count', '?')} clients"
+    times = [time for run in runs if (time := run.number("time")) is not None]
+    if times:
+        yield f"virtual time {max(times):g}"
+    updates = sum(int(run.number("updates") or 0) for run in runs)
+    if updates:
+        yield f"{updates:,} updates"
+
+
+def _missing(said: Sequence[str]) -> str:
+    if not said:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in said[:_SAID])
+    if len(said) > _SAID:
+        lines += f"<li>and {len(said) - _SAID} more</li>"
+    return f'<aside class="missing" aria-label="What is missing"><h2>Not all could be read</h2><ul>{lines}</ul></aside>'
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], content: Content) -> str:
+    """A table of numbers; its rows carry the colours of the plots."""
+    colours = {s.name: at for at, s in enumerate(content.drawn)}
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    lines = "".join(_row(line, colours.get(line[0].main)) for line in body)
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="Table of numbers"><table class="numbers">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _row(line: Sequence[Cell], colour: int | None) -> str:
+    key = "" if colour is None else f'<span class="key" style="background:var(--c{colour % 7})"></span>'
+    series = "" if colour is None else f' data-series="{colour}"'
+    cells = [f"{escape(c.main)}{f'<small>{escape(c.detail)}</small>' if c.detail else ''}" for c in line]
+    rest = "".join(f"<td>{text}</td>" for text in cells[1:])
+    return f'<tr{series}><th scope="row">{key}{cells[0]}</th>{rest}</tr>'
+
+
+def _section(name: str, title: str, lead: str, body: str) -> str:
+    text = f'<p class="lead">{escape(lead)}</p>' if lead else ""
+    head = f'<h2 id="{name}-title">{escape(title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{text}{body}</section>'
+
+
+def _bar(name: str) -> str:
+    return f'<div class="bar" id="{name}-bar"></div>'
+
+
+def _notes(lines: Sequence[str]) -> str:
+    return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
+
+
+def _asked(content: Content) -> list[float]:
+    """The accuracies that the experiments asked about."""
+    found: list[float] = []
+    for folder in content.folders:
+        evaluate = (folder.experiment or {}).get("evaluate")
+        targets = evaluate.get("targets", [0.8]) if isinstance(evaluate, dict) else [0.8]
+        found += [float(t) for t in targets if isinstance(t, int | float)] if isinstance(targets, list) else []
+    return sorted(set(found))
+
+
+def _flat(resolved: dict[str, Any]) -> Iterator[str]:
+    for value in resolved.values():
+        yield from (str(each) for each in value) if isinstance(value, list) else (str(value),)
+
+
+def _count(amount: int, noun: str) -> str:
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def _megabytes(value: float) -> str:
+    return number(value / 1e6)
+
+
+def _script_safe(text: str) -> str:
+    """JSON that cannot end the element it stands in."""
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _file(name: str) -> str:
+    return files("offbeat.report").joinpath("page", name).read_text(encoding="utf-8")

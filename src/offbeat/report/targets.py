@@ -1,0 +1,44 @@
+"""When accuracies were first reached: in time, in updates or in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from offbeat.report.read import Columns
+from offbeat.report.tables import Cell, spread
+
+_LADDER = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # looked at besides those that were asked for
+
+
+def first(history: Columns, target: float, axis: str) -> float | None:
+    """Where on the axis a measurement first showed this accuracy; None: never."""
+    at = np.flatnonzero(history["accuracy"] >= target)
+    value = float(history[axis][at[0]]) if len(at) else np.nan
+    return value if np.isfinite(value) else None
+
+
+def ladder(histories: Sequence[Columns], asked: Sequence[float]) -> list[float]:
+    """Accuracies worth a column: those asked for, and those that some run reached and not all began with."""
+    judged = _judged(histories)
+    starts = [h["accuracy"][0] for h in judged]
+    best = max((float(np.nanmax(h["accuracy"], initial=0.0)) for h in judged), default=0.0)
+    steps = [target for target in _LADDER if min(starts, default=0.0) < target <= best]
+    return sorted({*steps, *asked}) if judged else []
+
+
+def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable[[float], str]) -> Cell:
+    """Mean and range over seeds; a target that some seeds never reached says how many did."""
+    judged = _judged(histories)
+    found = [value for h in judged if (value := first(h, target, axis)) is not None]
+    if not judged or not any(np.isfinite(h[axis]).any() for h in judged):
+        return Cell("–")
+    if not found:
+        return Cell("never")
+    shown = spread(found, write)
+    return shown if len(found) == len(judged) else Cell(shown.main, f"by {len(found)} of {len(judged)}")
+
+
+def _judged(histories: Sequence[Columns]) -> list[Columns]:
+    return [h for h in histories if "accuracy" in h and len(h["accuracy"])]

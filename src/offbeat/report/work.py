@@ -1,0 +1,105 @@
+"""How the clients worked: staleness over time, shares in the work, clients at work, their own models' accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from offbeat.report.bands import Band, Curve, band, clean
+from offbeat.report.read import Columns, Floats, Ints, Run
+
+WINDOWS = 60  # of equal length, over a run's time
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+@dataclass(frozen=True)
+class Fan:
+    """A distribution along x: where 10, 25, 50, 75 and 90 % of the values lie below, and how many values there are."""
+
+    x: Floats
+    p10: Floats
+    p25: Floats
+    p50: Floats
+    p75: Floats
+    p90: Floats
+    count: Floats
+
+
+def staleness(logs: Sequence[Columns]) -> Fan | None:
+    """The staleness of what arrived in each window of time, all seeds together."""
+    arrived = [log["event"] == "Arrived" for log in logs]
+    times = _joined(log["time"][mine] for log, mine in zip(logs, arrived, strict=True))
+    values = _joined(log["staleness"][mine] for log, mine in zip(logs, arrived, strict=True))
+    if not len(times):
+        return None
+    span = max(float(times.max()), 1e-300)
+    window = np.minimum((times / span * WINDOWS).astype(np.int64), WINDOWS - 1)
+    return _fan((np.arange(WINDOWS) + 0.5) * span / WINDOWS, window, values)
+
+
+def own_accuracies(tables: Sequence[Columns]) -> Fan | None:
+    """The accuracy of clients' own models at each measurement, all clients and seeds together."""
+    times = _joined(table["time"] for table in tables)
+    values = _joined(table["accuracy"] for table in tables)
+    good = np.isfinite(values) & np.isfinite(times)
+    if not good.any():
+        return None
+    x, at = np.unique(times[good], return_inverse=True)
+    return _fan(x, at, values[good])
+
+
+def last_accuracies(tables: Sequence[Columns]) -> Band | None:
+    """The accuracies of clients' own models at the last measurement, the worst client first, by share of clients."""
+    last = [table["accuracy"][table["time"] == table["time"].max()] for table in tables if len(table["time"])]
+    return band([_ranked(np.sort(values[np.isfinite(values)])) for values in last])
+
+
+def participation(counts: Sequence[Floats]) -> Band | None:
+    """Clients' updates over the mean of all clients, the busiest first, by share of clients."""
+    return band([_ranked(-np.sort(-each / each.mean())) for each in counts if each.sum() > 0])
+
+
+def updates_of(run: Run, log: Columns | None) -> Floats | None:
+    """How many results came from each client."""
+    table = run.clients()
+    if table is not None and len(table["updates"]):
+        return table["updates"].astype(np.float64)
+    if log is None or not len(log["client"]):
+        return None
+    mine = log["client"][log["event"] == "Arrived"]
+    return np.bincount(mine, minlength=int(log["client"].max(initial=0)) + 1).astype(np.float64)
+
+
+def concurrency(runs: Sequence[Run]) -> Band | None:
+    """The share of clients at work in each window of time."""
+    return band([curve for run in runs if (curve := _windows(run)) is not None])
+
+
+def _windows(run: Run) -> Curve | None:
+    shares, time = run.value("measures", "concurrency", "windows"), run.number("time")
+    if not isinstance(shares, list) or not shares or time is None:
+        return None
+    y = np.array([np.nan if value is None else value for value in shares], dtype=np.float64)
+    return clean((np.arange(len(y)) + 0.5) * time / len(y), y)
+
+
+def _ranked(values: Floats) -> Curve:
+    """Values against the share of clients up to and with each."""
+    return (np.arange(len(values)) + 1.0) / max(len(values), 1), values
+
+
+def _fan(x: Floats, group: Ints, values: Floats) -> Fan:
+    order = np.argsort(group, kind="stable")
+    edges = np.searchsorted(group[order], np.arange(len(x) + 1))
+    parts = [values[order][a:b] for a, b in pairwise(edges)]
+    kept = [at for at, part in enumerate(parts) if len(part)]
+    count = np.array([len(parts[at]) for at in kept], dtype=np.float64)
+    p10, p25, p50, p75, p90 = np.array([np.quantile(parts[at], _QUANTILES) for at in kept]).T
+    return Fan(x[kept], p10, p25, p50, p75, p90, count)
+
+
+def _joined(arrays: Iterable[Floats]) -> Floats:
+    return np.concatenate([np.empty(0), *arrays])
