@@ -95,7 +95,8 @@ def _read(terminal: int) -> bytes:
 
 def test_on_a_terminal_of_80_columns_everything_is_readable(tmp_path: Path) -> None:
     text = screen(tmp_path, 80)
-    *lines, folder = text.strip().splitlines()
+    *lines, report, folder = text.strip().splitlines()
+    assert report == f"report: {tmp_path / 'out' / 'report.html'}"
     assert folder == f"run folder: {tmp_path / 'out'}"
     assert max(map(len, lines)) <= 80
     assert re.search(r"all runs +\S+ +[01] of 2 +0:00:0\d +\S+ left", text)

@@ -76,7 +76,11 @@ class Content:
 
 def gather(paths: Sequence[Path]) -> Content:
     """Read these folders and work out everything that a report shows."""
-    folders = [read(path) for path in paths]
+    folders = [read(path) for path in {path.resolve(): path for path in paths}.values()]
+    names = [folder.name for folder in folders]
+    for folder in folders:
+        if names.count(folder.name) > 1:
+            folder.name = str(folder.path)
     series = _series(folders)
     tasks = _tasks(folders)
     drawn = _best(series)

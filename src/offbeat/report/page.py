@@ -192,17 +192,18 @@ def _targets(content: Content) -> str:
 
 
 def _work(content: Content) -> str:
-    parts = []
+    plots = []
     if any(s.concurrency for s in content.drawn):
         lead = "Share of clients that have a job: on its way to them, at it, or on its way back."
-        parts.append(f'<h3>Clients at work</h3><p class="note">{lead}</p><div id="concurrency-plot"></div>')
+        plots.append(f'<h3>Clients at work</h3><p class="note">{lead}</p><div id="concurrency-plot"></div>')
     if any(s.participation for s in content.drawn):
         lead = "Updates of each client over the mean of all clients."
-        parts.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
+        plots.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
+    parts = [f'<div class="panels two">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'] if plots else []
     if content.results:
         parts.append(_table(*work_rows(content.results), content))
         parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
-    return "".join(f"<div>{part}</div>" for part in parts)
+    return "".join(parts)
 
 
 def _experiment(folder: Folder, at: int, several: bool) -> str:

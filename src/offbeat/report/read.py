@@ -121,15 +121,12 @@ class Folder:
     """One experiment: what was asked for, the versions it was made with, and its runs."""
 
     path: Path
+    name: str
     experiment: dict[str, Any] | None
     resolved: dict[str, Any]
     versions: dict[str, str]
     runs: list[Run]
     said: list[str]
-
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
 
 
 def read(path: Path) -> Folder:
@@ -153,7 +150,7 @@ def read(path: Path) -> Folder:
     if not runs:
         said.append("no run has begun")
     versions = {str(name): str(value) for name, value in _dict(content.get("versions")).items()}
-    return Folder(path, experiment, _dict(content.get("resolved")), versions, runs, said)
+    return Folder(path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, said)
 
 
 def _run(path: Path) -> Run:

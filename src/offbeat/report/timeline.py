@@ -13,7 +13,7 @@ from offbeat.report.read import Columns, Floats, Ints
 TICKS = 1_000_000  # times are whole numbers of the run's length over this
 LANES, FEWEST = 40, 16  # lanes to show: at most, and at least before time is cut
 JOBS = 3000  # of one timeline
-STEPS = 1500  # marks of one timeline
+STEPS = 2000  # marks of one timeline
 BINS = 200  # of a lane, where its jobs are too many to be shown one by one
 
 

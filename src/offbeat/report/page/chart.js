@@ -96,9 +96,9 @@ function drawChart(host, spec, width) {
     svg("line", { class: "grid", x1: left, x2: width - margin.right, y1: y(mark), y2: y(mark) }),
     svg("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end" }, texts[i])));
   image.append(svg("line", { class: "base", x1: left, x2: width - margin.right, y1: bottom, y2: bottom }));
-  for (const mark of x.marks(Math.max(2, (width - left) / 110))) image.append(
+  for (const mark of x.marks(Math.max(3, (width - left) / 110))) image.append(
     svg("line", { class: "base", x1: x(mark), x2: x(mark), y1: bottom, y2: bottom + 4 }),
-    svg("text", { x: x(mark), y: bottom + 18, "text-anchor": "middle" }, show(mark, spec.x.kind, 4)));
+    svg("text", { x: x(mark), y: bottom + 18, "text-anchor": x(mark) > width - 20 ? "end" : "middle" }, show(mark, spec.x.kind, 4)));
   image.append(svg("text", { x: (left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle" }, spec.x.name));
 
   for (const ref of spec.refs ?? []) {
@@ -111,9 +111,9 @@ function drawChart(host, spec, width) {
   }
   for (const trace of traces) for (const [a, b, opacity] of trace.areas ?? []) image.append(
     svg("path", { class: "area", d: areaPath(trace.x, a, b, x, y, visible), fill: trace.colour, opacity }));
-  for (const trace of traces) for (const [path, whole] of linePaths(trace, x, y, visible)) image.append(
-    svg("path", { class: trace.thin ? "line thin" : "line", d: path, stroke: trace.colour, "stroke-dasharray": whole ? trace.dash || undefined : "1 5" }));
-  if (ends) endLabels(traces, x, y, visible, top, bottom).forEach((node) => image.append(node));
+  const lines = traces.flatMap((trace) => linePaths(trace, x, y, visible).map(([path, whole]) => ({ trace, path, whole })));
+  for (const line of lines) image.append(svg("path", { class: line.trace.thin ? "line thin" : "line", d: line.path, stroke: line.trace.colour, ...strokes(line, lines) }));
+  if (ends) endLabels(traces, x, y, visible, bottom).forEach((node) => image.append(node));
   const over = svg("g");
   image.append(over);
   host.replaceChildren(image);
@@ -156,8 +156,16 @@ function linePaths(trace, x, y, visible) {
   return pieces.map(({ spots, whole }) => [spots.length > 1 ? `M${spots.join("L")}` : `M${spots[0]}h0.01`, whole]);
 }
 
+// Dashes: the trace's own, dots where runs have ended; lines that lie on each other take turns.
+function strokes(line, lines) {
+  if (!line.whole) return { "stroke-dasharray": "1 5" };
+  const same = lines.filter((other) => other.path === line.path);
+  if (same.length === 1) return { "stroke-dasharray": line.trace.dash || undefined };
+  return { "stroke-dasharray": `10 ${10 * (same.length - 1)}`, "stroke-dashoffset": -10 * same.indexOf(line), "stroke-linecap": "butt" };
+}
+
 // Names beside the ends of lines, moved apart where they would meet.
-function endLabels(traces, x, y, visible, top, bottom) {
+function endLabels(traces, x, y, visible, bottom) {
   const spots = [];
   for (const t of traces.filter((each) => !each.quiet)) {
     let at = t.x.length - 1;
@@ -165,9 +173,11 @@ function endLabels(traces, x, y, visible, top, bottom) {
     if (visible(t.y[at])) spots.push({ t, x: x(t.x[at]) + 8, y: y(t.y[at]) });
   }
   spots.sort((a, b) => a.y - b.y);
-  for (let round = 0; round < 30; round++) for (let i = 1; i < spots.length; i++) {
-    const over = 15 - (spots[i].y - spots[i - 1].y);
-    if (over > 0 && Math.abs(spots[i].x - spots[i - 1].x) < 90) { spots[i].y += over / 2; spots[i - 1].y -= over / 2; }
+  const gap = 14, apart = (a, b) => Math.abs(a.x - b.x) >= 90;
+  spots.forEach((s, i) => { if (i && !apart(s, spots[i - 1])) s.y = Math.max(s.y, spots[i - 1].y + gap); });
+  for (let i = spots.length - 1, floor = bottom - 2; i >= 0; i--) {
+    spots[i].y = Math.min(spots[i].y, i < spots.length - 1 && apart(spots[i], spots[i + 1]) ? bottom - 2 : floor);
+    floor = spots[i].y - gap;
   }
-  return spots.map((s) => { const text = svg("text", { class: "end", x: s.x, y: Math.max(top + 6, Math.min(bottom, s.y)) + 4 }, s.t.name); text.style.fill = s.t.colour; return text; });
+  return spots.map((s) => { const text = svg("text", { class: "end", x: s.x, y: s.y + 4 }, s.t.name); text.style.fill = s.t.colour; return text; });
 }

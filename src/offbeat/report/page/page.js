@@ -28,8 +28,8 @@ function progress() {
   const linear = choice("Scale", [["linear", "linear"], ["log", "log"]], "linear", (value) => { view.log = value === "log"; again(); });
   place("progress-bar").append(
     ...(data.metrics.length > 1 ? [choice("Metric", data.metrics.map((m) => [m, m.replace("_", " ")]), view.metric, (value) => { view.metric = value; again(); })] : []),
-    choice("Against", data.axes.map((a) => [a, a === "time" ? "virtual time" : a]), view.axis, (value) => { view.axis = value; targets(); again(); }),
-    ...(seeds > 1 ? [choice("Seeds", [["range", "min–max"], ["quartiles", "quartiles"], ...(data.lines.length ? [["each", "each"]] : []), ["none", "mean only"]], view.band, (value) => { view.band = value; again(); })] : []),
+    choice("Against", data.axes.map((a) => [a, a]), view.axis, (value) => { view.axis = value; targets(); again(); }),
+    ...(seeds > 1 ? [choice("Seeds", [["range", "min–max"], ["quartiles", "quartiles"], ...(data.lines.length ? [["each", "each"]] : []), ["none", "none"]], view.band, (value) => { view.band = value; again(); })] : []),
     linear);
   const several = data.tasks.length > 1;
   if (several) host.classList.add("panels");
@@ -108,7 +108,7 @@ function lines(id, key, spec) {
 function allocation() {
   const host = place("allocation-plots");
   if (!host) return;
-  host.classList.add("panels");
+  host.classList.add("panels", "two");
   panels(host, data.allocation.map((a) => [sample(a.series), data.series[a.series]]), (i) => {
     const a = data.allocation[i];
     const names = Object.keys(a.tasks);

@@ -2,7 +2,7 @@
 
 const LANE = 15, HEAD = 22, FOOT = 30, GUTTER = 46, END = 10;
 const FATES = ["arrived", "lost", "still on its way at the end"];
-const RAMP = [[0, 34, 78], [87, 93, 109], [165, 156, 116], [254, 232, 56]]; // cividis
+const RAMP = [[71, 45, 123], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]]; // viridis
 
 // The page's columns as one object a job, times in those of the run.
 function unpack(line) {
@@ -33,7 +33,7 @@ function timeline(host, bar, keys) {
   const note = make("p", { class: "note" });
   host.append(canvas, slider);
   host.after(note);
-  let line, from, to, by = "activity", picked = null; // picked: {lane, job}
+  let line, from, to, by = data.tasks.length > 1 ? "task" : "activity", picked = null; // picked: {lane, job}
   const redraw = onPage(host, () => line && draw());
   const tool = (text, label, act) => { const button = make("button", { type: "button", class: "tool", "aria-label": label, title: label }, text); button.addEventListener("click", act); return button; };
 
@@ -41,7 +41,9 @@ function timeline(host, bar, keys) {
   data.timelines.forEach((each, index) => select.append(make("option", { value: index }, each.run)));
   select.addEventListener("change", () => open(Number(select.value)));
   const ways = [["activity", "activity"], ["staleness", "staleness"], ...(data.tasks.length > 1 ? [["task", "task"]] : [])];
-  bar.append(select, choice("Colour by", ways, by, (value) => { by = value; redraw(); legendOf(); }),
+  const colours = choice("Colour by", ways, by, (value) => { by = value; redraw(); legendOf(); });
+  const colourBy = (value) => { by = value; colours.querySelectorAll("input").forEach((input) => { input.checked = input.value === value; }); };
+  bar.append(select, colours,
     make("span", { class: "tools" }, tool("−", "Zoom out", () => zoom(2)), tool("+", "Zoom in", () => zoom(0.5)), tool("whole run", "Show the whole run", () => { [from, to] = [0, line.span]; redraw(); })));
 
   function open(index) {
@@ -50,6 +52,7 @@ function timeline(host, bar, keys) {
     const busiest = Math.max(1, ...line.lanes.map((jobs) => jobs.length)) / (line.until || 1);
     [from, to] = [0, Math.min(line.span, Math.max(line.span / 50, 60 / busiest))];
     picked = null;
+    if (by === "activity" && line.lanes.flat().every((job) => job.end - job.sent - (job.finished - job.started) < 1e-6 * line.span)) colourBy("staleness"); // they only ever compute
     note.textContent = line.note ? `Shown: ${line.note}.` : "";
     note.hidden = !line.note;
     legendOf();
