@@ -1,0 +1,155 @@
+"""A client's desk: all that the server wants of it and has to tell it, in one message that replaces the last.
+
+The newest desk says everything, so that one may be lost, doubled or overtaken. It lists the jobs in flight, the
+recalls, and the verdict on the client's last message. Small models lie on it; large ones are named by their digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from offbeat.core.events import Job
+from offbeat.core.vectors import Payload
+from offbeat.deploy import wire
+from offbeat.deploy.ledger import Judging, Ledger
+from offbeat.deploy.wire import Message, RefusedError
+
+INLINE = 1 << 17  # bytes of models that travel with a desk
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A desk as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
+
+    run: str
+    revision: int
+    epoch: int
+    nonce: str
+    seq: int
+    digest: str
+    verdict: str
+    present: bool
+    stopped: str
+    jobs: tuple[tuple[Job, str], ...]
+    recalls: Mapping[int, bool]  # task -> whether what is done so far is wanted
+    turned_away: tuple[str, str]
+    judge: tuple[tuple[int, int, str], ...]  # (number, task, digest of the model) of evaluations that are asked for
+    models: Mapping[str, bytes]  # by digest
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The last message that was settled."""
+        return self.epoch, self.seq
+
+
+class Models:
+    """Payloads as bytes and their digests; a payload that many jobs share is packed once."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, ...], tuple[list[torch.Tensor], str, bytes]] = {}
+
+    def pack(self, payload: Payload) -> tuple[str, bytes]:
+        """(digest, bytes) of a payload."""
+        key = tuple(id(vector) for vector in payload.values())
+        if key not in self.known:
+            data = wire.pack("model", {}, payload)
+            if len(self.known) >= 32:
+                self.known.pop(next(iter(self.known)))
+            self.known[key] = (list(payload.values()), wire.digest(data), data)  # the tensors, so that no id is reused
+        _, name, data = self.known[key]
+        return name, data
+
+
+def read_model(data: bytes, name: str) -> Payload:
+    """A payload from its bytes, checked against its digest."""
+    if wire.digest(data) != name:
+        raise RefusedError("damaged", "a model is not the one that was asked for")
+    message = wire.unpack(data)
+    return {part: message.vector(part) for part in message.parts}
+
+
+def write_desk(
+    run: str, ledger: Ledger, client: int, models: Models, put: Callable[[str, bytes], None], inline: int = INLINE
+) -> bytes:
+    """The desk of a client. `put` is called with every model that does not lie on it."""
+    seat = ledger.seats[client]
+    wanted = sorted([*seat.queue, *(held[-1] for held in seat.held.values())])
+    jobs, found = [], dict[str, bytes]()
+    for number in wanted:
+        flight = ledger.flights[number]
+        assert flight.payload is not None
+        name, found_data = models.pack(flight.payload)
+        found[name] = found_data
+        jobs.append([*flight.job, name])
+    judge = []
+    for judging in _unanswered(ledger, client):
+        name, found_data = models.pack({"model": judging.vector})
+        found[name] = found_data
+        judge.append([judging.number, judging.task, name])
+    on = found if sum(map(len, found.values())) <= inline else {}
+    for name, data in found.items():
+        if name not in on:
+            put(name, data)
+    header = {
+        "run": run,
+        "revision": seat.revision,
+        "epoch": seat.epoch,
+        "nonce": seat.nonce,
+        "seq": seat.seq,
+        "digest_last": seat.digest,
+        "verdict": seat.verdict,
+        "present": seat.present,
+        "stopped": ledger.stopped,
+        "jobs": jobs,
+        "recalls": [[task, partial] for task, partial in seat.recalls.items()],
+        "turned_away": list(seat.turned_away),
+        "judge": judge,
+    }
+    return wire.pack("desk", header, on)
+
+
+def _unanswered(ledger: Ledger, client: int) -> list[Judging]:
+    there = ledger.seats[client].present and not ledger.stopped
+    return [judging for judging in ledger.judging.values() if there and client not in judging.counts]
+
+
+def read_desk(data: bytes) -> Desk:
+    """A desk taken apart; raises `RefusedError`."""
+    message = wire.unpack(data)
+    if message.kind != "desk":
+        raise RefusedError("malformed", "not a desk")
+    try:
+        return _desk(message)
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise RefusedError("malformed", "not a desk of this version") from None
+
+
+def _desk(message: Message) -> Desk:
+    h: Mapping[str, Any] = message.header
+    jobs = []
+    for *fields, name in h["jobs"]:
+        job = Job(*fields)
+        whole = (job.id, job.client, job.task, job.version, job.steps, job.number)
+        if not all(type(v) is int and v >= 0 for v in whole) or type(job.hold) is not bool:
+            raise ValueError
+        jobs.append((job._replace(lr=float(job.lr)), str(name)))
+    return Desk(
+        run=str(h["run"]),
+        revision=int(h["revision"]),
+        epoch=int(h["epoch"]),
+        nonce=str(h["nonce"]),
+        seq=int(h["seq"]),
+        digest=str(h["digest_last"]),
+        verdict=str(h["verdict"]),
+        present=bool(h["present"]),
+        stopped=str(h["stopped"]),
+        jobs=tuple(jobs),
+        recalls={int(task): bool(partial) for task, partial in h["recalls"]},
+        turned_away=(str(h["turned_away"][0]), str(h["turned_away"][1])),
+        judge=tuple((int(number), int(task), str(name)) for number, task, name in h["judge"]),
+        models={name: bytes(raw) for name, (_, raw) in message.parts.items()},
+    )

@@ -1,0 +1,209 @@
+"""The server around the fold, without its network, disk and clock: what to send, what to add to the log, when to save.
+
+Nothing here is decided outside the log. What time brings (an alarm, a lease that is over, a client not heard of) is
+asked for as an entry and takes effect when that entry is folded. What goes out is a function of the ledger: after a
+crash the server loads its checkpoint, folds the rest of the log and sends every desk again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from offbeat.deploy import wire
+from offbeat.deploy.desk import INLINE, Models, write_desk
+from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.wire import RefusedError
+from offbeat.simulate.log import Watcher
+
+AGAIN = 5.0  # seconds after which something that was asked for and is not in the log is asked for again
+
+
+@dataclass(frozen=True)
+class Put:
+    """Make this model available under its digest."""
+
+    digest: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Post:
+    """Put this desk before this client."""
+
+    client: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Append:
+    """Add this entry to the log, as the server."""
+
+    data: bytes
+
+
+Effect: TypeAlias = Put | Post | Append
+
+
+class Keeper:
+    """One run's server.
+
+    every: time between evaluations, in the experiment's unit; None: none.   asks: whether the clients evaluate, for a
+    server without data.   wait: begin when so many clients are there.   `clock` is local seconds from anywhere.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        ledger: Ledger | None = None,
+        watchers: Sequence[Watcher] = (),
+        *,
+        every: float | None = None,
+        asks: bool = False,
+        wait: int | None = None,
+        inline: int = INLINE,
+        reducer: Callable[..., Reducer] = Reducer,
+    ) -> None:
+        self.plan = plan
+        self.reducer = reducer(plan, ledger, watchers)
+        self.every, self.asks, self.inline = every, asks, inline
+        self.wait = len(plan.roster) if wait is None else wait
+        self.models = Models()
+        self.put: dict[str, None] = {}  # models that are available already
+        self.heard: dict[int, float] = {}  # client -> when it last gave a sign of life
+        self.posted: dict[int, float] = {}
+        self.pending: dict[tuple[Any, ...], float] = {}  # entries asked for and not folded yet
+        self.folded_at = 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.reducer.ledger
+
+    def fold(self, entry: Entry, clock: float) -> list[Effect]:
+        """Take an entry in and say what is to be sent."""
+        self.reducer.fold(entry)
+        self.folded_at = clock
+        client = self.reducer.index.get(entry.sender)
+        if client is not None:
+            self.heard[client] = clock
+        return self.desks(clock)
+
+    def replay(self, entry: Entry, clock: float) -> None:
+        """Take an entry in while catching up; `boot` sends what is to be sent."""
+        self.reducer.fold(entry)
+        self.folded_at = clock
+
+    def desks(self, clock: float) -> list[Effect]:
+        """The desks that are different by now, with the models that lie on them."""
+        changed, self.reducer.traffic.changed = self.reducer.changed, set()
+        return [effect for client in sorted(changed) for effect in self._post(client, clock)]
+
+    def boot(self, clock: float) -> list[Effect]:
+        """All desks: after a start nobody knows what was sent."""
+        self.folded_at = clock
+        self.heard = {client: clock for client, seat in enumerate(self.ledger.seats) if seat.present}
+        self.reducer.traffic.changed = set(range(len(self.plan.roster)))
+        return self.desks(clock)
+
+    def beat(self, sender: str, data: bytes, clock: float) -> list[Effect]:
+        """A sign of life; a client that has missed its newest desk gets it again."""
+        try:
+            message = wire.unpack(data, 1 << 16)
+            beat = wire.read(wire.Beat, message.header)
+        except RefusedError:
+            return []
+        client = self.reducer.index.get(sender)
+        if client is None or beat.client != sender or beat.run != self.plan.run:
+            return []
+        seat = self.ledger.seats[client]
+        if beat.epoch == seat.epoch:
+            self.heard[client] = clock
+        if beat.seen <= seat.revision and clock - self.posted.get(client, -1e9) >= 1.0:
+            return self._post(client, clock)
+        return []
+
+    def due(self, clock: float) -> list[Effect]:
+        """What is to be added to the log by now."""
+        ledger = self.ledger
+        self.pending = {what: when for what, when in self.pending.items() if clock - when < AGAIN}
+        if ledger.stopped:
+            return []
+        if not ledger.begun:
+            there = sum(seat.present for seat in ledger.seats)
+            return self._ask(clock, "begun", wire.Begun(self.plan.run)) if there >= self.wait else []
+        return [effect for ask in self._asks(clock) for effect in ask]
+
+    def next_evaluation(self, clock: float) -> list[int]:
+        """Tasks that are to be evaluated by now; each is named once until its score is in the log."""
+        ledger, found = self.ledger, list[int]()
+        if self.every is None or self.asks or not ledger.begun:
+            return found
+        now = self.now(clock)
+        for task, last in enumerate(ledger.measured):
+            over = ledger.ends.get(task, ledger.now) if task in ledger.finished or ledger.stopped else None
+            wanted = last < over if over is not None else last < 0 or now - last >= self.every
+            if wanted and task not in ledger.unborn and ("score", task) not in self.pending:
+                self.pending["score", task] = clock + 60.0
+                found.append(task)
+        return found
+
+    def score(self, task: int, time: float, updates: int, version: int, metrics: dict[str, float]) -> Append:
+        """The entry for an evaluation."""
+        scored = wire.Scored(self.plan.run, task, time, updates, version, metrics)
+        self.pending.pop(("score", task), None)
+        return Append(wire.pack("scored", vars(scored)))
+
+    def now(self, clock: float) -> float:
+        """The run's time, as well as one can know it between two entries."""
+        return (self.ledger.seconds + max(0.0, clock - self.folded_at)) / self.plan.unit
+
+    def _post(self, client: int, clock: float) -> list[Effect]:
+        effects: list[Effect] = []
+
+        def put(name: str, data: bytes) -> None:
+            if name not in self.put:
+                self.put[name] = None
+                effects.append(Put(name, data))
+                while len(self.put) > 4096:
+                    self.put.pop(next(iter(self.put)))
+
+        desk = write_desk(self.plan.run, self.ledger, client, self.models, put, self.inline)
+        self.posted[client] = clock
+        return [*effects, Post(client, desk)]
+
+    def _asks(self, clock: float) -> list[list[Effect]]:
+        ledger, plan, now = self.ledger, self.plan, self.now(clock)
+        asks: list[list[Effect]] = []
+        if plan.until.time is not None and now > plan.until.time:
+            asks.append(self._ask(clock, "halted", wire.Halted(plan.run, "time")))
+        for number, (when, _) in [*ledger.alarms.items(), *ledger.turns.items()]:
+            if now >= when:
+                asks.append(self._ask(clock, "rung", wire.Rung(plan.run, number)))
+        asks += self._expired(clock, now)
+        for client, seat in enumerate(ledger.seats):
+            if seat.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
+                asks.append(self._ask(clock, "gone", wire.Gone(plan.run, client, seat.epoch)))
+        if self.asks and self.every is not None:
+            for task, last in enumerate(ledger.measured):
+                asked = ledger.judging[task].time if task in ledger.judging else last
+                if task not in ledger.finished and (asked < 0 or now - asked >= self.every):
+                    asks.append(self._ask(clock, "asked", wire.Asked(plan.run, task)))
+        return asks
+
+    def _expired(self, clock: float, now: float) -> list[list[Effect]]:
+        """Jobs at the heads of queues, and recalled ones, whose lease is over."""
+        ledger, lease = self.ledger, self.plan.limits.lease / self.plan.unit
+        heads = [seat.queue[0] for seat in ledger.seats if seat.queue]
+        heads += [seat.held[task][-1] for seat in ledger.seats for task in seat.recalls]
+        late = [number for number in heads if now - ledger.flights[number].since > lease]
+        return [self._ask(clock, "expired", wire.Expired(self.plan.run, number)) for number in late]
+
+    def _ask(self, clock: float, kind: str, header: Any) -> list[Effect]:
+        what = (kind, *vars(header).values())
+        if what in self.pending:
+            return []
+        self.pending[what] = clock
+        return [Append(wire.pack(kind, vars(header)))]

@@ -1,0 +1,120 @@
+"""Everything that the server of a real run knows, as one value: what the log says, up to `position`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from offbeat.core.events import Job
+from offbeat.core.state import State
+from offbeat.core.vectors import Payload, Vector
+
+
+@dataclass
+class Flight(State):
+    """A job between its sending and its end. `since`: when it came to the head of its client's queue."""
+
+    job: Job
+    payload: Payload | None  # None for held work that newer work has replaced on the desk
+    sent: float
+    since: float
+
+    def __post_init__(self) -> None:
+        self.job = Job(*self.job)  # a saved job comes back as a plain tuple
+
+    @property
+    def start(self) -> float:
+        return self.since
+
+    @property
+    def end(self) -> float:
+        return float("inf")
+
+
+@dataclass
+class Seat(State):
+    """One client as the server knows it.
+
+    epoch, nonce: who sits here; a client that lost its disk comes back with a larger epoch, and the old one is fenced.
+    seq, digest, verdict: the last message of this epoch that was settled, and how: "applied", or why it was refused.
+    """
+
+    epoch: int = 0
+    nonce: str = ""
+    seq: int = 0
+    digest: str = ""
+    verdict: str = ""
+    present: bool = False
+    retired: bool = False
+    number: int = 0  # jobs it was sent so far: keys its random draws
+    queue: list[int] = field(default_factory=list)  # its plain jobs in flight, in the order of sending
+    held: dict[int, list[int]] = field(default_factory=dict)  # task -> its held jobs, the newest last
+    recalls: dict[int, bool] = field(default_factory=dict)  # task -> whether what is done so far is wanted
+    revision: int = 0  # of its desk: the position in the log at which that last changed
+    turned_away: tuple[str, str] = ("", "")  # (nonce, code) of the last greeting that was refused
+    slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue) or bool(self.held)
+
+
+@dataclass
+class Tally(State):
+    """Counts of a run so far."""
+
+    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
+    updates: int = 0
+    lost: int = 0
+    computed: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
+    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
+    refused: dict[str, int] = field(default_factory=dict)  # code -> messages
+    repeated: int = 0  # messages that had been settled before
+    bytes: int = 0  # of the log
+
+    def note(self, name: str, value: float) -> None:
+        total, most = self.notes.get(name, (0.0, value))
+        self.notes[name] = [total + value, max(most, value)]
+
+
+@dataclass
+class Judging(State):
+    """An evaluation by the clients that is under way."""
+
+    number: int
+    task: int
+    time: float
+    updates: int
+    version: int
+    vector: Vector
+    counts: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # client -> (right, total, loss)
+
+
+@dataclass
+class Ledger(State):
+    """The state of a run. `seconds` is its time in the log's clock, of which steps backwards are left out."""
+
+    server: Any  # the algorithm's state
+    seats: list[Seat]
+    position: int = 0  # in the log
+    begun: bool = False
+    stamp: float = 0.0  # of the last entry
+    seconds: float = 0.0  # since the run began
+    now: float = 0.0  # the same in the experiment's unit of time
+    events: int = 0  # handled so far
+    jobs: int = 0
+    flights: dict[int, Flight] = field(default_factory=dict)
+    counter: int = 0  # of alarms
+    alarms: dict[int, tuple[float, str]] = field(default_factory=dict)  # number -> (when, key)
+    turns: dict[int, tuple[float, int]] = field(default_factory=dict)  # number -> (when, task that opens or closes)
+    tally: Tally = field(default_factory=Tally)
+    asked: int = 0
+    judging: dict[int, Judging] = field(default_factory=dict)  # by task
+    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation
+    unborn: dict[int, float] = field(default_factory=dict)
+    finished: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, float] = field(default_factory=dict)
+    stopped: str = ""

@@ -1,0 +1,470 @@
+"""A client, without its network, disk and clock: what it hears goes in, what it wants done comes out.
+
+The rules, before the code:
+
+1. A result is written to disk, with the memory that goes with it, before it is sent (`Save` before `Tell`). The same
+   bytes are sent again until the desk shows their verdict. One message is under way at a time.
+2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job.
+3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
+   if the disk is lost, it reads that copy, takes in the verdict that the desk shows, and comes back with a larger
+   epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself.
+4. A client that was let in and finds somebody else on its seat stops: it has been fenced.
+5. Jobs are done in the order in which they lie on the desk. Held results stay here until recalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from offbeat.core.events import Job
+from offbeat.core.vectors import Payload
+from offbeat.deploy import wire
+from offbeat.deploy.desk import Desk, read_desk, read_model
+from offbeat.deploy.memoir import Memoir, Pending, read_memoir, write_memoir
+from offbeat.deploy.wire import RefusedError
+
+# What a client wants done, in the order in which it says so.
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write this to the disk, whole or not at all, and be sure that it stays."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Leave this with the broker under this name, sealed; then call `mirrored`."""
+
+    nonce: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Recover:
+    """Read what was left with the broker under this name; then call `recovered`."""
+
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Append this to the log. It may fail; it is told again."""
+
+    data: bytes
+    name: str  # the same for the same message
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of life, to nobody in particular."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Get the model of this digest; then call `fetched`."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class Train:
+    """Begin this job; call `done` or `failed` when it is."""
+
+    job: Job
+    payload: Payload
+    memory: Payload
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Stop the job at work; with `keep`, call `done` with the steps that it has made."""
+
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Evaluate this model on the client's own held-out data; then call `judged`."""
+
+    number: int
+    task: int
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Exit:
+    """There is nothing more to do; `error` is empty if that is as it should be."""
+
+    error: str
+
+
+Effect: TypeAlias = Save | Mirror | Recover | Tell | Sign | Fetch | Train | Interrupt | Judge | Exit
+
+
+@dataclass(frozen=True)
+class Done:
+    """A result. Times are seconds."""
+
+    job: Job
+    upload: Payload
+    memory: Payload
+    steps: int
+    download: float = 0.0
+    wait: float = 0.0
+    compute: float = 0.0
+
+
+class Member:
+    """One client of one run.
+
+    firsts: its memory before its first job, by task.   fresh: makes a name for a new life of this client.
+    retry: seconds after which something unanswered is said again.   beat: seconds between signs of life.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        client: str,
+        firsts: Sequence[Payload],
+        fresh: Callable[[], str],
+        retry: float = 1.0,
+        beat: float = 2.0,
+        dtype: str = "",
+    ) -> None:
+        self.run, self.client, self.firsts, self.fresh = run, client, firsts, fresh
+        self.retry, self.beat, self.dtype = retry, beat, dtype
+        self.remembers = any(firsts)
+        self.memoir: Memoir | None = None
+        self.desk: Desk | None = None
+        self.models: dict[str, Payload] = {}
+        self.kept: dict[int, Done] = {}  # task -> newest finished held result
+        self.current: Job | None = None
+        self.interrupted = False
+        self.wanted = ""  # digest of the model that is being fetched
+        self.judging = 0
+        self.leaving = self.over = self.recovering = False
+        self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
+        self.told = self.signed = self.asked = float("-inf")
+        self.now = 0.0
+        self.seen = 0.0  # when the present jobs were first seen, for their download time
+
+    # What a client hears
+
+    def start(self, disk: bytes | None, now: float = 0.0) -> list[Effect]:
+        """Begin with what the disk holds; nothing happens before the first desk."""
+        self.now = now
+        if disk is not None:
+            found = read_memoir(disk)
+            if (found.run, found.client) != (self.run, self.client):
+                return self._exit(f"the state on disk is that of {found.client} in {found.run}")
+            self.memoir = found
+            self.mirror_of = disk if self.remembers else None  # nobody knows whether the broker has it
+        return []
+
+    def hear(self, data: bytes, now: float) -> list[Effect]:
+        """A desk has come."""
+        self.now = now
+        try:
+            desk = read_desk(data)
+        except RefusedError:
+            return []  # the next one will do
+        if desk.run != self.run or (self.desk is not None and desk.revision < self.desk.revision):
+            return []
+        if self.desk is None or {job.id for job, _ in desk.jobs} != {job.id for job, _ in self.desk.jobs}:
+            self.seen = now
+        self.desk = desk
+        for name, model in desk.models.items():
+            try:
+                self.models[name] = read_model(model, name)
+            except RefusedError:
+                return []
+        return self._move()
+
+    def mirrored(self, data: bytes, now: float) -> list[Effect]:
+        """The broker has it."""
+        self.now = now
+        if self.mirror_of is data:
+            self.mirror_of = None
+            return self._speak()
+        return []
+
+    def recovered(self, data: bytes | None, now: float) -> list[Effect]:
+        """What was left with the broker, or None if there is nothing."""
+        self.now = now
+        desk = self.desk
+        if not self.recovering or desk is None:
+            return []
+        self.recovering = False
+        try:
+            found = None if data is None else read_memoir(data)
+        except RefusedError:
+            found = None
+        if found is None or (found.run, found.client) != (self.run, self.client):
+            return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
+        if found.nonce != desk.nonce:
+            return self._move()  # somebody else took the seat meanwhile: look again
+        if not found.agrees(desk):
+            if found.settled > desk.last:
+                return []  # this desk is an old one; a newer one will come
+            return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
+        return self._renew(found.after(desk))
+
+    def fetched(self, name: str, data: bytes | None, now: float) -> list[Effect]:
+        """A model, or None if it is not there any more."""
+        self.now = now
+        if name != self.wanted:
+            return []
+        self.wanted = ""
+        try:
+            if data is not None:
+                self.models[name] = read_model(data, name)
+                return self._work()
+        except RefusedError:
+            pass
+        job = next((job for job, payload in (self.desk.jobs if self.desk else ()) if payload == name), None)
+        return [] if job is None else self._pend(job, None, "its model is not there any more")
+
+    def done(self, done: Done, now: float) -> list[Effect]:
+        """The job at work is done, or was interrupted."""
+        self.now = now
+        if self.current is None or self.current.id != done.job.id:
+            return []
+        self.current, self.interrupted = None, False
+        if done.job.hold and done.job.task not in (self.desk.recalls if self.desk else {}):
+            if done.steps == done.job.steps:
+                self.kept[done.job.task] = done
+            return self._work()
+        return self._pend(done.job, done)
+
+    def failed(self, job: Job, reason: str, now: float) -> list[Effect]:
+        """The job at work cannot be done."""
+        self.now = now
+        if self.current is None or self.current.id != job.id:
+            return []
+        self.current, self.interrupted = None, False
+        return self._pend(job, None, reason)
+
+    def judged(self, number: int, right: int, total: int, loss: float, now: float) -> list[Effect]:
+        """An evaluation is done."""
+        self.now = now
+        if self.memoir is None:
+            return []
+        header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss)
+        return [Tell(wire.pack("judged", vars(header)), f"{self.run}.{self.client}.{self.memoir.epoch}.j{number}")]
+
+    def leave(self, now: float) -> list[Effect]:
+        """Go away, and say so; work that is not done is lost."""
+        self.now, self.leaving, self.over = now, True, True
+        if self.memoir is None or not self.memoir.accepted:
+            return [Exit("")]
+        bye = wire.Bye(self.run, self.client, self.memoir.epoch)
+        return [Tell(wire.pack("bye", vars(bye)), f"{self.memoir.nonce}.bye.{now}"), Exit("")]
+
+    def tick(self, now: float) -> list[Effect]:
+        """Some time has passed."""
+        self.now = now
+        effects: list[Effect] = []
+        if self.over:
+            return effects
+        if now - self.signed >= self.beat:
+            self.signed = now
+            effects.append(Sign(self._beat()))
+        if self.desk is None:
+            return effects
+        if self.recovering and now - self.asked >= self.retry:
+            effects += self._recover()
+        if now - self.told >= self.retry:
+            effects += self._speak()
+        if self.wanted and now - self.asked >= self.retry:
+            self.asked = now
+            effects.append(Fetch(self.wanted))
+        return effects + self._work()
+
+    # Who we are
+
+    def _move(self) -> list[Effect]:
+        """Take in what the newest desk says."""
+        desk = self.desk
+        assert desk is not None
+        if self.over or self.recovering:
+            return []
+        if desk.turned_away[1] == "retired" and self.memoir is not None and desk.turned_away[0] == self.memoir.nonce:
+            return self._exit("this client was retired")
+        if self.memoir is None:
+            return self._first(desk)
+        before = self.memoir
+        sits = (desk.epoch, desk.nonce) == (before.epoch, before.nonce)
+        if before.accepted and not sits and desk.epoch >= before.epoch:
+            return self._exit("fenced: another copy of this client has taken over")
+        if not before.accepted and not sits and desk.epoch >= before.epoch:
+            return self._first(desk)  # somebody was faster; ask again, with a larger epoch
+        after = before.after(desk)
+        if after.settled > desk.last:
+            return self._speak()  # an old desk; the answer to what we say will be a newer one
+        if after.settled != desk.last:
+            return self._first(desk)  # our disk is older than what the server has settled
+        self.memoir = after
+        if desk.stopped and after.pending is None:
+            return self._exit("")
+        if not after.accepted and after is not before:
+            return self._keep()  # a doubt was settled: written down before the next greeting relies on it
+        effects = self._speak() if self._unheard() else []
+        return effects + self._work()
+
+    def _first(self, desk: Desk) -> list[Effect]:
+        """We have no state that counts: a new client, or one that lost its disk."""
+        if desk.epoch == 0:
+            memory = {task: first for task, first in enumerate(self.firsts) if first}
+            return self._renew(Memoir(self.run, self.client, 0, "", memory=memory))
+        if not self.remembers:
+            return self._renew(Memoir(self.run, self.client, desk.epoch, "", settled=desk.last))
+        return self._recover()
+
+    def _recover(self) -> list[Effect]:
+        assert self.desk is not None
+        self.recovering, self.asked = True, self.now
+        return [Recover(self.desk.nonce)]
+
+    def _renew(self, memoir: Memoir) -> list[Effect]:
+        """Come back under a new name and with a larger epoch."""
+        assert self.desk is not None
+        self.memoir = replace(
+            memoir, epoch=self.desk.epoch + 1, nonce=self.fresh(), accepted=False, seq=0, settled=self.desk.last
+        )
+        self._forget_work()
+        return self._keep()
+
+    def _forget_work(self) -> None:
+        self.kept, self.current, self.interrupted = {}, None, False
+
+    # What we say
+
+    def _keep(self) -> list[Effect]:
+        """Write the state down, leave a copy where that is needed, and only then speak."""
+        assert self.memoir is not None
+        data = write_memoir(self.memoir)
+        self.mirror_of = data if self.remembers else None
+        return [Save(data), *self._speak()]
+
+    def _unheard(self) -> bool:
+        """Whether there is something that the server does not know yet."""
+        memoir, desk = self.memoir, self.desk
+        assert memoir is not None
+        assert desk is not None
+        return memoir.pending is not None or not memoir.accepted or not desk.present
+
+    def _speak(self) -> list[Effect]:
+        """Say what is unheard, at most once in a while."""
+        memoir, desk = self.memoir, self.desk
+        if self.over or self.recovering or memoir is None or desk is None:
+            return []
+        if self.mirror_of is not None:
+            self.told = self.now
+            return [Mirror(memoir.nonce, self.mirror_of)]
+        effects: list[Effect] = []
+        sits = (desk.epoch, desk.nonce) == (memoir.epoch, memoir.nonce)
+        if not sits or not desk.present:
+            if desk.stopped and memoir.pending is None:
+                return []
+            self._forget_work()
+            hello = wire.Hello(self.run, self.client, memoir.epoch, memoir.nonce, *memoir.settled)
+            effects.append(Interrupt(False))
+            effects.append(Tell(wire.pack("hello", vars(hello)), f"{memoir.nonce}.hello.{self.now}"))
+        if sits and memoir.pending is not None:
+            effects.append(Tell(memoir.pending.message, f"{memoir.nonce}.{memoir.pending.seq}"))
+        if effects:
+            self.told = self.now
+        return effects
+
+    def _beat(self) -> bytes:
+        epoch = self.memoir.epoch if self.memoir else 0
+        seen = self.desk.revision + 1 if self.desk else 0
+        job = self.current.id if self.current else 0
+        beat = wire.Beat(self.run, self.client, epoch, seen, job, 0, self.current is not None)
+        return wire.pack("beat", vars(beat))
+
+    def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
+        """Write a result down and send it."""
+        memoir = self.memoir
+        assert memoir is not None
+        if memoir.pending is not None:
+            return []
+        steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
+        header = wire.Result(
+            self.run, self.client, memoir.epoch, memoir.seq + 1, job.id, steps, *times, error=error[:1000]
+        )
+        message = wire.pack("result", vars(header), dict(done.upload) if done else {}, self.dtype)
+        moved = dict(done.memory) if done and self.firsts[job.task] else None
+        pending = Pending(memoir.epoch, memoir.seq + 1, job.id, job.task, message, moved)
+        self.memoir = replace(memoir, seq=memoir.seq + 1, pending=pending)
+        return self._keep()
+
+    # What we do
+
+    def _work(self) -> list[Effect]:
+        """Go on with what lies on the desk."""
+        memoir, desk = self.memoir, self.desk
+        if self.over or memoir is None or desk is None or not memoir.accepted or not desk.present or desk.stopped:
+            return []
+        if (desk.epoch, desk.nonce) != (memoir.epoch, memoir.nonce) or self.recovering:
+            return []
+        if self.current is not None:
+            return self._watch(desk, self.current)
+        if memoir.pending is not None:
+            return []
+        for task in desk.recalls:
+            if task in self.kept:
+                return self._pend(self.kept[task].job, self.kept.pop(task))
+        return self._next(desk) or self._evaluate(desk)
+
+    def _watch(self, desk: Desk, current: Job) -> list[Effect]:
+        """Whether the job at work is still wanted, or wanted at once."""
+        listed = any(job.id == current.id for job, _ in desk.jobs)
+        newer = any(job.hold and job.task == current.task and job.number > current.number for job, _ in desk.jobs)
+        if not listed and not (current.hold and newer):
+            self.current, self.interrupted = None, False
+            return [Interrupt(False), *self._work()]
+        if current.hold and desk.recalls.get(current.task) and not self.interrupted:
+            self.interrupted = True
+            return [Interrupt(True)]
+        return []
+
+    def _next(self, desk: Desk) -> list[Effect]:
+        memoir = self.memoir
+        assert memoir is not None
+        for job, name in desk.jobs:
+            kept = self.kept.get(job.task)
+            if job.hold and kept is not None and kept.job.number >= job.number:
+                continue
+            if name not in self.models:
+                if self.wanted == name:
+                    return []
+                self.wanted, self.asked = name, self.now
+                return [Fetch(name)]
+            if job.hold and desk.recalls.get(job.task):
+                job = job._replace(steps=0)  # wanted at once, before its first step
+            self.current = job
+            payload = self.models[name]
+            named = {digest for _, digest in desk.jobs} | {digest for _, _, digest in desk.judge}
+            self.models = {digest: model for digest, model in self.models.items() if digest in named}
+            return [Train(job, payload, memoir.memory.get(job.task, {}))]
+        return []
+
+    def _evaluate(self, desk: Desk) -> list[Effect]:
+        for number, task, name in desk.judge:
+            if number > self.judging:
+                self.judging = number  # asked once: a model that is gone by now is not worth another attempt
+                if name not in self.models:
+                    return []
+                return [Judge(number, task, self.models[name])]
+        return []
+
+    def _exit(self, error: str) -> list[Effect]:
+        self.over = True
+        return [Interrupt(False), Exit(error)]

@@ -1,0 +1,120 @@
+"""What a client keeps on its disk: who it is, what it remembers, and the message it is not sure has been settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from offbeat.core.vectors import Payload, Vector
+from offbeat.deploy import wire
+from offbeat.deploy.admission import APPLIED
+from offbeat.deploy.desk import Desk
+from offbeat.deploy.wire import RefusedError
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message that was written down before it was sent, and the memory that goes with it if it is applied."""
+
+    epoch: int
+    seq: int
+    job: int
+    task: int
+    message: bytes
+    memory: Payload | None  # None: as it was
+
+    @property
+    def digest(self) -> str:
+        return wire.digest(self.message)
+
+
+@dataclass(frozen=True)
+class Memoir:
+    """A client's own state.
+
+    settled: the last (epoch, seq) whose outcome `memory` includes.   memory: by task; empty for those without one.
+    """
+
+    run: str
+    client: str
+    epoch: int
+    nonce: str
+    accepted: bool = False
+    seq: int = 0
+    settled: tuple[int, int] = (0, 0)
+    memory: dict[int, Payload] = field(default_factory=dict)
+    pending: Pending | None = None
+
+    def after(self, desk: Desk) -> Memoir:
+        """This state with what the desk says about the pending message taken in."""
+        pending = self.pending
+        if pending is not None and desk.last == (pending.epoch, pending.seq) and desk.digest == pending.digest:
+            memory = self.memory
+            if desk.verdict == APPLIED and pending.memory is not None:
+                memory = {**memory, pending.task: pending.memory}
+            return replace(self, memory=memory, pending=None, settled=desk.last)
+        if (desk.epoch, desk.nonce) == (self.epoch, self.nonce):
+            # we were let in: what an earlier epoch had on its way is fenced for good
+            if pending is not None and pending.epoch < self.epoch:
+                pending = None
+            settled = desk.last if desk.seq == 0 and self.settled[0] < self.epoch else self.settled
+            return replace(self, accepted=True, pending=pending, settled=settled)
+        return self
+
+    def agrees(self, desk: Desk) -> bool:
+        """Whether `memory` is the one that the server knows of."""
+        return self.after(desk).settled == desk.last
+
+
+def write_memoir(memoir: Memoir) -> bytes:
+    """As bytes for the disk."""
+    parts: dict[str, Vector | bytes] = {
+        f"m/{task}/{name}": vector for task, memory in memoir.memory.items() for name, vector in memory.items()
+    }
+    header = {
+        "run": memoir.run,
+        "client": memoir.client,
+        "epoch": memoir.epoch,
+        "nonce": memoir.nonce,
+        "accepted": memoir.accepted,
+        "seq": memoir.seq,
+        "settled": list(memoir.settled),
+        "tasks": sorted(memoir.memory),
+    }
+    pending = memoir.pending
+    if pending is not None:
+        header["pending"] = [pending.epoch, pending.seq, pending.job, pending.task, pending.memory is not None]
+        parts["message"] = pending.message
+        parts |= {f"p/{name}": vector for name, vector in (pending.memory or {}).items()}
+    return wire.pack("memoir", header, parts)
+
+
+def read_memoir(data: bytes) -> Memoir:
+    """From the disk; raises `RefusedError` for anything else."""
+    message = wire.unpack(data)
+    if message.kind != "memoir":
+        raise RefusedError("malformed", "not a client's state")
+    h = message.header
+    try:
+        memory = {int(task): _under(message, f"m/{task}/") for task in h["tasks"]}
+        pending = None
+        if "pending" in h:
+            epoch, seq, job, task, moved = h["pending"]
+            kept = _under(message, "p/") if moved else None
+            pending = Pending(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
+        return Memoir(
+            run=str(h["run"]),
+            client=str(h["client"]),
+            epoch=int(h["epoch"]),
+            nonce=str(h["nonce"]),
+            accepted=bool(h["accepted"]),
+            seq=int(h["seq"]),
+            settled=(int(h["settled"][0]), int(h["settled"][1])),
+            memory=memory,
+            pending=pending,
+        )
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise RefusedError("malformed", "not a client's state of this version") from None
+
+
+def _under(message: wire.Message, prefix: str) -> Payload:
+    return {name.removeprefix(prefix): message.vector(name) for name in message.parts if name.startswith(prefix)}

@@ -1,0 +1,537 @@
+"""The server: a fold over the log.
+
+The rules, before the code:
+
+1. The log is totally ordered. Whatever changes the state is an entry of it: clients' greetings, results and farewells,
+   and what the server itself adds: the beginning, alarms, expired leases, clients not heard of, evaluations, the end.
+2. Time is the log's: the sum of the steps from one entry's stamp to the next, steps backwards left out. Random
+   numbers are keyed by the position. So the same log gives the same state, bit for bit, whoever folds it and when.
+3. Each (client, epoch, seq) is settled once, in log order, with a verdict: "applied", or the code under which it was
+   refused. A message that comes again changes nothing. A job whose result is refused is `Lost`.
+4. A client moves its memory on if the verdict is "applied" and in no other case. AREA's mean(y_i) = x + u rests on it.
+5. A greeting with a larger epoch fences all smaller ones: what they had in flight is lost. It counts only if the
+   greeting names the last message that was settled: the client's memory is then the one that the server knows of.
+6. What goes out is a function of the state: every client's desk (its jobs, recalls, last verdict). It may be lost,
+   doubled or overtaken; the newest one says everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from offbeat.core.errors import HandlerError, OffbeatError
+from offbeat.core.events import (
+    Alarm,
+    Arrived,
+    Closed,
+    Command,
+    Event,
+    Job,
+    Joined,
+    Left,
+    Lost,
+    Measured,
+    Opened,
+    Rang,
+    Recall,
+    Send,
+    Started,
+    Update,
+)
+from offbeat.core.server import Server
+from offbeat.core.vectors import Vector
+from offbeat.deploy import wire
+from offbeat.deploy.admission import APPLIED, admit
+from offbeat.deploy.ledger import Flight, Judging, Ledger, Seat
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.traffic import Traffic
+from offbeat.deploy.view import LedgerView
+from offbeat.deploy.wire import Message, RefusedError
+from offbeat.simulate.log import Measurement, Row, Watcher
+
+_MOST = (
+    100_000  # events of one log entry: beyond it a server answers every loss with work for somebody who is not there
+)
+_NAN = float("nan")
+
+
+class Entry(NamedTuple):
+    """One entry of the log. sender: a client's name as the broker vouches for it, "" for the server."""
+
+    seq: int
+    stamp: float  # seconds
+    sender: str
+    data: bytes
+
+
+class Trip(NamedTuple):
+    """What one job took, in seconds: measured by the client, the upload being what remains of the whole."""
+
+    client: int
+    job: int
+    task: int
+    download: float
+    wait: float
+    compute: float
+    upload: float
+
+
+class Reducer:
+    """Folds log entries into a ledger. `changed` names the clients whose desks are different since it was cleared."""
+
+    def __init__(self, plan: Plan, ledger: Ledger | None = None, watchers: Sequence[Watcher] = ()) -> None:
+        self.plan, self.watchers = plan, watchers
+        self.index = {name: number for number, name in enumerate(plan.roster)}
+        self.expected = [plan.expected(task) for task in range(len(plan.locals))]
+        self.listens = type(plan.server).measured is not Server.measured
+        self.terms = plan.terms or [(0.0, float("inf"))] * len(plan.locals)
+        self.ledger = self._empty() if ledger is None else ledger
+        self.view = LedgerView(self.ledger, plan.seed)
+        self.traffic = Traffic(self.ledger, plan)
+        self.within = 0  # events of the present entry
+        if ledger is None:
+            self.view.renew(0)
+            self.ledger.server = plan.server.begin(list(plan.initial), self.view)
+
+    def _empty(self) -> Ledger:
+        tasks = len(self.plan.locals)
+        unborn = {task: opens for task, (opens, _) in enumerate(self.terms) if opens > 0}
+        return Ledger(None, [Seat() for _ in self.plan.roster], measured=[-1.0] * tasks, unborn=unborn)
+
+    @property
+    def changed(self) -> set[int]:
+        return self.traffic.changed
+
+    def model(self, task: int) -> Vector:
+        """A task's model now."""
+        vector: Vector = self.plan.server.models(self.ledger.server)[task].vector
+        return vector
+
+    # Folding
+
+    def fold(self, entry: Entry) -> str:
+        """Take one entry in; gives "applied", "", or the code under which it was refused."""
+        ledger = self.ledger
+        if entry.seq <= ledger.position:
+            return ""
+        ledger.position = entry.seq
+        self._pass(entry.stamp)
+        ledger.tally.bytes += len(entry.data)
+        self.within = 0
+        try:
+            message = wire.unpack(entry.data, self.plan.limits.size)
+            if message.header.get("run") != self.plan.run:
+                raise RefusedError("run", "meant for another run")
+            code = self._client(entry, message) if entry.sender else self._own(message)
+        except RefusedError as error:
+            code = error.code
+            ledger.tally.refused[code] = ledger.tally.refused.get(code, 0) + 1
+        return code
+
+    def _pass(self, stamp: float) -> None:
+        """Time goes on; if it has run out, the run ends before this entry counts."""
+        ledger, limit = self.ledger, self.plan.until.time
+        if ledger.begun:
+            ledger.seconds += max(0.0, stamp - ledger.stamp)
+        ledger.stamp = stamp
+        if not ledger.stopped:
+            ledger.now = ledger.seconds / self.plan.unit
+            if limit is not None and ledger.now > limit:
+                ledger.now = limit
+                self._end("time")
+
+    def _client(self, entry: Entry, message: Message) -> str:
+        client = self.index.get(entry.sender)
+        if client is None or message.header.get("client") != entry.sender:
+            raise RefusedError("identity", f"sent as {entry.sender!r}")
+        if message.kind == "hello":
+            return self._hello(client, wire.read(wire.Hello, message.header))
+        if message.kind == "result":
+            return self._result(client, message, wire.digest(entry.data))
+        if message.kind == "bye":
+            return self._bye(client, wire.read(wire.Bye, message.header))
+        if message.kind == "judged":
+            return self._judged(client, wire.read(wire.Judged, message.header))
+        raise RefusedError("malformed", "of a kind that clients do not send")
+
+    def _own(self, message: Message) -> str:
+        """What the server itself has added; each takes effect once, however often it was added."""
+        ledger = self.ledger
+        match message.kind:
+            case "begun" if not ledger.begun:
+                self._begin()
+            case "rung":
+                self._ring(wire.read(wire.Rung, message.header).alarm)
+            case "expired":
+                flight = ledger.flights.get(wire.read(wire.Expired, message.header).job)
+                if flight is not None and not ledger.stopped:
+                    self._lose(flight, "expired")
+            case "gone":
+                gone = wire.read(wire.Gone, message.header)
+                if gone.client < len(ledger.seats) and ledger.seats[gone.client].epoch == gone.epoch:
+                    self._leave(gone.client)
+            case "scored":
+                self._scored(wire.read(wire.Scored, message.header))
+            case "asked" if not ledger.stopped:
+                self._ask(wire.read(wire.Asked, message.header).task)
+            case "halted":
+                self._end(wire.read(wire.Halted, message.header).reason)
+            case "retired":
+                client = wire.read(wire.Retired, message.header).client
+                if client < len(ledger.seats):
+                    ledger.seats[client].retired = True
+                    self._leave(client)
+        return ""
+
+    # Clients
+
+    def _hello(self, client: int, hello: wire.Hello) -> str:
+        seat = self.ledger.seats[client]
+        try:
+            self._admit(seat, hello)
+        except RefusedError as error:
+            seat.turned_away = (hello.nonce, error.code)
+            self.traffic.touch(client)
+            raise
+        if hello.epoch > seat.epoch:
+            self._leave(client)
+            seat.epoch, seat.nonce = hello.epoch, hello.nonce
+            seat.seq, seat.digest, seat.verdict = 0, "", ""
+        self.traffic.touch(client)
+        if not seat.present and not self.ledger.stopped:
+            seat.present = True
+            self._handle(Joined(client))
+        return ""
+
+    def _admit(self, seat: Seat, hello: wire.Hello) -> None:
+        if seat.retired:
+            raise RefusedError("retired", "this client was retired")
+        if hello.epoch < seat.epoch or (hello.epoch == seat.epoch and hello.nonce != seat.nonce):
+            raise RefusedError("fenced", "another copy of this client has taken over")
+        if hello.epoch > seat.epoch and (hello.after_epoch, hello.after_seq) != (seat.epoch, seat.seq):
+            raise RefusedError("behind", "the client does not know of its last message that was settled")
+
+    def _bye(self, client: int, bye: wire.Bye) -> str:
+        self._check_epoch(self.ledger.seats[client], bye.epoch)
+        self._leave(client)
+        return ""
+
+    def _leave(self, client: int) -> None:
+        """What it had in flight is lost, then it has left (rule 5 of the vocabulary)."""
+        if not self.ledger.seats[client].present:
+            return
+        for job, flight in self.traffic.leave(client):
+            self._note_loss(job, flight, "left")
+        self._handle(Left(client))
+
+    def _check_epoch(self, seat: Seat, epoch: int) -> None:
+        if epoch < seat.epoch:
+            raise RefusedError("fenced", "from before another copy of this client took over")
+        if epoch > seat.epoch:
+            raise RefusedError("epoch", "from an epoch that has not been greeted")
+
+    def _result(self, client: int, message: Message, digest: str) -> str:
+        result, seat = wire.read(wire.Result, message.header), self.ledger.seats[client]
+        self._check_epoch(seat, result.epoch)
+        if self._settled(seat, result, digest):
+            self.traffic.changed.add(client)  # it has missed the answer: its desk goes out again
+            self.ledger.tally.repeated += 1
+            return ""
+        seat.seq, seat.digest = result.seq, digest
+        self.traffic.touch(client)
+        seat.verdict = APPLIED  # unless something below objects; handlers run last
+        try:
+            self._settle(client, result, message)
+        except RefusedError as error:
+            seat.verdict = error.code
+            flight = self.ledger.flights.get(result.job)
+            if flight is not None and flight.job.client == client and error.code != "uncalled":
+                self._lose(flight, f"refused: {error.code}")
+            raise
+        return APPLIED
+
+    def _settled(self, seat: Seat, result: wire.Result, digest: str) -> bool:
+        """Whether this message has had its verdict."""
+        if result.seq == seat.seq and digest == seat.digest:
+            return True
+        if result.seq <= seat.seq:
+            raise RefusedError("replay", "a number that is settled, with another content")
+        if result.seq != seat.seq + 1:
+            raise RefusedError("order", f"number {result.seq} after {seat.seq}")
+        return False
+
+    def _settle(self, client: int, result: wire.Result, message: Message) -> None:
+        ledger, plan = self.ledger, self.plan
+        if ledger.stopped:
+            raise RefusedError("over", "the run is over")
+        flight = ledger.flights.get(result.job)
+        if flight is None or flight.job.client != client:
+            raise RefusedError("late", "the job is not in flight any more")
+        job = flight.job
+        if result.error:
+            self._lose(flight, f"failed: {result.error[:200]}")
+            return
+        if job.hold and job.task not in ledger.seats[client].recalls:
+            raise RefusedError("uncalled", "held work that nobody asked for")
+        partial = job.hold and ledger.seats[client].recalls[job.task]
+        if result.steps > job.steps or (result.steps < job.steps and not partial):
+            raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
+        version = plan.server.models(ledger.server)[job.task].version
+        self._fresh(ledger.seats[client], job, version)
+        dtype = wire._NAMES[plan.initial[job.task].dtype]
+        vectors = admit(message, self.expected[job.task], dtype, plan.limits)
+        ledger.seats[client].slots[job.task] = version
+        self._apply(flight, Update(job._replace(steps=result.steps), vectors), version - job.version, result)
+
+    def _fresh(self, seat: Seat, job: Job, version: int) -> None:
+        limits = self.plan.limits
+        if limits.window is not None and version - job.version > limits.window:
+            raise RefusedError("stale", f"{version - job.version} versions old, at most {limits.window} are taken")
+        if limits.slot and seat.slots.get(job.task) == version:
+            raise RefusedError("slot", "its second update since the last server step")
+
+    def _apply(self, flight: Flight, update: Update, staleness: int, result: wire.Result) -> None:
+        ledger, job = self.ledger, update.job
+        tally = ledger.tally
+        self.traffic.land(job)
+        tally.updates += 1
+        tally.computed += 1
+        tally.staleness_sum += staleness
+        tally.staleness_max = max(tally.staleness_max, staleness)
+        mine = tally.tasks.setdefault(job.task, [0, 0])
+        mine[0] += 1
+        mine[1] += staleness
+        for name in self.plan.locals[job.task].notes:
+            tally.note(name, float(update[name]))
+        self._handle(Arrived(update), flight, staleness, result)
+        if self.plan.until.updates is not None and tally.updates >= self.plan.until.updates:
+            self._end("updates")
+
+    def _lose(self, flight: Flight, reason: str) -> None:
+        self.traffic.land(flight.job)
+        self._note_loss(flight.job, flight, reason)
+
+    def _note_loss(self, job: Job, flight: Flight, reason: str) -> None:
+        self.ledger.tally.lost += 1
+        self._handle(Lost(job, reason), flight)
+
+    # The server's own entries
+
+    def _begin(self) -> None:
+        ledger = self.ledger
+        ledger.begun = True
+        for task, (opens, closes) in enumerate(self.terms):
+            for when in (opens, closes):
+                if 0 < when < float("inf"):
+                    ledger.counter += 1
+                    ledger.turns[ledger.counter] = (when, task)
+        self._handle(Started())
+
+    def _ring(self, number: int) -> None:
+        ledger = self.ledger
+        when, key = ledger.alarms.pop(number, (0.0, None))
+        if ledger.stopped:
+            return
+        if key is not None:
+            ledger.now = max(ledger.now, when)
+            self._handle(Rang(key))
+        elif number in ledger.turns:
+            _, task = ledger.turns.pop(number)
+            if task in ledger.unborn:
+                del ledger.unborn[task]
+                self._handle(Opened(task))
+            else:
+                self._close(task, "closed")
+
+    def _scored(self, scored: wire.Scored) -> None:
+        ledger = self.ledger
+        if scored.task >= len(self.plan.locals) or ledger.measured[scored.task] >= scored.time:
+            return
+        ledger.measured[scored.task] = scored.time
+        measurement = Measurement(scored.task, scored.time, scored.updates, scored.version, scored.metrics)
+        for watcher in self.watchers:
+            watcher.measured(measurement)
+        if ledger.stopped or scored.task in ledger.finished:
+            return
+        if self.listens:
+            self._handle(Measured(scored.task, scored.metrics))
+        goal = self.plan.until.accuracy
+        if goal is not None and scored.metrics.get("accuracy", 0.0) >= goal:
+            self._close(scored.task, "accuracy")
+
+    def _ask(self, task: int) -> None:
+        ledger = self.ledger
+        if task >= len(self.plan.locals) or task in ledger.finished:
+            return
+        self._count(task)  # what the last question has brought
+        ledger.asked += 1
+        model = self.plan.server.models(ledger.server)[task]
+        ledger.judging[task] = Judging(
+            ledger.asked, task, ledger.now, ledger.tally.updates, model.version, model.vector
+        )
+        for client in self.view.everyone():
+            self.traffic.touch(client)
+
+    def _judged(self, client: int, judged: wire.Judged) -> str:
+        self._check_epoch(self.ledger.seats[client], judged.epoch)
+        for judging in self.ledger.judging.values():
+            if judging.number == judged.number and judged.right <= judged.total:
+                judging.counts[client] = (judged.right, judged.total, judged.loss)
+                self.traffic.touch(client)
+                if all(c in judging.counts for c in self.view.everyone()):
+                    self._count(judging.task)
+                break
+        return ""
+
+    def _count(self, task: int) -> None:
+        """An evaluation by the clients is over, with the answers that came."""
+        judging = self.ledger.judging.pop(task, None)
+        if judging is None or not any(total for _, total, _ in judging.counts.values()):
+            return
+        right, total, loss = (sum(column) for column in zip(*judging.counts.values(), strict=True))
+        metrics = {"accuracy": right / total, "loss": loss / total}
+        self._scored(wire.Scored(self.plan.run, task, judging.time, judging.updates, judging.version, metrics))
+
+    # Events
+
+    def _handle(
+        self, event: Event, flight: Flight | None = None, staleness: int = -1, result: wire.Result | None = None
+    ) -> None:
+        """Let the server handle the event and carry out what it says, and whatever follows from that at once."""
+        ledger, server = self.ledger, self.plan.server
+        if not ledger.begun or ledger.stopped:
+            return
+        self.within += 1
+        if self.within > _MOST:
+            raise HandlerError(f"{type(server).__name__} keeps sending work to clients that are not there")
+        ledger.events += 1
+        self.view.renew(self.within)
+        try:
+            commands = list(_dispatch(server, ledger.server, event, self.view))
+            absent = [job for command in commands if (job := self._obey(command)) is not None]
+        except OffbeatError:
+            raise
+        except Exception as error:
+            raise HandlerError(
+                f"{type(server).__name__} failed at log position {ledger.position} on {event!r:.200}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._report(event, flight, staleness, result)
+        self._close_full()
+        for job in absent:
+            self._note_loss(job, Flight(job, None, ledger.now, ledger.now), "absent")
+
+    def _obey(self, command: Command) -> Job | None:
+        ledger = self.ledger
+        if ledger.stopped:
+            return None
+        if isinstance(command, Send):
+            return self.traffic.send(command)
+        if isinstance(command, Recall):
+            self.traffic.recall(command)
+        elif isinstance(command, Alarm):
+            if not command.after >= 0:
+                raise ValueError(f"an alarm after {command.after}: must not be negative")
+            ledger.counter += 1
+            ledger.alarms[ledger.counter] = (ledger.now + command.after, command.key)
+        elif command.task is None:
+            self._end(command.reason)
+        else:
+            self._finish(command.task, command.reason)
+        return None
+
+    def _close_full(self) -> None:
+        """Finish the tasks that have taken all their server steps."""
+        if self.plan.until.versions is not None:
+            for task, model in enumerate(self.plan.server.models(self.ledger.server)):
+                if model.version >= self.plan.until.versions:
+                    self._close(task, "versions")
+
+    def _close(self, task: int, reason: str) -> None:
+        """Finish a task without the server's doing, and tell it."""
+        if task not in self.ledger.finished:
+            self._finish(task, reason)
+            self._handle(Closed(task))
+
+    def _finish(self, task: int, reason: str) -> None:
+        ledger = self.ledger
+        if task in ledger.finished:
+            return
+        ledger.finished[task] = reason
+        ledger.ends[task] = ledger.now
+        self.traffic.drop(task)
+        if len(ledger.finished) == len(self.plan.locals):
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if not self.ledger.stopped:
+            self.ledger.stopped = reason or "stopped"
+            for client in range(len(self.ledger.seats)):
+                self.traffic.touch(client)
+
+    # Watching
+
+    def _report(self, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
+        if not self.watchers:
+            return
+        ledger, unit = self.ledger, self.plan.unit
+        job = flight.job if flight else None
+        client = job.client if job else getattr(event, "client", -1)
+        task = job.task if job else getattr(event, "task", 0)
+        started = finished = _NAN
+        if flight is not None:
+            started = finished = flight.since
+        if flight is not None and result is not None:
+            started = min(ledger.now, flight.sent + (result.download + result.wait) / unit)
+            finished = min(ledger.now, started + result.compute / unit)
+        row = Row(
+            ledger.events,
+            ledger.now,
+            type(event).__name__,
+            client,
+            task,
+            job.id if job else -1,
+            self.plan.server.models(ledger.server)[task].version,
+            staleness,
+            flight.sent if flight else _NAN,
+            started,
+            finished,
+            event.reason if isinstance(event, Lost) else "",
+        )
+        for watcher in self.watchers:
+            watcher.event(row)
+            if flight is not None and job is not None and result is not None and isinstance(watcher, Clockwatcher):
+                whole = (ledger.now - flight.sent) * unit
+                upload = max(0.0, whole - result.download - result.wait - result.compute)
+                watcher.trip(Trip(client, job.id, task, result.download, result.wait, result.compute, upload))
+
+
+class Clockwatcher:
+    """A watcher that is told what each job took; subclass it."""
+
+    def trip(self, trip: Trip) -> None:
+        """A job has arrived."""
+        raise NotImplementedError
+
+
+def _dispatch(server: Server[Any], state: Any, event: Event, view: LedgerView) -> Iterable[Command]:
+    match event:
+        case Arrived(update):
+            return server.arrived(state, update, view)
+        case Rang(name):
+            return server.rang(state, name, view)
+        case Lost(job, reason):
+            return server.lost(state, job, reason, view)
+        case Measured(task, metrics):
+            return server.measured(state, task, metrics, view)
+        case Joined(client):
+            return server.joined(state, client, view)
+        case Left(client):
+            return server.left(state, client, view)
+        case Started():
+            return server.started(state, view)
+        case Opened(task):
+            return server.opened(state, task, view)
+        case Closed(task):
+            return server.closed(state, task, view)

@@ -1,0 +1,47 @@
+"""One client's job, a local step at a time: it can be stopped between two steps and asked for what is done."""
+
+from __future__ import annotations
+
+import torch
+
+from offbeat.core.errors import DivergedError
+from offbeat.core.events import Job
+from offbeat.core.local import Local, Work
+from offbeat.core.problem import Problem
+from offbeat.core.random import SAMPLE, key, signed
+from offbeat.core.vectors import Payload
+
+
+class Training:
+    """The same arithmetic on the same draws as in the simulator, for one row."""
+
+    def __init__(self, problem: Problem, local: Local, job: Job, payload: Payload, memory: Payload, seed: int) -> None:
+        own = signed(key(seed, SAMPLE, job.client, job.number, job.task))
+        device = problem.initial().device
+        self.job, self.local, self.steps = job, local, 0
+        self.work = Work(
+            payload={name: vector.to(device).unsqueeze(0) for name, vector in payload.items()},
+            memory={name: vector.to(device).unsqueeze(0) for name, vector in memory.items()},
+            lr=job.lr,
+            steps=job.steps,
+            oracle=problem.oracle([job.client], [own], job.steps, local.batch, local.shuffle),
+            keys=torch.tensor([[own]], device=device),
+        )
+        self.carry = local.init(self.work)
+
+    def step(self) -> bool:
+        """One local step; whether there are more."""
+        if self.steps < self.job.steps:
+            self.work.step = self.steps
+            self.carry = self.local.step(self.carry, self.work)
+            self.steps += 1
+        return self.steps < self.job.steps
+
+    def result(self) -> tuple[Payload, Payload]:
+        """(upload, memory) after the steps that were made."""
+        self.work.steps = self.steps
+        upload, memory = self.local.final(self.carry, self.work)
+        for name, rows in {**memory, **upload}.items():
+            if not bool(torch.isfinite(rows).all()):
+                raise DivergedError(f"{name} is not finite after {self.steps} steps with lr = {self.job.lr:g}")
+        return {k: v[0].cpu() for k, v in upload.items()}, {k: v[0].cpu() for k, v in memory.items()}

@@ -1,0 +1,59 @@
+"""The read-only view of a real run that handlers get: its time is the log's, its random numbers the log position's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from offbeat.core.random import SERVER, Stream, key
+from offbeat.deploy.ledger import Ledger
+
+
+class LedgerView:
+    """One object for a whole run; `renew` gives it the random numbers of the next event."""
+
+    def __init__(self, ledger: Ledger, seed: int) -> None:
+        self._ledger, self._seed = ledger, seed
+        self._rng = Stream(0)
+
+    def renew(self, within: int) -> None:
+        """The next event, number `within` of its log entry."""
+        self._rng = Stream(key(self._seed, SERVER, self._ledger.position, within))
+
+    @property
+    def now(self) -> float:
+        return self._ledger.now
+
+    @property
+    def rng(self) -> Stream:
+        return self._rng
+
+    @property
+    def clients(self) -> int:
+        return len(self._ledger.seats)
+
+    @property
+    def tasks(self) -> Sequence[int]:
+        ledger = self._ledger
+        return [m for m in range(len(ledger.measured)) if m not in ledger.finished and m not in ledger.unborn]
+
+    @property
+    def flying(self) -> int:
+        return sum(len(seat.queue) + len(seat.held) for seat in self._ledger.seats)
+
+    def present(self, client: int) -> bool:
+        return self._ledger.seats[client].present
+
+    def everyone(self) -> Iterable[int]:
+        return [client for client, seat in enumerate(self._ledger.seats) if seat.present]
+
+    def idle(self, count: int) -> list[int]:
+        free = [client for client, seat in enumerate(self._ledger.seats) if seat.present and not seat.busy]
+        count = max(0, min(count, len(free)))
+        for at in range(count):  # the first steps of a shuffle
+            other = at + self._rng.below(len(free) - at)
+            free[at], free[other] = free[other], free[at]
+        return free[:count]
+
+    def available(self, count: int) -> list[int]:
+        there = list(self.everyone())
+        return [there[self._rng.below(len(there))] for _ in range(count)] if there else []
