@@ -110,7 +110,8 @@ def written(running: Simulation) -> tuple[int, int]:
         vectors += [v for _, memory in world.memories.values() for v in memory.values()]
         vectors += [v for task in world.server.tasks for v in getattr(task, "recent", ())]
         for vector in vectors:
-            kept.setdefault(id(vector), (vector, vector.clone()))
+            if not isinstance(vector, float):
+                kept.setdefault(id(vector), (vector, vector.clone()))
     return len(kept), sum(not torch.equal(vector, snapshot) for vector, snapshot in kept.values())
 
 
@@ -132,8 +133,8 @@ def test_saved_and_resumed_at_any_event_it_ends_bit_for_bit_the_same(row: Row, e
     whole.run()
     first, before = simulation(row, executor)
     steps = first.steps()
-    for _ in range(random.Random(row.name + executor).randrange(1, whole.world.events)):
-        next(steps)
+    for _ in zip(range(random.Random(row.name + executor).randrange(1, whole.world.events)), steps, strict=False):
+        pass
     second, after = simulation(row, executor, world=through_text(first.world))
     second.run()
     assert seen(before.events + after.events) == seen(expected.events)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,19 +20,21 @@ from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.execute import Executor, Ready
 from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.tape import Arena, Arenas
 from offbeat.timing import Exponential, Times
 from offbeat.timing.base import Durations
 
 
-@dataclass(frozen=True)
 class Counted(Executor):
     """An executor that keeps the sizes of its batches."""
 
-    batches: list[int] = field(default_factory=list)
+    def __init__(self, stacked: bool) -> None:
+        super().__init__(stacked)
+        self.batches: list[int] = []
 
-    def compute(self, problem: Any, local: Any, ready: Sequence[Ready], seed: int) -> Any:
-        self.batches.append(len(ready))
-        return super().compute(problem, local, ready, seed)
+    def compute(self, problem: Any, local: Any, arena: Any, group: Any) -> Any:
+        self.batches.append(len(group))
+        return super().compute(problem, local, arena, group)
 
 
 def batches(problem: Any, clock: Any, until: Until, stacked: bool = True) -> list[int]:
@@ -86,20 +87,32 @@ def test_the_steps_that_others_still_do_are_not_done_twice_or_drawn_differently(
     assert arrivals(True, JOBS, noisy) == pytest.approx(arrivals(False, JOBS, noisy), abs=1e-13)
 
 
+def computed(problem: Line, lr: float, memory: float = 1e9) -> tuple[list[Any], Arena]:
+    arenas = Arenas()
+    model = arenas.adopt(problem.initial())
+    group = [
+        (None, Ready(Job(c, c, 0, 0, 1, lr, 0), {"model": model}, {}, key=c, client=c)) for c in range(problem.clients)
+    ]
+    arena = arenas.like(problem.initial())
+    results, errors = Executor(True, memory).compute(problem, SGD(lr=1.0), arena, group)
+    assert not errors
+    return [upload["delta"] for upload, _ in results], arena
+
+
 def test_large_groups_are_cut_into_chunks_that_fit_the_memory() -> None:
-    problem, local = Line([float(c) for c in range(10)]), SGD(lr=1.0)
-    ready = [Ready(Job(c, c, 0, 0, 1, 1.0, 0), {"model": problem.initial()}, {}) for c in range(10)]
-    whole, cut = (Executor(True, memory).compute(problem, local, ready, 0) for memory in (1e9, 4 * 1 * 8 * 3))
-    assert (
-        [u["delta"].item() for u, _ in whole] == [u["delta"].item() for u, _ in cut] == [-float(c) for c in range(10)]
-    )
+    problem = Line([float(c) for c in range(10)])
+    whole, cut = (computed(problem, 1.0, memory)[0] for memory in (1e9, 4 * 1 * 8 * 3))
+    assert [d.item() for d in whole] == [d.item() for d in cut] == [-float(c) for c in range(10)]
 
 
 def test_one_client_s_result_does_not_keep_its_batch_alive() -> None:
-    problem = Line([1.0] * 100)
-    ready = [Ready(Job(c, c, 0, 0, 1, 0.5, 0), {"model": problem.initial()}, {}) for c in range(100)]
-    upload, _ = Executor(True).compute(problem, SGD(lr=1.0), ready, 0)[50]
-    assert upload["delta"].untyped_storage().nbytes() == 8
+    """Rows come back one by one, however many were computed together."""
+    deltas, arena = computed(Line([1.0] * 100), 0.5)
+    arena.settle()
+    before = len(arena.free)
+    del deltas[50:]
+    arena.settle()
+    assert len(arena.free) == before + 50
 
 
 def test_step_sizes_that_decay_differ_within_a_batch_and_agree_with_serial() -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from offbeat import __version__
 from offbeat.cli.experiment import Experiment
 from offbeat.core.errors import FolderError
+from offbeat.core.vectors import settled
 from offbeat.simulate.loop import Simulation
 
 EXPERIMENT, RESULT, SUMMARY, REPORT = "experiment.json", "result.json", "summary.json", "report.md"
@@ -80,7 +81,7 @@ def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) 
     """Keep the final models and the numbers; from now on the run counts as finished."""
     models = simulation.server.models(simulation.world.server)
     tensors = {
-        p.name or f"task{i}": m.vector.cpu().clone()
+        p.name or f"task{i}": settled(m.vector).cpu().clone()
         for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
     }
     save_file(tensors, folder / "model.safetensors", metadata={"version": str(models[0].version)})

@@ -38,7 +38,7 @@ class Job(NamedTuple):
     hold: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
     """A client's result: `update["delta"]` is what its local half called "delta"."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from offbeat.core.vectors import Vector
+
+Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
 
 
 class Oracle(Protocol):
@@ -52,9 +56,7 @@ class Problem(Protocol):
     def initial(self) -> Vector:
         """The model that everybody starts from."""
 
-    def oracle(
-        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
-    ) -> Oracle:
+    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> Oracle:
         """An oracle for these clients; `keys` drive their draws, `batch` of None is a client's whole data."""
 
     def measure(self, models: Vector) -> list[Mapping[str, float]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,18 @@ def key(seed: int, stream: int, *parts: int) -> int:
     return k
 
 
+def longer(key: int, part: int) -> int:
+    """The key of a list with one more part.
+
+    >>> longer(key(0, DELAY, 3), 1) == key(0, DELAY, 3, 1)
+    True
+    """
+    z = key ^ ((part + 1) * _GOLDEN & _MASK)
+    z = ((z ^ (z >> 30)) * _A) & _MASK
+    z = ((z ^ (z >> 27)) * _B) & _MASK
+    return z ^ (z >> 31)
+
+
 def signed(z: int) -> int:
     """The same 64 bits as a signed integer, for int64 arrays."""
     return z - (1 << 64) if z >> 63 else z
@@ -61,7 +73,22 @@ _A64, _B64, _GOLDEN64 = _wrap(_A), _wrap(_B), _wrap(_GOLDEN)
 
 def bits(keys: Array, counters: Array) -> Array:
     """Draw number `counters` of each key, as int64 holding 64 random bits (numpy or torch, broadcast together)."""
-    z = keys + (counters + 1) * _GOLDEN64
+    return _mixed(keys + (counters + 1) * _GOLDEN64)
+
+
+def further(keys: Any, *parts: Any) -> npt.NDArray[np.int64]:
+    """The keys of longer lists of parts, for whole columns at once, as signed integers.
+
+    >>> [int(k) for k in further([key(0, SAMPLE, 3)], [7], [1])] == [signed(key(0, SAMPLE, 3, 7, 1))]
+    True
+    """
+    k = np.array(keys, dtype=np.uint64).view(np.int64)
+    for part in parts:
+        k = _mixed(k ^ ((np.array(part, dtype=np.int64) + 1) * _GOLDEN64))
+    return k
+
+
+def _mixed(z: Array) -> Array:
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _A64  # the mask turns the arithmetic shift into a logical one
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _B64
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
@@ -99,7 +126,10 @@ class Stream:
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         """A number in (low, high)."""
-        return low + (high - low) * ((self.bits() >> 12) + 0.5) * 2.0**-52
+        self._state = z = (self._state + _GOLDEN) & _MASK
+        z = ((z ^ (z >> 30)) * _A) & _MASK
+        z = ((z ^ (z >> 27)) * _B) & _MASK
+        return low + (high - low) * (((z ^ (z >> 31)) >> 12) + 0.5) * 2.0**-52
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""

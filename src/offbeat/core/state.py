@@ -17,12 +17,13 @@ Counter(count=3)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from offbeat.core.errors import FolderError
+from offbeat.core.vectors import settled
 
 
 class State:
@@ -44,13 +45,14 @@ class Tensors:
 
     def __init__(self) -> None:
         self.table: dict[str, torch.Tensor] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[Any, str] = {}
 
-    def name(self, tensor: torch.Tensor) -> str:
-        name = self._names.get(id(tensor))
+    def name(self, vector: Any) -> str:
+        which = id(vector) if isinstance(vector, torch.Tensor) else (id(vector.row), vector.scale)
+        name = self._names.get(which)
         if name is None:
-            name = self._names[id(tensor)] = f"t{len(self.table)}"
-            self.table[name] = tensor
+            name = self._names[which] = f"t{len(self.table)}"
+            self.table[name] = settled(vector)
         return name
 
 
@@ -60,7 +62,7 @@ def dump(value: Any, tensors: Tensors) -> Any:
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else {"$float": str(value)}
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or hasattr(value, "tensor"):
         return {"$tensor": tensors.name(value)}
     if isinstance(value, State):
         fields = {f.name: dump(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
@@ -75,6 +77,26 @@ def dump(value: Any, tensors: Tensors) -> Any:
         f"{type(value).__name__} cannot be saved: state is made of State dataclasses, mappings, lists, tuples, "
         f"numbers, strings and tensors"
     )
+
+
+def exchange(value: Any, vector: Callable[[Any], Any], seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    """The same tree with every vector in it replaced, a shared one by one and the same; states change in place."""
+    seen = {} if seen is None else seen  # id -> (old, new): the old one is kept, so that its id stays its own
+    if isinstance(value, torch.Tensor) or hasattr(value, "tensor"):
+        if id(value) not in seen:
+            seen[id(value)] = value, vector(value)
+        return seen[id(value)][1]
+    if isinstance(value, State):
+        for f in dataclasses.fields(value):  # type: ignore[arg-type]
+            setattr(value, f.name, exchange(getattr(value, f.name), vector, seen))
+        return value
+    if isinstance(value, dict):
+        return {k: exchange(v, vector, seen) for k, v in value.items()}
+    if isinstance(value, list):
+        return [exchange(v, vector, seen) for v in value]
+    if type(value) is tuple:
+        return tuple(exchange(v, vector, seen) for v in value)
+    return value
 
 
 def load(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

@@ -6,7 +6,8 @@ here. Nothing else is promised, so that a runtime may record the arithmetic and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -16,20 +17,31 @@ Payload = Mapping[str, Vector]  # what travels: vectors by name
 
 def norm(vector: Vector) -> float:
     """Euclidean length of a server's vector."""
-    return float(torch.linalg.vector_norm(vector))
+    return float(torch.linalg.vector_norm(settled(vector)))
 
 
 def dot(a: Vector, b: Vector) -> float:
     """Inner product of two of a server's vectors."""
-    return float(torch.dot(a, b))
+    return float(torch.dot(settled(a), settled(b)))
+
+
+def settled(vector: Any) -> Vector:
+    """The value of a vector whose arithmetic may only have been recorded."""
+    found: Vector = vector if isinstance(vector, torch.Tensor) else vector.tensor()
+    return found
+
+
+def stacked(vectors: Iterable[Any]) -> Vector:
+    """The values of several vectors as rows [n, d]."""
+    given: Sequence[Any] = list(vectors)
+    arena = None if isinstance(given[0], torch.Tensor) else given[0].row.arena
+    if arena is not None and all(type(v) is type(given[0]) for v in given):
+        found: Vector = arena.rows(given)
+        return found
+    return torch.stack([settled(v) for v in given])
 
 
 def lengths(rows: Vector) -> Vector:
     """Euclidean length of every row, [..., d] -> [..., 1]: local halves scale rows with it."""
     found: Vector = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return found
-
-
-def nbytes(payload: Payload) -> int:
-    """Size of a payload on the wire."""
-    return sum(v.numel() * v.element_size() for v in payload.values())

@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import SettingError, positive
+from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
 
@@ -81,9 +83,7 @@ class Quadratic:
         """f(w)."""
         return float((0.5 * self.h * (w - self.c) ** 2).sum(dim=1).mean())
 
-    def oracle(
-        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
-    ) -> _Rows:
+    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Rows:
         return _Rows(self, clients, keys)
 
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
@@ -106,14 +106,18 @@ def _balance(h: Vector, c: Vector, shares: Sequence[float] | None = None) -> Vec
     return (p * h * c).sum(dim=0) / (p * h).sum(dim=0)
 
 
+def _column(numbers: Numbers, device: torch.device) -> Vector:
+    return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(device)
+
+
 class _Rows:
     """The oracle of some of the clients."""
 
-    def __init__(self, problem: Quadratic, clients: Sequence[int], keys: Sequence[int]) -> None:
+    def __init__(self, problem: Quadratic, clients: Numbers, keys: Numbers) -> None:
         self.noise, self.dim = problem.noise, problem.dim
-        which = torch.tensor(clients, device=problem.h.device)
-        self.h, self.c = problem.h[which], problem.c[which]
-        self.keys = torch.tensor(keys, dtype=torch.int64, device=problem.h.device).unsqueeze(1) if self.noise else None
+        which = _column(clients, problem.h.device)
+        self.h, self.c = problem.h.index_select(0, which), problem.c.index_select(0, which)
+        self.keys = _column(keys, problem.h.device).unsqueeze(1) if self.noise else None
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         g = self.h * (w - self.c)

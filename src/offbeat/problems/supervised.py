@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.core.problem import Numbers
 from offbeat.core.random import MODEL, SHARE, SPLIT, below, bits, key
 from offbeat.core.vectors import Vector
 from offbeat.data.base import Dataset
@@ -113,9 +114,7 @@ class Supervised:
     def initial(self) -> Vector:
         return self.flat.initial().to(self.device)
 
-    def oracle(
-        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
-    ) -> _Rows:
+    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Rows:
         return _Rows(self, clients, keys, steps, batch, shuffle)
 
     def inputs(self, stored: Tensor) -> Tensor:
@@ -216,8 +215,8 @@ class _Rows:
     def __init__(
         self,
         problem: Supervised,
-        clients: Sequence[int],
-        keys: Sequence[int],
+        clients: Numbers,
+        keys: Numbers,
         steps: int,
         batch: int | None,
         shuffle: bool,

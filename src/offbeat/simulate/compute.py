@@ -1,78 +1,79 @@
 """When results are computed: not before somebody needs one, and then all at once.
 
 A job's inputs are fixed when it is sent, so its result may be computed at any time up to its arrival. When an arrival
-needs a result, a stacking executor computes with it every job that is sure to arrive; jobs that are held, lost or
-replaced are not among them and are never computed.
+needs a result, a stacking executor computes with it every job that is sure to arrive, of all runs that were
+given to it; jobs that are held, lost or replaced are not among them and are never computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
+from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
-from offbeat.simulate.execute import Executor, Ready, Result, group_by_task
+from offbeat.simulate.execute import Executor, Ready, Result
+from offbeat.simulate.tape import Arena
 from offbeat.simulate.world import Flight, World
 
 
+class Team(NamedTuple):
+    """Jobs that can be stacked: one problem and one local half; `first` is the number of a run's client 0 in it."""
+
+    problem: Problem
+    local: Local
+    arena: Arena | None
+    first: int = 0
+
+
 class Computing:
-    """Fills in the results of a world's flights. `firsts` are the clients' memories before their first job, by task."""
+    """Fills in the results of a world's flights.
+
+    firsts: the clients' memories before their first job, by task.   teams: with whom each task's jobs are computed.
+    """
+
+    error: DivergedError | None = None
 
     def __init__(
-        self,
-        world: World,
-        problems: Sequence[Problem],
-        locals_: Sequence[Local],
-        firsts: Sequence[Payload],
-        executor: Executor,
-        seed: int,
+        self, world: World, teams: Sequence[Team], firsts: Sequence[Payload], executor: Executor, seed: int
     ) -> None:
-        self.world, self.problems, self.locals = world, problems, locals_
-        self.firsts, self.executor, self.seed = firsts, executor, seed
+        self.world, self.teams, self.firsts = world, teams, firsts
+        self.executor = executor
+        self.keys = [key(seed, SAMPLE, client) for client in range(len(world.numbers))]
 
     def result(self, flight: Flight) -> Result:
         """(upload, memory) of this flight; the memory is the client's from now on."""
         if flight.result is None:
-            self._compute(list(self.world.todo) if self.executor.stacked else self._chain(flight.job.id))
-        assert flight.result is not None
-        memory, job = flight.result[1], flight.job
+            compute([self], flight)
+        if self.error is not None:
+            raise self.error
+        result = flight.result
+        assert result is not None
+        memory = result[1]
         if memory:
+            job = flight.job
             committed = self.world.memories.get((job.client, job.task))
             if committed is None or committed[0] < job.number:  # uploads may overtake each other
                 self.world.memories[job.client, job.task] = (job.number, memory)
-        return flight.result
+        return result
 
-    def _compute(self, waiting: list[int]) -> None:
-        """Compute these jobs, in as many rounds as a client has jobs that build on each other."""
-        world = self.world
-        while waiting:
-            possible = [number for number in waiting if self._before(number) is None]
-            ready = [self._ready(world.flights[number]) for number in possible]
-            for task, group in group_by_task(ready):
-                results = self.executor.compute(self.problems[task], self.locals[task], group, self.seed)
-                for item, result in zip(group, results, strict=True):
-                    flight = world.flights[item.job.id]
-                    flight.result, flight.payload = result, None
-                    del world.todo[item.job.id]
-            world.tally.computed += len(possible)
-            done = set(possible)
-            waiting = [number for number in waiting if number not in done]
+    def review(self) -> None:
+        """Raise if the run has been found to have diverged."""
+        blame(self.executor.review())
+        if self.error is not None:
+            raise self.error
 
-    def _chain(self, needed: int) -> list[int]:
-        """This job and the uncomputed jobs in flight whose memory it builds on."""
-        chain = [needed]
-        while (before := self._before(chain[-1])) is not None:
-            chain.append(before)
-        return chain
+    def wanted(self, flight: Flight | None) -> list[int]:
+        """The jobs that are to be computed now, if this flight is the one that somebody waits for."""
+        if self.executor.stacked or flight is None:
+            return list(self.world.todo)
+        return self._chain(flight.job.id)
 
-    def _before(self, number: int) -> int | None:
-        """The job that has to be computed before this one, if any."""
-        after = self.world.flights[number].after
-        flight = None if after is None else self.world.flights.get(after)
-        return None if flight is None or flight.result is not None else after
-
-    def _ready(self, flight: Flight) -> Ready:
+    def ready(self, flight: Flight) -> Ready:
+        """A job with what its computation reads."""
         job = flight.job
         memory: Payload = self.firsts[job.task]
         if memory:
@@ -82,4 +83,61 @@ class Computing:
             elif (committed := self.world.memories.get((job.client, job.task))) is not None:
                 memory = committed[1]
         assert flight.payload is not None
-        return Ready(job, flight.payload, memory)
+        return Ready(job, flight.payload, memory, self.keys[job.client], self.teams[job.task].first + job.client)
+
+    def take(self, number: int, result: Result) -> None:
+        """The result of a job."""
+        world = self.world
+        flight = world.flights[number]
+        flight.result, flight.payload = result, None
+        del world.todo[number]
+        world.tally.computed += 1
+
+    def before(self, number: int) -> int | None:
+        """The job that has to be computed before this one, if any."""
+        after = self.world.flights[number].after
+        flight = None if after is None else self.world.flights.get(after)
+        return None if flight is None or flight.result is not None else after
+
+    def _chain(self, needed: int) -> list[int]:
+        """This job and the uncomputed jobs in flight whose memory it builds on."""
+        chain = [needed]
+        while (before := self.before(chain[-1])) is not None:
+            chain.append(before)
+        return chain
+
+
+def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
+    """Compute what these runs want, in as many rounds as a client has jobs that build on each other.
+
+    A run that turns out to have diverged keeps the error; the others are not concerned.
+    """
+    executor = runs[0].executor
+    blame(executor.review())
+    waiting = [(run, number) for run in runs for number in run.wanted(flight)]
+    while waiting:
+        later: list[tuple[Computing, int]] = []
+        teams: dict[tuple[int, int], list[tuple[Computing, Ready]]] = {}
+        for run, number in waiting:
+            flying = run.world.flights[number]
+            if flying.after is not None and run.before(number) is not None:
+                later.append((run, number))
+                continue
+            team = run.teams[flying.job.task]
+            which = (id(team.problem), id(team.local))
+            if which not in teams:
+                teams[which] = []
+            teams[which].append((run, run.ready(flying)))
+        for group in teams.values():
+            team = group[0][0].teams[group[0][1].job.task]
+            results, errors = executor.compute(team.problem, team.local, team.arena, group)
+            for (run, ready), result in zip(group, results, strict=True):
+                run.take(ready.job.id, result)
+            blame(errors)
+        waiting = later
+
+
+def blame(errors: Iterable[tuple[Computing, DivergedError]]) -> None:
+    """Each run keeps its first error."""
+    for run, error in errors:
+        run.error = run.error or error

@@ -1,23 +1,25 @@
 """Doing the arithmetic of jobs: one at a time, or as stacked rows.
 
-Both ways call the same local half on the same draws; they differ only in how many rows a call has.
+Both ways call the same local half on the same draws; they differ in how many rows a call has, and in who does the
+server's arithmetic: one at a time it is done at once, stacked it is recorded (tape.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import DivergedError, SettingError, positive
 from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.problem import Problem
-from offbeat.core.random import SAMPLE, key, signed
-from offbeat.core.vectors import Payload, Vector
+from offbeat.core.random import further
+from offbeat.core.vectors import Payload, Vector, stacked
+from offbeat.simulate.tape import Arena
 
 Result = tuple[Payload, Payload]  # (upload, new memory)
 
@@ -28,9 +30,14 @@ class Ready(NamedTuple):
     job: Job
     payload: Payload
     memory: Payload
+    key: int  # of its client's draws
+    client: int  # its number in the problem that it is computed with
 
 
-@dataclass(frozen=True)
+Group = Sequence[tuple[Any, Ready]]  # with the run that each belongs to
+Errors = list[tuple[Any, DivergedError]]
+
+
 class Executor:
     """How jobs are computed.
 
@@ -38,23 +45,36 @@ class Executor:
     memory: bytes that the stacked vectors of one call may take; larger groups are cut into chunks.
     """
 
-    stacked: bool
-    memory: float = 1e9
-
-    def __post_init__(self) -> None:
-        positive(memory=self.memory)
+    def __init__(self, stacked: bool, memory: float = 1e9, reason: str = "") -> None:
+        positive(memory=memory)
+        self.stacked, self.memory, self.reason = stacked, memory, reason
+        self.late: list[Callable[[], Errors]] = []
 
     @property
     def name(self) -> str:
         return "batched" if self.stacked else "serial"
 
-    def compute(self, problem: Problem, local: Local, ready: Sequence[Ready], seed: int) -> list[Result]:
-        """The results of these jobs of one task, in their order."""
-        rows = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
+    def compute(self, problem: Problem, local: Local, arena: Arena | None, group: Group) -> tuple[list[Result], Errors]:
+        """The results of these jobs of one team, in their order, and which runs they show to have diverged."""
+        most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
         results: list[Result] = []
-        for at in range(0, len(ready), rows):
-            results += _train(problem, local, ready[at : at + rows], seed)
-        return results
+        errors: Errors = []
+        for at in range(0, len(group), most):
+            some = group[at : at + most]
+            done, rows = _train(problem, local, arena, [ready for _, ready in some])
+            results += done
+            if next(iter(rows.values())).is_cuda:
+                self.late.append(_faults_later(problem, some, rows))
+            else:
+                errors += _faults(problem, some, rows)
+        return results, errors
+
+    def review(self) -> Errors:
+        """Which runs have diverged, as far as that has become known since the last look."""
+        if not self.late:
+            return []
+        late, self.late = self.late, []
+        return [error for look in late for error in look()]
 
 
 def executor(name: str, problems: Iterable[Problem]) -> Executor:
@@ -66,51 +86,58 @@ def executor(name: str, problems: Iterable[Problem]) -> Executor:
     raise SettingError(f"executor = {name!r}: must be 'auto', 'serial' or 'batched'")
 
 
-def _train(problem: Problem, local: Local, ready: Sequence[Ready], seed: int) -> list[Result]:
+def _train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
+    """(the results, everything that clients sent or keep as stacked rows)."""
     jobs = [r.job for r in ready]
-    keys = [signed(key(seed, SAMPLE, j.client, j.number, j.task)) for j in jobs]
-    most = max(j.steps for j in jobs)
+    clients = np.array([r.client for r in ready], dtype=np.int64)
+    drawn = further([r.key for r in ready], [job.number for job in jobs], [job.task for job in jobs])
+    payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
+    model = next(iter(payload.values()))
+    steps = [job.steps for job in jobs]
+    most, fewest = max(steps), min(steps)
     work = Work(
-        payload=_stack([r.payload for r in ready]),
-        memory=_stack([r.memory for r in ready]),
-        lr=_column([j.lr for j in jobs], ready),
-        steps=_column([j.steps for j in jobs], ready),  # type: ignore[arg-type]
-        oracle=problem.oracle([j.client for j in jobs], keys, most, local.batch, local.shuffle),
-        keys=torch.tensor(keys, device=_device(ready)).unsqueeze(1),
+        payload=payload,
+        memory={name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory},
+        lr=_column([job.lr for job in jobs], model),
+        steps=_column(steps, model),  # type: ignore[arg-type]
+        oracle=problem.oracle(clients, drawn, most, local.batch, local.shuffle),
+        keys=torch.from_numpy(drawn).to(model.device, non_blocking=True).unsqueeze(1),
     )
     carry = local.init(work)
-    fewest = min(j.steps for j in jobs)
     for step in range(most):
         work.step = step
         after = local.step(carry, work)
         carry = after if step < fewest else _keep(carry, after, work.steps, step)
     upload, memory = local.final(carry, work)
-    _check_finite({**upload, **{k: v for k, v in memory.items() if k not in upload}}, jobs, problem)
-    if len(jobs) == 1:
-        return [({k: v[0] for k, v in upload.items()}, {k: v[0] for k, v in memory.items()})]
-    # clones, so that one slow client's row does not keep the rows of its whole batch alive
+    rows = {**upload, **{name: v for name, v in memory.items() if name not in upload}}
+    if arena is None:
+        return [({k: _one(v, problem) for k, v in upload.items()}, {k: v[0] for k, v in memory.items()})], rows
+    kept: dict[int, list[Any]] = {}
+    for values in (*upload.values(), *memory.values()):
+        if id(values) not in kept:
+            kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
+    sent = [(name, kept[id(values)]) for name, values in upload.items()]
+    stays = [(name, kept[id(values)]) for name, values in memory.items()]
+    if not stays and len(sent) == 1:
+        ((name, vectors),) = sent
+        return [({name: vector}, {}) for vector in vectors], rows
     return [
-        ({k: v[i].clone() for k, v in upload.items()}, {k: v[i].clone() for k, v in memory.items()})
+        ({name: vectors[i] for name, vectors in sent}, {name: vectors[i] for name, vectors in stays})
         for i in range(len(jobs))
-    ]
+    ], rows
 
 
-def _stack(payloads: Sequence[Payload]) -> Payload:
-    if len(payloads) == 1:
-        return {name: vector.unsqueeze(0) for name, vector in payloads[0].items()}
-    return {name: torch.stack([p[name] for p in payloads]) for name in payloads[0]}
+def _one(rows: Vector, problem: Problem) -> Any:
+    """The only row; a number where a client sends one number."""
+    return rows[0] if rows.shape[1] == problem.dim else float(rows)
 
 
-def _column(values: Sequence[float], ready: Sequence[Ready]) -> float | Vector:
+def _column(values: Sequence[float], model: Vector) -> float | Vector:
     """One number where all rows agree, otherwise a column [n, 1]."""
-    if all(v == values[0] for v in values):
-        return values[0]
-    dtype = next(iter(ready[0].payload.values())).dtype
-    return torch.tensor(values, dtype=dtype, device=_device(ready)).unsqueeze(1)
-
-
-def _device(ready: Sequence[Ready]) -> torch.device:
-    return next(iter(ready[0].payload.values())).device
+    first = values[0]
+    if all(v == first for v in values):
+        return first
+    return torch.tensor(values, dtype=model.dtype).to(model.device, non_blocking=True).unsqueeze(1)
 
 
 def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
@@ -119,20 +146,33 @@ def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
     return {name: torch.where(active, after[name], before[name]) for name in after}
 
 
-def _check_finite(upload: Payload, jobs: Sequence[Job], problem: Problem) -> None:
-    for name, rows in upload.items():
-        if bool(torch.isfinite(rows.sum())):
-            continue
-        bad = (~torch.isfinite(rows)).any(dim=1).nonzero()
-        if len(bad):
-            job = jobs[int(bad[0])]
-            raise DivergedError(
-                f"client {job.client}, job {job.id} of {problem.name}: its {name} is not finite after {job.steps} "
-                f"local steps with lr = {job.lr:g} (model version {job.version}); use a smaller step or clip gradients"
-            )
+def _faults(problem: Problem, group: Group, rows: Payload) -> Errors:
+    """Which runs have diverged, by these rows of what was sent or kept."""
+    errors: Errors = []
+    for name, values in rows.items():
+        if not isfinite(float(values.sum())):  # or it overflows: look at all of it
+            bad = (~torch.isfinite(values)).any(dim=1).nonzero().flatten()
+            errors += [(group[at][0], _diverged(group[at][1].job, name, problem)) for at in bad.tolist()]
+    return errors
 
 
-def group_by_task(ready: Sequence[Ready]) -> Iterable[tuple[int, list[Ready]]]:
-    """The jobs of each task together, in their order."""
-    ordered = sorted(ready, key=lambda r: r.job.task)
-    return ((task, list(group)) for task, group in groupby(ordered, key=lambda r: r.job.task))
+def _faults_later(problem: Problem, group: Group, rows: Payload) -> Callable[[], Errors]:
+    """The same for a GPU, which is asked when its work is done anyway: a question at once would have to wait."""
+    bad = {name: ~torch.isfinite(values.sum(dim=1)) for name, values in rows.items()}
+
+    def look() -> Errors:
+        return [
+            (group[at][0], _diverged(group[at][1].job, name, problem))
+            for name, flags in bad.items()
+            if bool(flags.any())
+            for at in flags.nonzero().flatten().tolist()
+        ]
+
+    return look
+
+
+def _diverged(job: Job, name: str, problem: Problem) -> DivergedError:
+    return DivergedError(
+        f"client {job.client}, job {job.id} of {problem.name}: its {name} is not finite after {job.steps} "
+        f"local steps with lr = {job.lr:g} (model version {job.version}); use a smaller step or clip gradients"
+    )

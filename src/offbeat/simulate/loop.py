@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop
 from math import isnan
 from typing import Any
-
-import torch
 
 from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
 from offbeat.core.events import (
@@ -17,6 +15,7 @@ from offbeat.core.events import (
     Closed,
     Command,
     Event,
+    Job,
     Joined,
     Left,
     Lost,
@@ -31,11 +30,13 @@ from offbeat.core.events import (
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
-from offbeat.core.vectors import Vector
-from offbeat.simulate.compute import Computing
+from offbeat.core.state import exchange
+from offbeat.core.vectors import Vector, settled, stacked
+from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Row, Watcher
 from offbeat.simulate.personal import Personal, Shared, personal_models, summarise
+from offbeat.simulate.tape import Arena, Arenas
 from offbeat.simulate.traffic import Traffic
 from offbeat.simulate.view import WorldView
 from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, Flight, Pending, Pool, World
@@ -62,7 +63,7 @@ class Until:
             raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
 
 
-_NAN = float("nan")
+_NAN, _FOREVER = float("nan"), float("inf")
 _AT_ONCE = 8  # models evaluated in one pass
 
 
@@ -86,6 +87,7 @@ class Simulation:
         world: World | None = None,
         personal: Personal | None = None,
         terms: Sequence[tuple[float, float]] = (),
+        arenas: Arenas | None = None,
     ) -> None:
         self.problems, self.server, self.locals = problems, server, locals_
         self.clock, self.executor, self.until, self.seed = clock, executor, until, seed
@@ -98,14 +100,27 @@ class Simulation:
                     f"{problem.name} is split over {problem.clients} clients and {problems[0].name} over "
                     f"{self.clients}: tasks share their clients"
                 )
-        self.initial = [p.initial() for p in problems]
-        firsts = [local.remember(x) for local, x in zip(locals_, self.initial, strict=True)]
+        initial = [p.initial() for p in problems]
+        self.arenas: list[Arena | None] = [None] * len(problems)
+        if executor.stacked:  # vectors are rows, and what servers do with them is recorded
+            arenas = Arenas() if arenas is None else arenas
+            self.arenas = [arenas.like(x) for x in initial]
+            initial = [arenas.adopt(x) for x in initial]
+        self.initial = initial
+        firsts = [local.remember(x) for local, x in zip(locals_, initial, strict=True)]
+        self.notes = [local.notes for local in locals_]
         self.listens = type(server).measured is not Server.measured
         # Measurements may wait for each other unless somebody acts on them.
         self.prompt = self.listens or until.accuracy is not None
         self.world = self._empty() if world is None else world
+        for flight in self.world.flights.values():
+            flight.job = Job(*flight.job)  # a saved one comes back as a plain tuple
+        if world is not None and arenas is not None:
+            exchange(world, arenas.adopt)
+        self.limit = _FOREVER if until.time is None else until.time
         self.view = WorldView(self.world, clock, seed)
-        self.computing = Computing(self.world, problems, locals_, firsts, executor, seed)
+        teams = [Team(*parts) for parts in zip(problems, locals_, self.arenas, strict=True)]
+        self.computing = Computing(self.world, teams, firsts, executor, seed)
         wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
         self.traffic = Traffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
         if world is None:
@@ -114,21 +129,57 @@ class Simulation:
     # Running
 
     def run(self) -> World:
-        """Until the end."""
-        for _ in self.steps():
+        """Until the end; the vectors of the world are then plain tensors."""
+        while not self.advance(1 << 30):
             pass
+        self.finish()
         return self.world
 
     def steps(self) -> Iterator[World]:
         """The run, an event at a time; stop iterating whenever you like and go on later with the same world."""
+        over = False
+        while not over:
+            over = self.advance(1)
+            yield self.world
+        self.finish()
+
+    def advance(self, events: int, pause: bool = False) -> bool:
+        """Handle up to so many events; tells whether the run is over.
+
+        pause: also stop where a result is needed that has not been computed, and leave it to the caller.
+        """
         world = self.world
         if world.events == 0:
             self._handle(Started())
-            yield world
-        while not world.stopped:
-            self._advance()
-            yield world
+            events -= 1
+        heap, flights = world.heap, world.flights
+        last = world.events + events
+        while not world.stopped and world.events < last:
+            if not heap or heap[0][0] > self.limit:
+                self._end("time" if self.until.time is not None else "nothing left to do")
+                break
+            time, kind, _, ref = heap[0]
+            if kind == ARRIVE:
+                flight = flights.get(ref)  # type: ignore[arg-type]
+                if flight is None or flight.arrive != time:
+                    heappop(heap)  # recalled, replaced or lost meanwhile
+                    continue
+                if pause and flight.result is None and not flight.lost:
+                    return False
+                heappop(heap)
+                world.now = time
+                self._arrive(flight)
+            else:
+                heappop(heap)
+                world.now = time
+                self._occur(kind, ref)
+        return bool(world.stopped)
+
+    def finish(self) -> None:
+        """After the end: evaluate what is waiting for it, and settle all vectors."""
         self.flush()
+        self.computing.review()
+        exchange(self.world, settled)
 
     def _empty(self) -> World:
         n, always = self.clients, self.clock.always
@@ -155,33 +206,18 @@ class Simulation:
             if self.every is not None:
                 self.traffic.push(opens, MEASURE, task)
 
-    def _advance(self) -> None:
-        """Handle the next entry of the heap."""
+    def _occur(self, kind: int, ref: int | str) -> None:
+        """Handle an entry of the heap that is no arrival."""
         world = self.world
-        limit = self.until.time
-        if not world.heap or (limit is not None and world.heap[0][0] > limit):
-            self._end("time" if limit is not None else "nothing left to do")
-            return
-        time, kind, _, ref = heapq.heappop(world.heap)
-        if kind == ARRIVE:
-            flight = world.flights.get(ref)  # type: ignore[arg-type]
-            if flight is None or flight.arrive != time:
-                return  # recalled, replaced or lost meanwhile
-            world.now = time
-            self._arrive(flight)
-        elif kind == MEASURE:
-            world.now = time
+        if kind == MEASURE:
             self._measure(int(ref))
             if self.every is not None and int(ref) not in world.finished and not self._stuck():
-                self.traffic.push(time + self.every, MEASURE, ref)
+                self.traffic.push(world.now + self.every, MEASURE, ref)
         elif kind == RING:
-            world.now = time
             self._handle(Rang(str(ref)))
         elif kind == TURN:
-            world.now = time
             self._turn(int(ref))
         else:
-            world.now = time
             self._flip(int(ref))
 
     def _stuck(self) -> bool:
@@ -197,18 +233,20 @@ class Simulation:
             return
         upload, _ = self.computing.result(flight)
         self.traffic.land(job)
-        tally = world.tally
         staleness = self.server.models(world.server)[job.task].version - job.version
+        tally = world.tally
         tally.updates += 1
         tally.staleness_sum += staleness
-        mine = tally.tasks.setdefault(job.task, [0, 0])
-        mine[0] += 1
-        mine[1] += staleness
         if staleness > tally.staleness_max:
             tally.staleness_max = staleness
-        for name in self.locals[job.task].notes:
+        mine = tally.tasks.get(job.task)
+        if mine is None:
+            mine = tally.tasks[job.task] = [0, 0]
+        mine[0] += 1
+        mine[1] += staleness
+        for name in self.notes[job.task]:
             tally.note(name, float(upload[name]))
-        self._handle(Arrived(Update(job, upload)), flight, staleness)
+        self._handle(Update(job, upload), flight, staleness)
         if self.until.updates is not None and tally.updates >= self.until.updates:
             self._end("updates")
 
@@ -224,30 +262,35 @@ class Simulation:
 
     # Events
 
-    def _handle(self, event: Event, flight: Flight | None = None, staleness: int = -1) -> None:
-        world, server = self.world, self.server
+    def _handle(self, event: Event | Update, flight: Flight | None = None, staleness: int = -1) -> None:
+        world = self.world
         world.events += 1
         try:
-            commands = list(self._dispatch(server, world.server, event))
-            for command in commands:
-                self._obey(command)
+            for command in [*self._answers(event)]:
+                if type(command) is Send:
+                    self.traffic.send(command)
+                else:
+                    self._obey(command)
         except OffbeatError:
             raise
         except Exception as error:
             raise HandlerError(
-                f"{type(server).__name__} failed on event {world.events} at time {world.now:g}, "
+                f"{type(self.server).__name__} failed on event {world.events} at time {world.now:g}, "
                 f"{_describe(event)}: {type(error).__name__}: {error}"
             ) from error
         if self.watchers:
             self._report(event, flight, staleness)
         if self.until.versions is not None:
-            for task, model in enumerate(server.models(world.server)):
+            for task, model in enumerate(self.server.models(world.server)):
                 if model.version >= self.until.versions:
                     self._close(task, "versions")
 
-    def _dispatch(self, server: Server[Any], state: Any, event: Event) -> Iterable[Command]:
-        view = self.view
+    def _answers(self, event: Event | Update) -> Iterable[Command]:
+        """What the server has to say about an event; an update that has arrived comes as it is, for speed."""
+        server, state, view = self.server, self.world.server, self.view
         match event:
+            case Update() as update:
+                return server.arrived(state, update, view)
             case Arrived(update):
                 return server.arrived(state, update, view)
             case Rang(name):
@@ -267,7 +310,7 @@ class Simulation:
             case Closed(task):
                 return server.closed(state, task, view)
 
-    def _report(self, event: Event, flight: Flight | None, staleness: int) -> None:
+    def _report(self, event: Event | Update, flight: Flight | None, staleness: int) -> None:
         world = self.world
         job = flight.job if flight else None
         client = job.client if job else getattr(event, "client", -1)
@@ -275,7 +318,7 @@ class Simulation:
         row = Row(
             world.events,
             world.now,
-            type(event).__name__,
+            "Arrived" if type(event) is Update else type(event).__name__,
             client,
             task,
             job.id if job else -1,
@@ -292,14 +335,14 @@ class Simulation:
     # Commands
 
     def _obey(self, command: Command) -> None:
-        if isinstance(command, Send):
-            self.traffic.send(command)
-        elif isinstance(command, Recall):
+        if isinstance(command, Recall):
             self.traffic.recall(command)
         elif isinstance(command, Alarm):
             if not command.after >= 0:
                 raise ValueError(f"an alarm after {command.after}: must not be negative")
             self.traffic.push(self.world.now + command.after, RING, command.key)
+        elif isinstance(command, Send):
+            self.traffic.send(command)
         elif command.task is None:
             self._end(command.reason)
         else:
@@ -355,7 +398,7 @@ class Simulation:
             return
         model = self.server.models(world.server)[task]
         world.measured[task] = world.now
-        each = self._judge(task, model.vector)
+        each = self._judge(task, settled(model.vector)) if self.judged else []
         world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector, each))
         if self.prompt or len(world.pending) >= _AT_ONCE:
             self.flush()
@@ -387,7 +430,7 @@ class Simulation:
             mine = [p for p in waiting if p.task == task]
             if not mine:
                 continue
-            for p, metrics in zip(mine, problem.measure(torch.stack([p.vector for p in mine])), strict=True):
+            for p, metrics in zip(mine, problem.measure(stacked(p.vector for p in mine)), strict=True):
                 if isnan(metrics.get("loss", 0.0)):
                     raise DivergedError(
                         f"the loss of {problem.name} is nan at time {p.time:g}, version {p.version}; use smaller steps"
@@ -403,10 +446,10 @@ class Simulation:
                     self._close(task, "accuracy")
 
 
-def _describe(event: Event) -> str:
+def _describe(event: Event | Update) -> str:
     match event:
-        case Arrived(update):
-            return f"an update of client {update.job.client} (job {update.job.id}, version {update.job.version})"
+        case Update(job):
+            return f"an update of client {job.client} (job {job.id}, version {job.version})"
         case Lost(job, reason):
             return f"job {job.id} of client {job.client} lost ({reason})"
         case _:

@@ -12,7 +12,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Work
 from offbeat.core.problem import Problem
 from offbeat.core.random import PERSONAL, key, signed
-from offbeat.core.vectors import Payload, Vector
+from offbeat.core.vectors import Payload, Vector, stacked
 
 _ROWS = 64  # clients at a time
 
@@ -61,7 +61,7 @@ def personal_models(
         rows = vector.expand(len(some), -1)
         work = Work(
             payload={name: rows if name == "model" else torch.zeros_like(rows) for name in local.needs},
-            memory={name: torch.stack([m[name] for m in kept]) for name in first},
+            memory={name: stacked([m[name] for m in kept]) for name in first},
             lr=local.lr,
             steps=steps,
             oracle=problem.oracle(some, keys, steps, local.batch, local.shuffle),

@@ -9,7 +9,7 @@ from typing import Any
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Vector, settled
 from offbeat.simulate.execute import executor as named_executor
 from offbeat.simulate.log import Measurement, Row, Watcher, time_to
 from offbeat.simulate.loop import Simulation, Until
@@ -47,7 +47,7 @@ class Run:
     def model(self) -> Vector:
         """The (first task's) model at the end."""
         model: Vector = self.simulation.server.models(self.world.server)[0].vector
-        return model
+        return settled(model)
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
+from heapq import heappush
 
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
 from offbeat.simulate.world import ARRIVE, FLIP, Flight, World
 from offbeat.timing.base import Clock
+
+_NEVER = float("inf")
 
 
 class Traffic:
@@ -33,7 +35,7 @@ class Traffic:
         """Something will happen at this time."""
         world = self.world
         world.counter += 1
-        heapq.heappush(world.heap, (time, kind, world.counter, ref))
+        heappush(world.heap, (time, kind, world.counter, ref))
 
     def push_flip(self, client: int, after: float) -> None:
         """The client's next change of presence, if there is one."""
@@ -43,51 +45,65 @@ class Traffic:
 
     def send(self, send: Send) -> None:
         """Put a job on its way; its start, end and arrival are settled here."""
-        world, client, task = self.world, send.client, send.task
+        world = self.world
+        client, payload, version, steps, task, lr, hold = send
         if not 0 <= client < len(world.free):
             raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
-        local = self.locals[task]
-        steps = local.steps if send.steps is None else send.steps
-        lr = local.lr if send.lr is None else send.lr
-        job = Job(world.jobs, client, task, send.version, steps, lr, world.numbers[client], send.hold)
-        world.jobs += 1
-        world.tally.sent[task] = world.tally.sent.get(task, 0) + 1
+        local, number, now = self.locals[task], world.jobs, world.now
+        job = Job(
+            number,
+            client,
+            task,
+            version,
+            local.steps if steps is None else steps,
+            local.lr if lr is None else lr,
+            world.numbers[client],
+            hold,
+        )
+        world.jobs = number + 1
         world.numbers[client] += 1
-        times = self.clock.durations(job, *self.wires[task])
-        if send.hold:
+        world.tally.sent[task] = world.tally.sent.get(task, 0) + 1
+        download, compute, upload, lost = self.clock.durations(job, *self.wires[task])
+        if hold:
             self._replace(client, task)
-        free = world.free[client]
-        ready = world.now + times.download
-        start = max(ready, free)
-        end = start + times.compute
-        lost = "dropped" if times.lost else ""
-        flight = Flight(job, send.payload, world.now, ready, free, start, end, end + times.upload, times.upload, lost)
+        free, ready = world.free[client], now + download
+        start = ready if ready > free else free
+        end = start + compute
+        arrive = end + upload
+        flight = Flight(job, payload, now, ready, free, start, end, arrive, upload, "dropped" if lost else "")
         if world.present.where[client] < 0:  # nobody there: the job fails at once
-            flight.lost, flight.arrive = "absent", world.now
+            flight.lost, flight.arrive = "absent", now
         else:
             world.free[client] = end
-            if send.hold:
-                flight.held, flight.arrive = True, float("inf")
-            elif not flight.lost:
-                flight.after = self._previous(job)
-                world.todo[job.id] = None
-        world.flights[job.id] = flight
-        world.flying.setdefault(client, []).append(job.id)
+            if hold:
+                flight.held, flight.arrive = True, _NEVER
+            elif not lost:
+                if self.chained[task]:
+                    flight.after = self._previous(job)
+                world.todo[number] = None
+        world.flights[number] = flight
+        mine = world.flying.get(client)
+        if mine is None:
+            world.flying[client] = [number]
+        else:
+            mine.append(number)
         world.idle.remove(client)
         if not flight.held:
-            self.push(flight.arrive, ARRIVE, job.id)
+            world.counter += 1
+            heappush(world.heap, (flight.arrive, ARRIVE, world.counter, number))
 
     def land(self, job: Job) -> None:
         """The job is no longer in flight."""
-        world = self.world
+        world, client = self.world, job.client
         del world.flights[job.id]
         world.todo.pop(job.id, None)
-        mine = world.flying[job.client]
-        mine.remove(job.id)
-        if not mine:
-            del world.flying[job.client]
-            if world.present.where[job.client] >= 0:
-                world.idle.add(job.client)
+        mine = world.flying[client]
+        if len(mine) > 1:
+            mine.remove(job.id)
+            return
+        del world.flying[client]
+        if world.present.where[client] >= 0:
+            world.idle.add(client)
 
     def recall(self, recall: Recall) -> None:
         """Ask for held work: the newest finished result, else the running one; or what is done by now."""

@@ -40,9 +40,6 @@ class Flight(State):
     after: int | None = None
     result: tuple[Payload, Payload] | None = None  # (upload, memory)
 
-    def __post_init__(self) -> None:
-        self.job = Job(*self.job)  # a saved job comes back as a plain tuple
-
 
 @dataclass(slots=True)
 class Pool(State):

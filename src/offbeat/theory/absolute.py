@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from offbeat.core.errors import SettingError
+from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
 
@@ -50,9 +51,7 @@ class Absolute:
         """f(w)."""
         return float(self.slope * (w - self.c).abs().sum(dim=1).mean())
 
-    def oracle(
-        self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool
-    ) -> _Kinks:
+    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Kinks:
         return _Kinks(self, clients, keys)
 
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
@@ -63,7 +62,7 @@ class Absolute:
 class _Kinks:
     """The oracle of some of the clients; at a kink the subgradient is 0 in that coordinate."""
 
-    def __init__(self, problem: Absolute, clients: Sequence[int], keys: Sequence[int]) -> None:
+    def __init__(self, problem: Absolute, clients: Numbers, keys: Numbers) -> None:
         self.c, self.slope = problem.c[torch.tensor(clients)], problem.slope
         self.noise = problem.noise * math.sqrt(12.0 / problem.dim)  # of uniform numbers on (−½, ½)
         self.keys = torch.tensor(keys, dtype=torch.int64).unsqueeze(1)

@@ -1,0 +1,251 @@
+"""Server arithmetic, written down and done later, for many runs at once.
+
+Servers only add vectors and scale them (core/vectors.py). Here a server's vector is a `Recorded`: a row of one large
+matrix, and a number that it is multiplied with. Adding two of them takes a new row and notes that it is still to be
+filled; `settle` fills all such rows, those that do not depend on each other in one operation. On a GPU thousands of
+small additions, each of which would have to be launched, become a few large ones; the order of the roundings is the
+same as if each had been done at once.
+
+A row that nobody holds any longer is used again, but only after the next `settle`: until then what was noted may
+still read it. So between two settlings every row is written once, and nothing has to be ordered but by what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from offbeat.core.vectors import Vector
+
+_ROWS = 64  # at first
+_MOVED = 256e6  # bytes of one gather, at most
+
+
+class Row:
+    """One row of an arena; it goes back when the last `Recorded` that stands on it is gone."""
+
+    __slots__ = ("arena", "slot")
+
+    def __init__(self, arena: Arena, slot: int) -> None:
+        self.arena, self.slot = arena, slot
+
+    def __del__(self) -> None:
+        self.arena.returned.append(self.slot)
+
+
+class Recorded:
+    """A vector at a server: `scale` times a row. It can be added, subtracted and scaled, and read as a tensor."""
+
+    __slots__ = ("row", "scale")
+
+    def __init__(self, row: Row, scale: float = 1.0) -> None:
+        self.row, self.scale = row, scale
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is not Recorded:
+            return self.tensor() + other
+        if other.scale == 0.0:
+            return self
+        if self.scale == 0.0:
+            return other
+        return Recorded(self.row.arena.add(self.row.slot, self.scale, other.row.slot, other.scale))
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self.tensor()
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self.tensor()
+
+    def __neg__(self) -> Recorded:
+        return Recorded(self.row, -self.scale)
+
+    def __mul__(self, factor: float) -> Recorded:
+        scale = self.scale
+        if scale == 1.0 or factor in (0.0, -1.0):
+            return Recorded(self.row, scale * float(factor))
+        if factor == 1.0 or scale == 0.0:
+            return self
+        slot = self.row.slot  # two factors are two roundings, as in any arithmetic
+        return Recorded(self.row.arena.add(slot, scale, slot, 0.0), float(factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Recorded:
+        return self * (1.0 / divisor)
+
+    def tensor(self) -> torch.Tensor:
+        """A copy of its value; reading it changes nothing."""
+        return self.row.arena.rows([self])[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor(), name)
+
+    def __getitem__(self, which: Any) -> torch.Tensor:
+        return self.tensor()[which]
+
+    def __float__(self) -> float:
+        return float(self.tensor())
+
+    def __len__(self) -> int:
+        return self.row.arena.matrix.shape[1]
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.tensor()!r})"
+
+    def __eq__(self, other: object) -> Any:
+        return self.tensor() == other
+
+    __hash__ = object.__hash__
+
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Any function of torch sees the value."""
+        return function(*_plain(args), **_plain(kwargs or {}))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Recorded):
+        return value.tensor()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return type(value)(_plain(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+class Arena:
+    """Rows of one length, handed out and taken back, and the sums that are still to be put into some of them."""
+
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self.matrix = torch.empty(_ROWS, dim, dtype=dtype, device=device)
+        self.free = list(range(_ROWS))
+        self.returned: list[int] = []
+        self.levels: list[tuple[list[int], list[float]]] = []  # (out, left, right) and their two factors, one by one
+        self.depth: dict[int, int] = {}  # of rows that are still to be filled
+
+    # Recording
+
+    def add(self, left: int, a: float, right: int, b: float) -> Row:
+        """A row that will hold a · left + b · right."""
+        out = self.free.pop() if self.free else self._more()
+        depth = self.depth
+        if depth:
+            level = max(depth.get(left, 0), depth.get(right, 0))
+        else:
+            level = 0
+        if level == len(self.levels):
+            self.levels.append(([], []))
+        slots, factors = self.levels[level]
+        slots += (out, left, right)
+        factors += (a, b)
+        depth[out] = level + 1
+        return Row(self, out)
+
+    def keep(self, rows: Vector) -> list[Recorded]:
+        """Rows of these values [n, d]."""
+        while len(self.free) < len(rows):
+            self._grow()
+        slots = [self.free.pop() for _ in range(len(rows))]
+        self.matrix.index_copy_(0, self._index(slots), rows)
+        return [Recorded(Row(self, slot)) for slot in slots]
+
+    def _more(self) -> int:
+        if len(self.returned) * 4 >= len(self.matrix):
+            self.settle()
+        if not self.free:
+            self._grow()
+        return self.free.pop()
+
+    def _grow(self) -> None:
+        old = self.matrix
+        self.matrix = old.new_empty(2 * len(old), old.shape[1])
+        self.matrix[: len(old)] = old
+        self.free += range(len(old), 2 * len(old))
+
+    # Doing
+
+    def settle(self) -> None:
+        """Fill all rows that are still to be filled."""
+        if self.levels:
+            levels, self.levels, self.depth = self.levels, [], {}
+            if self.device.type == "cpu":
+                self._fill_each(levels)
+            else:
+                self._fill_together(levels)
+        back, self.returned = self.returned, []  # one step: rows may come back at any moment
+        self.free += back
+
+    def _fill_each(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
+        """On a CPU rows are filled one by one, while they are in its cache."""
+        matrix, multiply, add = self.matrix.numpy(), np.multiply, np.add
+        for slots, factors in levels:
+            places, numbers = iter(slots), iter(factors)
+            for out, left, right, a, b in zip(places, places, places, numbers, numbers, strict=True):
+                row = matrix[out]
+                if a == 1.0 and b == 1.0:
+                    add(matrix[left], matrix[right], out=row)
+                elif a == 1.0:
+                    multiply(matrix[right], b, out=row)
+                    add(matrix[left], row, out=row)
+                else:
+                    multiply(matrix[left], a, out=row)
+                    if b != 0.0:
+                        add(row, matrix[right] * b, out=row)
+
+    def _fill_together(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
+        slots = self._index([slot for some, _ in levels for slot in some]).view(-1, 3)
+        numbers = [number for _, some in levels for number in some]
+        factors = torch.tensor(numbers, dtype=self.matrix.dtype).to(self.device, non_blocking=True).view(-1, 2)
+        most = max(1, int(_MOVED / (self.matrix.shape[1] * self.matrix.element_size())))
+        begin = 0
+        for some, _ in levels:
+            end = begin + len(some) // 3
+            for at in range(begin, end, most):
+                part = slice(at, min(at + most, end))
+                out, left, right = slots[part].unbind(1)
+                a, b = factors[part].unsqueeze(2).unbind(1)
+                total = self.matrix.index_select(0, left).mul_(a)
+                total += self.matrix.index_select(0, right).mul_(b)
+                self.matrix.index_copy_(0, out, total)
+            begin = end
+
+    # Reading
+
+    def rows(self, vectors: Sequence[Recorded]) -> Vector:
+        """Their values [n, d], as a copy."""
+        self.settle()
+        found = self.matrix.index_select(0, self._index([v.row.slot for v in vectors]))
+        if any(v.scale != 1.0 for v in vectors):
+            scales = torch.tensor([v.scale for v in vectors], dtype=found.dtype)
+            found *= scales.to(self.device, non_blocking=True).unsqueeze(1)
+        return found
+
+    def _index(self, slots: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(np.array(slots, dtype=np.int64)).to(self.device, non_blocking=True)
+
+
+class Arenas:
+    """One arena for each kind of vector."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, torch.dtype, torch.device], Arena] = {}
+
+    def like(self, vector: Vector) -> Arena:
+        """The arena for vectors like this one."""
+        kind = (vector.numel(), vector.dtype, vector.device)
+        if kind not in self._kinds:
+            self._kinds[kind] = Arena(*kind)
+        return self._kinds[kind]
+
+    def adopt(self, vector: Any) -> Any:
+        """The same vector as a row."""
+        if isinstance(vector, Recorded):
+            if vector.row.arena in self._kinds.values():
+                return vector
+            vector = vector.tensor()
+        return self.like(vector).keep(vector.detach().unsqueeze(0))[0]
