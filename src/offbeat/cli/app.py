@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli import tables
+from offbeat.cli import boards, tables
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.bench import bench
 from offbeat.cli.experiment import Experiment, Spec, read
@@ -33,6 +33,9 @@ from offbeat.cli.report import draw_report, report as report_runs
 from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.simulate.log import Watcher
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.world import World
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.session import InterruptedRunError, Patience, drive, interruptible, summary
@@ -76,12 +79,18 @@ def run(
     with_theory: Annotated[
         bool, typer.Option("--theory", help="Also say what the papers' theorems would choose, on standard error.")
     ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard's files, into this folder.")
+    ] = None,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Also send the runs to this project at Weights & Biases.")
+    ] = None,
 ) -> None:
     """Run an experiment: every algorithm in the file, under every seed.
 
     Ctrl-C saves the run at work; `offbeat resume DIR` goes on with it, to the same end bit for bit.
     """
-    experiment = read(file, set_ or ())
+    experiment = read(file, [*(set_ or ()), *boards.settings(tensorboard, wandb)])
     experiment.check()
     if with_theory or experiment.top.theory:
         print("\n".join(suggestions(experiment)), file=sys.stderr)
@@ -217,14 +226,16 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
     shown.begin(spec.name)
     place = folder / spec.folder
     result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
+
+    def make(watchers: list[Watcher], world: World | None) -> Simulation:
+        opened.extend(experiment.top.boards.open(experiment, spec, folder, world.tally.updates if world else 0))
+        return experiment.simulation(spec, [*watchers, *opened], world)
+
     try:
-        simulation, recorder, wall = drive(
-            lambda watchers, world: experiment.simulation(spec, watchers, world),
-            place,
-            device=experiment.top.device,
-            tick=shown.tick,
-            patience=patience,
-        )
+        with boards.closing() as opened:
+            simulation, recorder, wall = drive(
+                make, place, device=experiment.top.device, tick=shown.tick, patience=patience
+            )
     except DivergedError as error:  # the other runs of the experiment still count
         shown.end(f"{spec.name}: diverged")
         result["error"] = str(error)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from offbeat.cli.algorithms import ALGORITHMS, algorithm_from
+from offbeat.cli.boards import Boards
 from offbeat.cli.parse import build
 from offbeat.cli.problem import check_device
 from offbeat.cli.tasks import tasks_from
@@ -62,6 +63,7 @@ class Top:
     executor: str = "auto"
     device: str = "cpu"
     theory: bool = False  # say what the papers' theorems would choose
+    boards: Boards = field(default_factory=Boards)
     threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
 
     def __post_init__(self) -> None:
@@ -103,7 +105,9 @@ class Experiment:
         self.tasks, available = tasks_from(table)
         if len(self.tasks) > 1:  # their time is measured in jobs of many steps
             top = {"until": {"time": 5000.0}, **top, "evaluate": _with_default(top.get("evaluate", {}), "every", 5.0)}
-        self.top = build(Top, top, "experiment", {"until": _made(Until), "evaluate": _evaluate})
+        self.top = build(
+            Top, top, "experiment", {"until": _made(Until), "evaluate": _evaluate, "boards": _made(Boards)}
+        )
         check_device(self.top.device)
         if not isinstance(table["algorithm"], list) or not table["algorithm"]:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
