@@ -13,9 +13,10 @@ import offbeat as ob
 from offbeat import timing
 from offbeat.bench import lean, material
 from offbeat.bench.bare import Bare
-from offbeat.bench.contend import QUADRATIC_LR, contender
-from offbeat.bench.loops import fedbuff
+from offbeat.bench.contend import contender
+from offbeat.bench.loops import fedast, fedbuff
 from offbeat.bench.material import Material, synthetic
+from offbeat.bench.ours import QUADRATIC_LR
 from offbeat.bench.plain import Plain, PlainQuadratic
 from offbeat.bench.workloads import LEAN, OFFBEAT, PLAIN, WORKLOADS
 from offbeat.models.build import build
@@ -94,3 +95,42 @@ def test_all_contenders_learn_alike(small: Material) -> None:
     accuracies = [metrics["accuracy"] for metrics in reached.values()]
     assert min(accuracies) > 0.6
     assert max(accuracies) - min(accuracies) < 0.05
+
+
+class Counting:
+    """A task whose model is a number; counts the jobs that it is given."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def initial(self) -> float:
+        return 0.0
+
+    def train(self, sent: float, client: int) -> float:
+        self.jobs += 1
+        return 1.0
+
+    def step(self, model: float, deltas: Any, lr: float) -> float:
+        return model - lr * sum(deltas) / len(deltas)
+
+    def vector(self, model: float) -> torch.Tensor:
+        return torch.tensor([model])
+
+
+def test_tasks_that_share_clients_get_the_same_number_of_updates() -> None:
+    tasks = [Counting(), Counting(), Counting()]
+    rng = np.random.default_rng(0)
+    models = fedast(tasks, [0.1, 1.0, 5.0], [1.0] * 30, requests=12, size=3, lr=0.5, rounds=4, rng=rng)
+    assert [task.jobs for task in tasks] == [12, 12, 12]
+    assert [float(model) for model in models] == [-2.0, -2.0, -2.0]
+
+
+def test_offbeat_ends_every_task_after_the_same_number_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(material, "dataset", lambda task: synthetic(task.data, train=500, test=100))
+    tasks = [replace(task, model="softmax", steps=1, batch=4) for task in WORKLOADS["W4"].tasks]
+    workload = replace(WORKLOADS["W4"], tasks=tuple(tasks), clients=20, requests=12)
+    made = material.prepare(workload)
+    for name in (OFFBEAT, LEAN, PLAIN):
+        models = contender(name, made)(6, 1)
+        assert [len(model) for model in models] == [7840, 7840, 30720]
+        assert made.judge(models)["loss"] < 2.3026

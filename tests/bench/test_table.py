@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from offbeat.bench.page import write
-from offbeat.bench.session import Report, Row, disagreement, paired, score
+from offbeat.bench.session import Report, Row, disagreement, paired, ratio, score
 from offbeat.bench.table import figure, lines, markdown, text
 from offbeat.bench.worker import Turn
-from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, WORKLOADS
+from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, WORKLOADS
 
 MACHINE = {
     "processor": "abacus", "cores": 2, "gpu": None, "python": "3.11", "torch": "2", "numpy": "2", "offbeat": "0.1",
@@ -24,11 +24,8 @@ def turns(*times: float, accuracy: float = 0.9, wall: float = 2.0) -> list[Turn]
 
 
 def row(accuracy: float = 0.9) -> Row:
-    ours = turns(1.0, 2.0, 4.0)
-    scores = [
-        score(OFFBEAT, ours, ours, None, "cpu"),
-        score(LEAN, turns(0.5, 1.2, 1.6, accuracy=accuracy), ours, 0.5, "cpu"),
-    ]
+    taken = {OFFBEAT: turns(1.0, 2.0, 4.0), LEAN: turns(0.5, 1.2, 1.6, accuracy=accuracy)}
+    scores = [score(OFFBEAT, taken, None, "cpu"), score(LEAN, taken, 0.5, "cpu")]
     return Row("W1", "a title", 1000, 3, ["mnist"], scores, disagreement(WORKLOADS["W1"], scores))
 
 
@@ -39,14 +36,13 @@ def test_a_ratio_is_the_median_of_ratios_within_rounds() -> None:
 
 
 def test_on_a_gpu_the_clock_counts_and_not_cpu_time() -> None:
-    ours, theirs = turns(1.0, 1.0, wall=1.0), turns(1.0, 1.0, wall=8.0)
-    found = score(LEAN, theirs, ours, None, "cuda").ratio
+    found = ratio(LEAN, {OFFBEAT: turns(1.0, 1.0, wall=1.0), LEAN: turns(1.0, 1.0, wall=8.0)}, "cuda")
     assert found is not None
     assert found.median == 8.0
 
 
-def test_both_cores_are_compared_by_the_clock_with_one() -> None:
-    found = score(BOTH, turns(1.0, wall=1.1), turns(1.0, wall=2.2), None, "cpu").ratio
+def test_both_cores_are_compared_by_the_clock_with_the_plain_loop() -> None:
+    found = ratio(BOTH, {OFFBEAT: turns(1.0), PLAIN: turns(1.0, wall=2.2), BOTH: turns(1.0, wall=1.1)}, "cpu")
     assert found is not None
     assert found.median == pytest.approx(2.0)
 

@@ -8,33 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.algorithms import FedBuff
-from offbeat.bench import lean
+from offbeat.bench import lean, ours
 from offbeat.bench.bare import Bare
-from offbeat.bench.loops import Trainer, fedbuff
+from offbeat.bench.loops import Trainer, fedast, fedbuff
 from offbeat.bench.material import Material
+from offbeat.bench.ours import QUADRATIC_LR, Work
 from offbeat.bench.plain import Plain, PlainQuadratic
 from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, SERIAL
 from offbeat.core.errors import unknown
-from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector
-from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
-from offbeat.simulate.run import run
-from offbeat.timing import Exponential, Times
-
-Work = Callable[[int, int], Sequence[Vector]]  # (updates, seed) -> the final model of each task
-
-QUADRATIC_LR = 0.1
 
 
 def contender(name: str, material: Material, device: str = "cpu") -> Work:
     """The contender of this name, ready to begin."""
     makers = {
-        OFFBEAT: lambda: _offbeat(material, "auto"),
-        SERIAL: lambda: _offbeat(material, "serial"),
-        BOTH: lambda: _offbeat(material, "auto"),  # the worker gives it two threads
+        OFFBEAT: lambda: ours.one(material),
+        SERIAL: lambda: ours.one(material, "serial"),
+        BOTH: lambda: ours.both(material),
         LEAN: lambda: _lean(material, device),
         PLAIN: lambda: _plain(material, device),
     }
@@ -44,22 +35,8 @@ def contender(name: str, material: Material, device: str = "cpu") -> Work:
 
 
 def cores(name: str) -> int:
-    """How many cores a contender may use."""
+    """How many cores a contender may use, one run on each."""
     return 2 if name == BOTH else 1
-
-
-def _offbeat(material: Material, executor: str) -> Work:
-    workload = material.workload
-    task = workload.tasks[0] if workload.tasks else None
-    local = SGD(lr=task.lr, steps=task.steps, batch=task.batch) if task else SGD(lr=QUADRATIC_LR)
-    algorithm = Algorithm(FedBuff(size=workload.size, lr=workload.lr), local)
-    clock = Times(Exponential(rate=tuple(1.0 / mean for mean in material.means)))
-
-    def work(updates: int, seed: int) -> Sequence[Vector]:
-        done = run(material.problems[0], algorithm, clock, Until(updates=updates), seed=seed, executor=executor)
-        return [done.model]
-
-    return work
 
 
 def _lean(material: Material, device: str) -> Work:
@@ -77,7 +54,7 @@ def _lean(material: Material, device: str) -> Work:
 
         return quadratic
     task = workload.tasks[0]
-    if task.model != "softmax" or device != "cpu":
+    if workload.requests or task.model != "softmax" or device != "cpu":
         return _torch(Bare, material, device)
     data = material.datasets[0]
     x, y = data.train_x.flatten(1).numpy(), data.train_y.numpy()
@@ -116,13 +93,20 @@ def _plain(material: Material, device: str) -> Work:
 
 def _torch(kind: Callable[..., Trainer[Any]], material: Material, device: str) -> Work:
     workload = material.workload
-    task, data, shards = workload.tasks[0], material.datasets[0], material.shards[0]
-    x, y = data.train_x.to(device), data.train_y.to(device)
-    assert data.scale is not None
+    stored = [(data.train_x.to(device), data.train_y.to(device), data.scale) for data in material.datasets]
 
-    def work(updates: int, seed: int) -> Sequence[Vector]:
+    def trainers(rng: np.random.Generator) -> list[Trainer[Any]]:
+        parts = zip(material.modules, stored, material.shards, workload.tasks, strict=True)
+        return [kind(module, *data, shards, t.steps, t.batch, t.lr, rng) for module, data, shards, t in parts]
+
+    def one(updates: int, seed: int) -> Sequence[Vector]:
         rng = np.random.default_rng(seed)
-        trainer = kind(material.modules[0], x, y, data.scale or 1.0, shards, task.steps, task.batch, task.lr, rng)
-        return [fedbuff(trainer, material.means, workload.size, workload.lr, updates, rng)]
+        return [fedbuff(trainers(rng)[0], material.means, workload.size, workload.lr, updates, rng)]
 
-    return work
+    def several(updates: int, seed: int) -> Sequence[Vector]:
+        rng = np.random.default_rng(seed)
+        times = [task.steps * task.time for task in workload.tasks]
+        rounds, requests = updates // workload.size, workload.requests
+        return fedast(trainers(rng), times, material.means, requests, workload.size, workload.lr, rounds, rng)
+
+    return several if workload.requests else one

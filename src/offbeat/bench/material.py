@@ -15,12 +15,13 @@ from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.data import load
 from offbeat.data.base import Dataset
-from offbeat.data.splits import IID
+from offbeat.data.splits import IID, Dirichlet
 from offbeat.models.build import build
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+JUDGED = 2000  # samples on which networks are judged: judging must not take longer than training
 _TRAIN, _TEST, _CLASSES = 60_000, 10_000, 10
 
 
@@ -55,12 +56,14 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
         return Material(workload, [quadratic], [], [], [], _means(n, rng), ["quadratic"])
     datasets = [dataset(task) for task in workload.tasks]
     modules = [build(t.model, d.shape, d.classes, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
-    shards = [IID()(d.train_y.numpy(), n, rng) for d in datasets]
+    split = Dirichlet(0.1, per_client=300) if workload.requests else IID()  # FAST C.4
+    shards = [split(d.train_y.numpy(), n, rng) for d in datasets]
     problems = [
-        Supervised(d, m, s, device=device, name=f"{t.data}-{i}")
+        Supervised(d, m, s, device=device, name=f"{t.data}-{i}", measured=JUDGED if t.model != "softmax" else None)
         for i, (t, d, m, s) in enumerate(zip(workload.tasks, datasets, modules, shards, strict=True))
     ]
-    return Material(workload, problems, datasets, modules, shards, _means(n, rng), [d.name for d in datasets])
+    means = _slowness(n, rng) if workload.requests else _means(n, rng)
+    return Material(workload, problems, datasets, modules, shards, means, [d.name for d in datasets])
 
 
 def dataset(task: Task) -> Dataset:
@@ -91,6 +94,11 @@ def _means(clients: int, rng: np.random.Generator) -> list[float]:
     """Mean times 1/λ_i with λ_i ~ N(10, 5) cut at 0.5 (AREA §5)."""
     rates = np.maximum(rng.normal(10.0, 5.0, clients), 0.5)
     return [float(1.0 / rate) for rate in rates]
+
+
+def _slowness(clients: int, rng: np.random.Generator) -> list[float]:
+    """A quarter of the clients slow, a quarter fast (FAST C.6)."""
+    return [float(factor) for factor in rng.choice([1.3, 1.0, 0.7], clients, p=[0.25, 0.5, 0.25])]
 
 
 def _device(problem: Problem) -> torch.device:

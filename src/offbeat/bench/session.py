@@ -23,12 +23,11 @@ import numpy as np
 import torch
 
 import offbeat
-from offbeat.bench.contend import cores
 from offbeat.bench.worker import Turn
-from offbeat.bench.workloads import OFFBEAT, WORKLOADS, Workload
+from offbeat.bench.workloads import BOTH, OFFBEAT, PLAIN, WORKLOADS, Workload
 from offbeat.core.errors import OffbeatError, SettingError, unknown
 
-TURNS, QUICK_TURNS = 5, 3
+QUICK_TURNS = 2
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -46,7 +45,7 @@ class Score:
     """One contender at one workload.
 
     updates_per_s: by the clock.   cpu_ms: CPU time of an update.   memory: peak, MB.   metrics: means over the turns.
-    ratio: how much faster offbeat is than this one (for offbeat's own variants: how much faster they are than offbeat).
+    ratio: how much faster offbeat is than this one; of offbeat on both cores, how much faster than the plain loop.
     aim: what that ratio should at least be.
     """
 
@@ -94,8 +93,7 @@ class Contender:
     """A worker process that waits for its turn."""
 
     def __init__(self, workload: str, name: str, device: str) -> None:
-        threads = str(cores(name))
-        env = {**os.environ, **dict.fromkeys(_SINGLE, threads)}
+        env = {**os.environ, **dict.fromkeys(_SINGLE, "1")}
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-m", "offbeat.bench.worker", workload, name, device],
@@ -148,13 +146,13 @@ def bench(
             raise unknown("workload", name, WORKLOADS)
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise SettingError(f"device = {device!r}: is not there; use 'cpu'")
-    turns = turns or (QUICK_TURNS if quick else TURNS)
     chosen = [WORKLOADS[name] for name in names or WORKLOADS]
     return Report(machine(device), [measure(workload, quick, device, turns, say) for workload in chosen])
 
 
-def measure(workload: Workload, quick: bool, device: str, turns: int, say: Callable[[str], None]) -> Row:
+def measure(workload: Workload, quick: bool, device: str, turns: int | None, say: Callable[[str], None]) -> Row:
     """One workload, all of its contenders in turns."""
+    turns = turns or (QUICK_TURNS if quick else workload.turns)
     names = workload.on_cuda if device == "cuda" else workload.contenders
     updates = workload.quick if quick else workload.cuda if device == "cuda" else workload.updates
     contenders: list[Contender] = []
@@ -172,32 +170,35 @@ def measure(workload: Workload, quick: bool, device: str, turns: int, say: Calla
         for contender in contenders:
             contender.close()
     aims = workload.cuda_aims if device == "cuda" else workload.aims
-    scores = [score(name, taken[name], taken[OFFBEAT], aims.get(name), device) for name in names]
+    scores = [score(name, taken, aims.get(name), device) for name in names]
     apart = disagreement(workload, scores)
     return Row(workload.name, workload.title, workload.total(updates), turns, sources, scores, apart)
 
 
-def score(name: str, mine: Sequence[Turn], ours: Sequence[Turn], aim: float | None, device: str) -> Score:
-    """What a contender's turns say, beside offbeat's of the same rounds."""
-    by_wall = device == "cuda" or cores(name) > 1
-    pairs = zip(ours, mine, strict=True)
-    if name == OFFBEAT:
-        ratio = None
-    elif cores(name) > 1:  # a variant of offbeat: how much it gains
-        ratio = paired([o.wall / m.wall for o, m in pairs])
-    else:
-        ratio = paired([m.wall / o.wall if by_wall else m.cpu / o.cpu for o, m in pairs])
+def score(name: str, taken: Mapping[str, Sequence[Turn]], aim: float | None, device: str) -> Score:
+    """What a contender's turns say, beside the others' of the same rounds."""
+    mine = taken[name]
     metrics = {key: statistics.fmean(turn.metrics[key] for turn in mine) for key in mine[0].metrics}
     return Score(
         name,
         statistics.median(turn.updates / turn.wall for turn in mine),
         statistics.median(1000 * turn.cpu / turn.updates for turn in mine),
-        max(turn.memory for turn in mine),
-        max(turn.gpu_memory for turn in mine),
+        mine[0].memory,  # of the first turn, when no model had been judged yet
+        mine[0].gpu_memory,
         metrics,
-        ratio,
+        ratio(name, taken, device),
         aim,
     )
+
+
+def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Ratio | None:
+    """See `Score`."""
+    if name == OFFBEAT:
+        return None
+    fast, slow = (BOTH, PLAIN) if name == BOTH else (OFFBEAT, name)
+    by_wall = device == "cuda" or name == BOTH
+    rates = [[turn.updates / (turn.wall if by_wall else turn.cpu) for turn in taken[who]] for who in (fast, slow)]
+    return paired([a / b for a, b in zip(*rates, strict=True)])
 
 
 def paired(ratios: Sequence[float]) -> Ratio:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from offbeat.bench.session import Report, Row, Score
 from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, WORKLOADS
 
-HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat is")
+HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 _LABELS = {LEAN: "lean loop", PLAIN: "plain PyTorch loop"}
 
 
@@ -80,7 +80,7 @@ def _cell(row: Sequence[str], at: int, width: int) -> str:
 def _check(row: Row, score: Score) -> str:
     metric = WORKLOADS[row.workload].check.metric
     value = score.metrics[metric]
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{metric} {value:.2g}"
+    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{metric} {value:.3g}"
 
 
 def _ratio(row: Row, score: Score) -> str:
@@ -91,7 +91,7 @@ def _ratio(row: Row, score: Score) -> str:
     r = score.ratio
     said = f"× {r.median:.2f} ({r.low:.2f}–{r.high:.2f})"
     if score.contender == BOTH:
-        said = f"{said[2:]} times one core"
+        said = f"{said[2:]} times the plain loop"
     return said if score.aim is None else _aimed(said, r.median, score.aim)
 
 

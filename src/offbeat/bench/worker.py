@@ -15,16 +15,19 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from offbeat.bench.contend import Work, contender, cores
+from offbeat.bench.contend import contender, cores
 from offbeat.bench.material import Material, prepare
+from offbeat.bench.ours import Work
 from offbeat.bench.workloads import WORKLOADS
+
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 @dataclass(frozen=True)
 class Turn:
     """How long one turn took, and what came out.
 
-    wall: seconds.   cpu: seconds of this process and those it started.   memory: peak so far, MB.
+    wall: seconds.   cpu: seconds of this process and those it started.   memory: peak so far of a process, MB.
     gpu_memory: peak of the tensors on the GPU, MB.
     """
 
@@ -36,29 +39,30 @@ class Turn:
     metrics: dict[str, float]
 
 
-def turn(material: Material, work: Work, updates: int, seed: int, device: str = "cpu") -> Turn:
-    """Do the work once; its set-up and the evaluation of the models are not timed."""
+def turn(material: Material, work: Work, updates: int, seed: int, device: str = "cpu", runs: int = 1) -> Turn:
+    """Do the work once, in so many runs at once; its set-up and the evaluation of the models are not timed."""
     _wait(device)
     cpu, wall = _cpu(), time.perf_counter()
     models = work(updates, seed)
     _wait(device)
     wall, cpu = time.perf_counter() - wall, _cpu() - cpu
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    memory = max(resource.getrusage(who).ru_maxrss for who in _WHO) / 1024
     gpu = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
-    total = material.workload.total(updates)
+    total = runs * material.workload.total(updates)
     return Turn(total, wall, cpu, memory, gpu, dict(material.judge(models)))
 
 
 def main(workload: str, name: str, device: str) -> None:
     """Serve turns until standard input ends."""
-    torch.set_num_threads(cores(name))
+    torch.set_num_threads(1)
     material = prepare(WORKLOADS[workload], device)
     work = contender(name, material, device)
-    work(2 * WORKLOADS[workload].size, 0)  # the first calls of everything are slow
+    work(WORKLOADS[workload].size, 0)  # the first calls of everything are slow
     print(json.dumps({"sources": list(material.sources)}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps(asdict(turn(material, work, order["updates"], order["seed"], device))), flush=True)
+        done = turn(material, work, order["updates"], order["seed"], device, runs=cores(name))
+        print(json.dumps(asdict(done)), flush=True)
 
 
 def _wait(device: str) -> None:

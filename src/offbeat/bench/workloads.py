@@ -41,8 +41,9 @@ class Workload:
 
     tasks: none for the quadratic.   size: updates a server step, K.   lr: server step size.
     updates: of one turn; quick: of a turn with --quick; cuda: of a turn on a GPU.
+    turns: of every contender.
     requests: ΣR where several tasks share the clients; then `updates` are those of each task.
-    aims: what the ratio to another contender should at least be.   rate: events a second that it should reach.
+    aims: what a contender's ratio should at least be.   rate: events a second that it should reach.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Workload:
     lr: float = 1.0
     cuda: int = 2000
     requests: int = 0
+    turns: int = 5
     contenders: tuple[str, ...] = (OFFBEAT, LEAN, PLAIN)
     on_cuda: tuple[str, ...] = (OFFBEAT, SERIAL, LEAN, PLAIN)
     aims: Mapping[str, float] = field(default_factory=dict)
@@ -100,12 +102,31 @@ WORKLOADS = {
             "CNN of DEFA on 28×28, 100 clients, batch 10, 50 steps",
             clients=100,
             tasks=(Task("fashion-mnist", "cnn", steps=50, batch=10, lr=0.05),),
-            updates=30,
+            updates=20,
             quick=10,
             check=Check("accuracy", 0.1),
             contenders=(OFFBEAT, LEAN, PLAIN, BOTH),
-            aims={PLAIN: 1.0},
+            turns=3,
+            aims={PLAIN: 1.0, BOTH: 1.8},
             cuda_aims={SERIAL: 8.0},
+        ),
+        Workload(
+            "W4",
+            "FAST's tasks (MLP, LeNet-5, CNN), 1,000 clients, 315 requests, batch 32, 27 steps",
+            clients=1000,
+            tasks=(
+                Task("mnist", "mlp", steps=27, batch=32, lr=0.1, time=0.148),
+                Task("fashion-mnist", "lenet5", steps=27, batch=32, lr=0.06, time=0.240),
+                Task("cifar10", "cifar-cnn", steps=27, batch=32, lr=0.1, time=0.228),
+            ),
+            size=3,
+            lr=0.1,
+            requests=315,
+            updates=6,
+            quick=3,
+            cuda=300,
+            check=Check("loss", 0.1),
+            turns=3,
         ),
         Workload(
             "W5",
