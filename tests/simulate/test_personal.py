@@ -170,8 +170,7 @@ def test_a_client_that_does_not_exist_is_refused() -> None:
 
 def classes_of(problem: Supervised, client: int) -> tuple[np.ndarray, np.ndarray]:
     """How many (training, test) samples of each class a client has."""
-    start, size = int(problem.starts[client]), int(problem.sizes[client])
-    train = problem.data.train_y.numpy()[problem.order[start : start + size]]
+    train = problem.data.train_y.numpy()[problem.shards[client]]
     test = problem.data.test_y[problem.test_shares[client]].numpy()
     return np.bincount(train, minlength=10), np.bincount(test, minlength=10)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,6 +24,16 @@ class Dataset:
     scale: float | None
     owner: torch.Tensor | None = None
     test_owner: torch.Tensor | None = None
+    _moved: dict[torch.device, Dataset] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Dataset:
+        """The same samples on this device; they are moved there once."""
+        if device.type == "cpu":
+            return self
+        if device not in self._moved:
+            names = ("train_x", "train_y", "test_x", "test_y")
+            self._moved[device] = replace(self, **{name: getattr(self, name).to(device) for name in names}, _moved={})
+        return self._moved[device]
 
     @property
     def shape(self) -> tuple[int, ...]:

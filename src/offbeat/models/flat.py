@@ -54,6 +54,11 @@ class Flat:
         """Whether it has convolutions, which vmap turns into grouped ones: slow on a CPU."""
         return self._has(_ConvNd)
 
+    @property
+    def constants(self) -> bool:
+        """Whether it has frozen parameters or buffers, which are no part of the vector."""
+        return bool(self._constants[torch.device("cpu")])
+
     def initial(self) -> torch.Tensor:
         """The module's own parameters as a new vector [d]."""
         parameters = dict(self.module.named_parameters())

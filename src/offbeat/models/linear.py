@@ -7,10 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from offbeat.core.errors import SettingError
+
+Floats = npt.NDArray[np.float32]
 
 
 class ClosedForm(ABC):
@@ -19,6 +23,10 @@ class ClosedForm(ABC):
     @abstractmethod
     def gradient(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Gradients [n, d] of Σ weights · cross-entropy at models [n, d] on inputs [n, b, ...], labels [n, b]."""
+
+    @abstractmethod
+    def one(self, w: Floats, x: Floats, y: npt.NDArray[np.int64], scale: float, out: Floats) -> None:
+        """out ← the gradient [d] of the mean cross-entropy at one model, on inputs scale · x [b, inputs], in numpy."""
 
 
 class Softmax(nn.Module, ClosedForm):
@@ -49,6 +57,25 @@ class Softmax(nn.Module, ClosedForm):
         error = error * weights.unsqueeze(2)  # [n, b, classes]
         slope = torch.bmm(error.transpose(1, 2), x).flatten(1)
         return slope if self.linear.bias is None else torch.cat([slope, error.sum(dim=1)], dim=1)
+
+    def one(self, w: Floats, x: Floats, y: npt.NDArray[np.int64], scale: float, out: Floats) -> None:
+        classes, inputs = self.linear.weight.shape
+        end = classes * inputs
+        error = np.dot(w[:end].reshape(classes, inputs), x.T)  # [classes, b]: sums over classes run along memory
+        if scale != 1.0:
+            error *= scale
+        if self.linear.bias is not None:
+            error += w[end:, None]
+        error -= error.max(axis=0)
+        np.exp(error, out=error)
+        error /= error.sum(axis=0)
+        error[y, np.arange(len(y))] -= 1.0
+        error *= 1.0 / len(y)
+        if self.linear.bias is not None:
+            error.sum(axis=1, out=out[end:])
+        if scale != 1.0:
+            error *= scale
+        np.dot(error, x, out=out[:end].reshape(classes, inputs))
 
 
 class MLP(nn.Module):

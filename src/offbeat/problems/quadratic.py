@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,6 +86,22 @@ class Quadratic:
 
     def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Rows:
         return _Rows(self, clients, keys)
+
+    @property
+    def kin(self) -> Hashable:
+        """Problems of equal kin differ in their clients' functions alone: their clients can be stacked."""
+        return (type(self), self.dim, self.noise, self.dtype, self.device)
+
+    def union(self, problems: Sequence[Quadratic]) -> Quadratic:
+        """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
+        joint = copy.copy(self)
+        for name, value in (
+            ("clients", sum(p.clients for p in problems)),
+            ("h", torch.cat([p.h for p in problems])),
+            ("c", torch.cat([p.c for p in problems])),
+        ):
+            object.__setattr__(joint, name, value)
+        return joint
 
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
         best = self.optimum()

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
 from offbeat.core.problem import Numbers
-from offbeat.core.random import MODEL, SHARE, SPLIT, below, bits, key
+from offbeat.core.random import MODEL, SHARE, SPLIT, key
 from offbeat.core.vectors import Vector
 from offbeat.data.base import Dataset
 from offbeat.data.splits import IID, Split
 from offbeat.models.build import build
 from offbeat.models.flat import Flat
 from offbeat.models.linear import ClosedForm
+from offbeat.problems.rows import Rows
+from offbeat.problems.shards import Shards
 
 _CHUNK = 8192  # samples evaluated at a time
-_AHEAD = 1 << 20  # draws made ahead at most
 
 
 class Supervised:
@@ -59,17 +61,19 @@ class Supervised:
             torch.backends.cudnn.allow_tf32 = False
         self.flat = Flat(model)
         self.clients, self.dim = len(shards), self.flat.dim
-        self.sizes = np.array([len(s) for s in shards], dtype=np.int64)
-        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
-        self.order = np.concatenate(list(shards)).astype(np.int64)
-        total = int(self.sizes.sum())
-        self.shares = self.sizes / total if weighted else np.ones(self.clients)
-        self.train_x, self.train_y = data.train_x.to(device), data.train_y.to(device)
-        self.test_x, self.test_y = data.test_x.to(device), data.test_y.to(device)
+        sizes = np.array([len(s) for s in shards], dtype=np.int64)
+        order, total = np.concatenate(list(shards)).astype(np.int64), int(sizes.sum())
+        self.shards = Shards(order, sizes, sizes / total if weighted else np.ones(self.clients), self.device)
+        there = data.on(self.device)
+        self.train_x, self.train_y, self.test_x, self.test_y = there.train_x, there.train_y, there.test_x, there.test_y
+        # a gradient in closed form needs numbers for inputs
+        self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
+        self.scale = 1.0 if data.scale is None else data.scale
+        self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # what each training sample counts in the global objective
-        each = self.sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
+        each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
         counts = np.zeros(len(data.train_y))
-        np.add.at(counts, self.order, np.repeat(each / self.sizes, self.sizes))
+        np.add.at(counts, order, np.repeat(each / sizes, sizes))
         used = _some(np.flatnonzero(counts), measured)
         self.used = torch.from_numpy(used).to(device)
         self.counts = torch.from_numpy(counts[used] / counts[used].sum()).to(device, torch.float32)
@@ -102,7 +106,7 @@ class Supervised:
 
     def pooled(self) -> Supervised:
         """The same data as one client's: what training without federation would see."""
-        everything = [np.unique(self.order)]
+        everything = [np.unique(self.shards.order)]
         return Supervised(
             self.data, self.flat.module, everything, self.l2, False, str(self.device), self.measured, self.name
         )
@@ -114,8 +118,40 @@ class Supervised:
     def initial(self) -> Vector:
         return self.flat.initial().to(self.device)
 
-    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Rows:
-        return _Rows(self, clients, keys, steps, batch, shuffle)
+    def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> Rows:
+        return Rows(self, clients, keys, steps, batch, shuffle)
+
+    @property
+    def kin(self) -> Hashable:
+        """Problems of equal kin differ in their shards and starting points alone: their clients can be stacked."""
+        if self.flat.constants:
+            return id(self)
+        return (type(self), id(self.data), repr(self.flat.module), self.l2, self.device)
+
+    def union(self, problems: Sequence[Supervised]) -> Supervised:
+        """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
+        joint = copy.copy(self)
+        joint.shards = Shards.union([p.shards for p in problems])
+        joint.clients = sum(p.clients for p in problems)
+        return joint
+
+    def stored(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of these samples [b, inputs] as stored numbers in single precision, in a buffer, and their labels."""
+        if len(which) not in self._buffers:
+            shape = (len(which), self._inputs.shape[1])
+            self._buffers[len(which)] = np.empty(shape, self._inputs.dtype), np.empty(shape, np.float32)
+        raw, x = self._buffers[len(which)]
+        np.take(self._inputs, which, axis=0, out=raw, mode="clip")
+        np.copyto(x, raw)
+        return x, self._labels[which]
+
+    @cached_property
+    def _inputs(self) -> np.ndarray:
+        return self.train_x.flatten(1).numpy()
+
+    @cached_property
+    def _labels(self) -> np.ndarray:
+        return self.train_y.numpy()
 
     def inputs(self, stored: Tensor) -> Tensor:
         """Stored samples as the model wants them."""
@@ -162,7 +198,7 @@ class Supervised:
         """Test samples of each client: its owner's if every client is one natural owner, else a part of each class as
         large as its part of the training samples of that class. A client too small for any gets one sample, of the
         commonest of its classes that are tested at all."""
-        shards = [self.order[s : s + n] for s, n in zip(self.starts, self.sizes, strict=True)]
+        shards = [self.shards[client] for client in range(self.clients)]
         shares = self._owned(shards) or self._by_class(shards)
         return [torch.from_numpy(share).to(self.device) for share in shares]
 
@@ -207,128 +243,3 @@ def _some(which: np.ndarray, most: int | None) -> np.ndarray:
     if most is None or most >= len(which):
         return which
     return np.sort(np.random.default_rng(0).choice(which, most, replace=False))
-
-
-class _Rows:
-    """The oracle of some of the clients: draws their mini-batches and differentiates."""
-
-    def __init__(
-        self,
-        problem: Supervised,
-        clients: Numbers,
-        keys: Numbers,
-        steps: int,
-        batch: int | None,
-        shuffle: bool,
-    ) -> None:
-        self.problem, self.batch, self.shuffle, self.steps = problem, batch, shuffle, max(steps, 1)
-        which = np.asarray(clients)
-        self.keys = np.asarray(keys, dtype=np.int64)[:, None]
-        self.starts, self.sizes = problem.starts[which][:, None], problem.sizes[which][:, None]
-        self.shares = torch.from_numpy(problem.shares[which]).to(problem.device, torch.float32)
-        self.batches: tuple[tuple[int, int], tuple[Tensor, Tensor, Tensor]] | None = None
-        self.drawn: dict[int, tuple[int, Tensor]] = {}  # sample -> (first step, indices [n, steps, batch])
-
-    # Drawing
-
-    def _indices(self, step: int, sample: int) -> Tensor:
-        """Sample numbers [n, batch] of one local step; several steps are drawn at once."""
-        assert self.batch is not None
-        first, block = self.drawn.get(sample, (0, None))
-        if block is None or not first <= step < first + block.shape[1]:
-            ahead = max(1, min(self.steps - step, _AHEAD // (len(self.keys) * self.batch)))
-            first, block = step, self._draw(step, ahead, sample)
-            self.drawn[sample] = first, block
-        return block[:, step - first]
-
-    def _draw(self, step: int, count: int, sample: int) -> Tensor:
-        assert self.batch is not None
-        counters = np.arange(step * self.batch, (step + count) * self.batch, dtype=np.int64)[None, :]
-        if self.shuffle:
-            places = np.stack([self._shuffled(row, counters[0], sample) for row in range(len(self.keys))])
-        else:
-            places = below(bits(self.keys, counters + (sample << 40)), self.sizes)
-        drawn = self.problem.order[self.starts + places].reshape(len(self.keys), count, self.batch)
-        return torch.from_numpy(drawn).to(self.problem.device)
-
-    def _shuffled(self, row: int, counters: np.ndarray, sample: int) -> np.ndarray:
-        """Draw number c is place c mod size of epoch c div size, each epoch in an order of its own."""
-        size = int(self.sizes[row, 0])
-        first, last = int(counters[0]) // size, int(counters[-1]) // size
-        order: np.ndarray = np.concatenate([self._epoch(row, e, sample, size) for e in range(first, last + 1)])
-        places: np.ndarray = order[counters - first * size]
-        return places
-
-    def _epoch(self, row: int, epoch: int, sample: int, size: int) -> np.ndarray:
-        counters = np.arange(size, dtype=np.int64) + (sample << 40) + (1 << 39) + epoch * size
-        order: np.ndarray = np.argsort(bits(self.keys[row], counters), kind="stable")
-        return order
-
-    def _gather(self, step: int, sample: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [n, b, ...], labels [n, b] and sample weights [n, b]."""
-        wanted = (0, 0) if self.batch is None else (step, sample)
-        if self.batches is None or self.batches[0] != wanted:  # inner loops ask for the same one again and again
-            self.batches = wanted, self._fetch(*self._chosen(*wanted))
-        return self.batches[1]
-
-    def _chosen(self, step: int, sample: int) -> tuple[Tensor, Tensor]:
-        if self.batch is None:
-            return self._everything()
-        indices = self._indices(step, sample)
-        return indices, torch.full(indices.shape, 1.0 / self.batch, device=self.problem.device)
-
-    def _fetch(self, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        p = self.problem
-        flat = indices.reshape(-1)
-        x = p.inputs(p.train_x.index_select(0, flat))
-        x = x.view(*indices.shape, *x.shape[1:])
-        return x, p.train_y[flat].view(indices.shape), weights
-
-    def _everything(self) -> tuple[Tensor, Tensor]:
-        """All of every client's samples; rows shorter than the longest are padded with weight 0."""
-        places = np.minimum(np.arange(int(self.sizes.max()))[None, :], self.sizes - 1)
-        inside = np.arange(int(self.sizes.max()))[None, :] < self.sizes
-        indices = torch.from_numpy(self.problem.order[self.starts + places]).to(self.problem.device)
-        return indices, torch.from_numpy(inside / self.sizes).to(self.problem.device, torch.float32)
-
-    # Differentiating
-
-    def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
-        return self._slope(w, self._gather(step, sample))
-
-    def full(self, w: Vector) -> Vector:
-        return self._slope(w, self._fetch(*self._everything()))
-
-    def _slope(self, w: Vector, batch: tuple[Tensor, Tensor, Tensor]) -> Vector:
-        p = self.problem
-        if not isinstance(p.flat.module, ClosedForm):
-            return self._each(w, batch, self._gradient, grad(p.loss))
-        g = p.flat.module.gradient(w, *batch)
-        return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
-
-    def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
-        return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
-
-    def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
-        def product(w: Vector, v: Vector, *batch: Tensor) -> Vector:
-            # twice backwards: torch's forward mode would compile its formulas with the deprecated torch.jit first
-            out: Vector = grad(lambda u: torch.dot(grad(self.problem.loss)(u, *batch), v))(w)
-            return out
-
-        batch = (*self._gather(step, sample), self.shares)
-        if len(w) > 1 and self.problem.flat.vmappable:
-            stacked: Vector = vmap(product)(w, v, *batch)
-            return stacked
-        return torch.stack([product(w[i], v[i], *(part[i] for part in batch)) for i in range(len(w))])
-
-    def _gradient(self, w: Vector, *batch: Tensor) -> Vector:
-        """Plain autograd: for one client it is much cheaper than torch.func."""
-        w = w.detach().requires_grad_(True)
-        (g,) = torch.autograd.grad(self.problem.loss(w, *batch), w)
-        return g
-
-    def _each(self, w: Vector, batch: tuple[Tensor, Tensor, Tensor], one, stacked) -> Tensor:  # type: ignore[no-untyped-def]
-        if len(w) > 1 and self.problem.flat.vmappable:
-            rows: Tensor = vmap(stacked)(w, *batch, self.shares)
-            return rows
-        return torch.stack([one(w[i], *(part[i] for part in batch), self.shares[i]) for i in range(len(w))])

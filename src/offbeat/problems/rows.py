@@ -1,0 +1,140 @@
+"""The oracle of some clients of a classification problem: gathers their mini-batches and differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from offbeat.core.problem import Numbers
+from offbeat.core.vectors import Vector
+from offbeat.problems.shards import Draws
+
+if TYPE_CHECKING:
+    from offbeat.problems.supervised import Supervised
+
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs [n, b, ...], labels [n, b], weights of the samples [n, b]
+
+
+class Rows:
+    """Row i of everything belongs to client i of those given and to nobody else."""
+
+    def __init__(
+        self,
+        problem: Supervised,
+        clients: Numbers,
+        keys: Numbers,
+        steps: int,
+        batch: int | None,
+        shuffle: bool,
+    ) -> None:
+        self.problem, self.shards = problem, problem.shards
+        self.which = np.asarray(clients, dtype=np.int64)
+        self.draws = None if batch is None else Draws(self.shards, clients, keys, steps, batch, shuffle)
+        self.kept: tuple[tuple[int, int], Batch] | None = None
+
+    @property
+    def shares(self) -> Tensor:
+        """What each client's own function is multiplied with, [n]."""
+        return torch.from_numpy(self.shards.shares[self.which]).to(self.problem.device, torch.float32)
+
+    def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
+        if self._in_cache:
+            return self._each_in_cache(w, step, sample, whole=self.draws is None)
+        return self._slope(w, self._gather(step, sample))
+
+    def full(self, w: Vector) -> Vector:
+        if self._in_cache:
+            return self._each_in_cache(w, 0, 0, whole=True)
+        return self._slope(w, self._fetch(*self._everything()))
+
+    def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
+        return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
+
+    def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
+        def product(w: Vector, v: Vector, *batch: Tensor) -> Vector:
+            # twice backwards: torch's forward mode would compile its formulas with the deprecated torch.jit first
+            out: Vector = grad(lambda u: torch.dot(grad(self.problem.loss)(u, *batch), v))(w)
+            return out
+
+        batch = (*self._gather(step, sample), self.shares)
+        if len(w) > 1 and self.problem.flat.vmappable:
+            stacked: Vector = vmap(product)(w, v, *batch)
+            return stacked
+        return torch.stack([product(w[i], v[i], *(part[i] for part in batch)) for i in range(len(w))])
+
+    # Gathering
+
+    def _gather(self, step: int, sample: int) -> Batch:
+        wanted = (0, 0) if self.draws is None else (step, sample)
+        if self.kept is None or self.kept[0] != wanted:  # inner loops ask for the same one again and again
+            self.kept = wanted, self._fetch(*self._chosen(*wanted))
+        return self.kept[1]
+
+    def _chosen(self, step: int, sample: int) -> tuple[Tensor, Tensor]:
+        if self.draws is None:
+            return self._everything()
+        indices = self.draws.indices(step, sample)
+        return indices, torch.full(indices.shape, 1.0 / self.draws.batch, device=self.problem.device)
+
+    def _fetch(self, indices: Tensor, weights: Tensor) -> Batch:
+        p = self.problem
+        flat = indices.reshape(-1)
+        x = p.inputs(p.train_x.index_select(0, flat))
+        x = x.view(*indices.shape, *x.shape[1:])
+        return x, p.train_y[flat].view(indices.shape), weights
+
+    def _everything(self) -> tuple[Tensor, Tensor]:
+        """All of every client's samples; rows shorter than the longest are padded with weight 0."""
+        shards, device = self.shards, self.problem.device
+        sizes, starts = shards.sizes[self.which][:, None], shards.starts[self.which][:, None]
+        places = np.minimum(np.arange(int(sizes.max()))[None, :], sizes - 1)
+        inside = np.arange(int(sizes.max()))[None, :] < sizes
+        indices = torch.from_numpy(shards.order[starts + places]).to(device)
+        return indices, torch.from_numpy(inside / sizes).to(device, torch.float32)
+
+    # Differentiating
+
+    @property
+    def _in_cache(self) -> bool:
+        return self.problem.closed is not None and self.problem.device.type == "cpu"
+
+    def _each_in_cache(self, w: Vector, step: int, sample: int, whole: bool) -> Vector:
+        """Clients one after the other, each within a CPU's cache, where numpy is quicker at small products."""
+        p, shards = self.problem, self.shards
+        assert p.closed is not None
+        at, out = w.detach().contiguous().numpy(), np.empty(tuple(w.shape), dtype=np.float32)
+        drawn = None if whole or self.draws is None else self.draws.indices(step, sample).numpy()
+        for row, client in enumerate(self.which):
+            x, y = p.stored(shards[client] if drawn is None else drawn[row])
+            slope = out[row]
+            p.closed.one(at[row], x, y, p.scale, slope)
+            if p.l2:
+                slope += p.l2 * at[row]
+            if shards.shares[client] != 1.0:
+                slope *= shards.shares[client]
+        return torch.from_numpy(out)
+
+    def _slope(self, w: Vector, batch: Batch) -> Vector:
+        p = self.problem
+        if p.closed is None:
+            return self._each(w, batch, self._gradient, grad(p.loss))
+        g = p.closed.gradient(w, *batch)
+        return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
+
+    def _gradient(self, w: Vector, *batch: Tensor) -> Vector:
+        """Plain autograd: for one client it is much cheaper than torch.func."""
+        w = w.detach().requires_grad_(True)
+        (g,) = torch.autograd.grad(self.problem.loss(w, *batch), w)
+        return g
+
+    def _each(self, w: Vector, batch: Batch, one: Callable[..., Any], stacked: Callable[..., Any]) -> Tensor:
+        if len(w) > 1 and self.problem.flat.vmappable:
+            rows: Tensor = vmap(stacked)(w, *batch, self.shares)
+            return rows
+        shares = self.shares
+        return torch.stack([one(w[i], *(part[i] for part in batch), shares[i]) for i in range(len(w))])
