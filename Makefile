@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow theory lint format clean
+.PHONY: setup demo screenshots test test-slow theory lint format clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ test-slow: setup
 # the figures of docs/theory.md
 theory: setup
 	$(BIN)/python -m offbeat.theory.plots docs/figures
+
+# the pictures of docs/report.md, from the demonstration in a real browser (Debian: apt-get install chromium)
+screenshots: setup
+	PYTHONPATH=tests $(BIN)/python tests/report/screenshots.py docs/figures
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.report.content import AXES, Content, Series
@@ -128,7 +129,7 @@ def _staleness(drawn: Sequence[Series]) -> Figure:
             ax.fill_between(fan.x, fan.p25, fan.p75, color=_colour(at), alpha=0.28, linewidth=0)
             ax.plot(fan.x, fan.p50, color=_colour(at))
         ax.set_title(series.name, fontsize=8, loc="left", color=_colour(at))
-        ax.set_ylim(bottom=0)
+    rows[0, 0].set_ylim(bottom=0)
     figure.supylabel("staleness", fontsize=8)
     rows[-1, 0].set_xlabel("virtual time")
     return figure
@@ -148,34 +149,38 @@ def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
 
 
 def _timeline(line: Timeline) -> Figure:
-    """Lanes of the first stretch of the run: computing dark, on its way light."""
+    """Lanes of the first stretch of the run: computing thick, on its way thin, in a queue thinner, lost jobs pale."""
     lanes, stretch = len(line.clients), _stretch(line)
-    figure, ax = _new(height=0.6 + 0.085 * lanes)
-    jobs = {name: np.array(column) for name, column in line.jobs.items()}
-    unit, at = line.span / TICKS, np.repeat(np.arange(lanes), line.counts)
-    sent = np.broadcast_to(jobs["sent"], at.shape) * unit
-    marks = [sent]
-    for name in ("wait", "work", "back"):
-        marks.append(marks[-1] + np.broadcast_to(jobs[name], at.shape) * unit)
-    for start, end, colour, height in (
-        (marks[0], marks[1], "#56b4e9", 0.35),
-        (marks[1], marks[2], "#0072b2", 0.8),
-        (marks[2], marks[3], "#009e73", 0.35),
+    figure, ax = _new(height=0.8 + 0.085 * lanes)
+    lane, sent, turn, started, finished, end, lost = _marks(line)
+    for start, stop, name, colour, height in (
+        (sent, turn, "queue", "#e69f00", 0.2),
+        (turn, started, "download", "#56b4e9", 0.35),
+        (started, finished, "compute", "#0072b2", 0.8),
+        (finished, end, "upload", "#009e73", 0.35),
     ):
-        shown = (start < stretch) & (end > start)
-        ax.barh(
-            at[shown],
-            (end - start)[shown],
-            left=start[shown],
-            height=height,
-            color=colour,
-            edgecolor="white",
-            linewidth=0.15,
-        )
+        for pale in (False, True):
+            shown = (start < stretch) & (stop > start) & (lost == pale)
+            bars = {"left": start[shown], "height": height, "color": colour, "alpha": 0.4 if pale else 1.0}
+            label = None if pale or not shown.any() else name
+            ax.barh(lane[shown], (stop - start)[shown], **bars, label=label, edgecolor="white", linewidth=0.15)
     ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel="virtual time", ylabel="client")
     ax.set_yticks(range(lanes), [str(client) for client in line.clients], fontsize=5)
     ax.grid(visible=False)
+    figure.legend(loc="outside upper center", ncols=4, handlelength=1.0)
     return figure
+
+
+def _marks(line: Timeline) -> tuple[npt.NDArray[Any], ...]:
+    """Of every job: its lane, when it was sent, had its turn, started, was finished and ended; whether it was lost."""
+    size = sum(line.counts)
+    jobs = {name: np.broadcast_to(np.array(column), (size,)) for name, column in line.jobs.items()}
+    lane = np.repeat(np.arange(len(line.clients)), line.counts)
+    sent, started, finished, end = (
+        np.cumsum([jobs[name] for name in ("sent", "wait", "work", "back")], axis=0) * line.span / TICKS
+    )
+    before = np.concatenate([[0.0], np.maximum.accumulate(finished + lane * 2 * line.span)[:-1]]) - lane * 2 * line.span
+    return lane, sent, np.clip(before, sent, started), started, finished, end, jobs["fate"] == 1
 
 
 def _stretch(line: Timeline) -> float:
