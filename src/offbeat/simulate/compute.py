@@ -68,7 +68,7 @@ class Computing:
 
     def wanted(self, flight: Flight | None) -> list[int]:
         """The jobs that are to be computed now, if this flight is the one that somebody waits for."""
-        if self.executor.stacked or flight is None:
+        if self.executor.eager or flight is None:
             return list(self.world.todo)
         return self._chain(flight.job.id)
 

@@ -48,6 +48,7 @@ class Executor:
     def __init__(self, stacked: bool, memory: float = 1e9, reason: str = "") -> None:
         positive(memory=memory)
         self.stacked, self.memory, self.reason = stacked, memory, reason
+        self.eager = stacked  # computes all that can be, as soon as one result is needed
         self.late: list[Callable[[], Errors]] = []
 
     @property

@@ -111,6 +111,7 @@ class Simulation:
         self.notes = [local.notes for local in locals_]
         self.listens = type(server).measured is not Server.measured
         # Measurements may wait for each other unless somebody acts on them.
+        self.at_once = _AT_ONCE
         self.prompt = self.listens or until.accuracy is not None
         self.world = self._empty() if world is None else world
         for flight in self.world.flights.values():
@@ -400,7 +401,7 @@ class Simulation:
         world.measured[task] = world.now
         each = self._judge(task, settled(model.vector)) if self.judged else []
         world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector, each))
-        if self.prompt or len(world.pending) >= _AT_ONCE:
+        if self.prompt or len(world.pending) >= self.at_once:
             self.flush()
 
     def _judge(self, task: int, vector: Vector) -> list[float]:

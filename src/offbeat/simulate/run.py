@@ -10,10 +10,11 @@ from offbeat.core.errors import SettingError, positive
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
-from offbeat.simulate.execute import executor as named_executor
+from offbeat.simulate.execute import Executor, executor as named_executor
 from offbeat.simulate.log import Measurement, Row, Watcher, time_to
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal, Shared
+from offbeat.simulate.tape import Arenas
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
@@ -74,16 +75,17 @@ def prepare(
     *,
     seed: int = 0,
     evaluate_every: float | None = None,
-    executor: str = "auto",
+    executor: str | Executor = "auto",
     watchers: Sequence[Watcher] = (),
     world: World | None = None,
     personal: Personal | None = None,
     terms: Sequence[tuple[float, float]] = (),
+    arenas: Arenas | None = None,
 ) -> Simulation:
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
     evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
-    executor: "auto", "serial" or "batched".   terms: by task, the times from which and until which it is there.
+    executor: "auto", "serial" or "batched", or one that several runs share, with their `arenas`.   terms: by task, the times from which and until which it is there.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     positive(evaluate_every=evaluate_every)
@@ -97,7 +99,7 @@ def prepare(
         algorithm.server,
         algorithm.locals(len(problems)),
         timing.bind(problems[0].clients, seed, [each.name for each in problems]),
-        named_executor(executor, problems),
+        named_executor(executor, problems) if isinstance(executor, str) else executor,
         until,
         seed,
         evaluate_every,
@@ -105,6 +107,7 @@ def prepare(
         world,
         personal,
         terms,
+        arenas,
     )
 
 

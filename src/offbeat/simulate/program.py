@@ -1,0 +1,112 @@
+"""Several runs as one program.
+
+Each run goes on until it needs a result that nobody has computed; then what all of them need is computed in one batch,
+and their servers' arithmetic is done together. What happens in a run, and when, is the same as if it ran alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from offbeat.core.errors import DivergedError
+from offbeat.core.local import Local
+from offbeat.core.problem import Problem
+from offbeat.simulate.compute import Team, compute
+from offbeat.simulate.loop import Simulation
+
+_AT_ONCE = 64  # models of one run that wait to be evaluated together
+_FOREVER = 1 << 60
+
+
+class Program:
+    """Runs that share their arenas and an executor, up to `width` of them at work at once.
+
+    makers: each gives a run when its turn comes.   over: called with (number, run, error or None) as each one ends.
+    """
+
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], Simulation]],
+        over: Callable[[int, Simulation, DivergedError | None], None],
+        width: int = 1 << 30,
+    ) -> None:
+        self.over, self.width = over, width
+        self.waiting = list(enumerate(makers))[::-1]
+        self.active: dict[int, Simulation] = {}
+
+    def rounds(self) -> Iterator[dict[int, Simulation]]:
+        """To the end of all runs; gives those at work after every batch."""
+        while self.waiting or self.active:
+            self._admit()
+            self._advance()
+            if self.active:
+                runs = [run.computing for run in self.active.values()]
+                if runs[0].executor.eager:
+                    compute(runs)
+            yield self.active
+
+    def _admit(self) -> None:
+        new = False
+        while self.waiting and len(self.active) < self.width:
+            number, make = self.waiting.pop()
+            run = make()
+            run.at_once = _AT_ONCE
+            self.active[number] = run
+            new = True
+        if new:
+            join(list(self.active.values()))
+
+    def _advance(self) -> None:
+        for number, run in list(self.active.items()):
+            try:
+                ended = run.advance(_FOREVER, pause=run.executor.eager)
+                if run.computing.error is not None:
+                    raise run.computing.error
+                if ended:
+                    run.flush()
+                    run.computing.review()
+            except DivergedError as error:
+                self._end(number, error)
+            else:
+                if ended:
+                    self._end(number, None)
+
+    def _end(self, number: int, error: DivergedError | None) -> None:
+        self.over(number, self.active.pop(number), error)
+
+
+def join(runs: Sequence[Simulation]) -> None:
+    """Let the jobs of these runs be computed together wherever their problems and local halves allow it."""
+    problems: dict[Hashable, dict[int, Problem]] = {}
+    for run in runs:
+        for problem in run.problems:
+            problems.setdefault(_kin(problem), {})[id(problem)] = problem
+    joint: dict[Hashable, Problem] = {}
+    firsts: dict[int, int] = {}
+    for kin, members in problems.items():
+        several = list(members.values())
+        joint[kin] = several[0] if len(several) == 1 else several[0].union(several)  # type: ignore[attr-defined]
+        first = 0
+        for problem in several:
+            firsts[id(problem)] = first
+            first += problem.clients
+    halves: dict[Any, Local] = {}
+    for run in runs:
+        run.computing.teams = [
+            Team(joint[_kin(problem)], halves.setdefault(_alike(local), local), arena, firsts[id(problem)])
+            for problem, local, arena in zip(run.problems, run.locals, run.arenas, strict=True)
+        ]
+
+
+def _kin(problem: Problem) -> Hashable:
+    return getattr(problem, "kin", id(problem))
+
+
+def _alike(local: Local) -> Hashable:
+    """Equal for local halves that differ in nothing but the step size and the number of steps, which jobs carry."""
+    inner = {f.name: _alike(v) for f in fields(local) if isinstance(v := getattr(local, f.name), Local)}
+    plain = replace(local, lr=1.0, steps=1) if is_dataclass(local) else local
+    shown = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name not in inner}
+    return (type(local), repr(sorted(shown.items(), key=lambda item: item[0])), repr(sorted(inner.items())))
