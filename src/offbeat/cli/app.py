@@ -11,25 +11,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli import boards, tables
+from offbeat.cli import boards
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.bench import bench
 from offbeat.cli.experiment import Experiment, Spec, read
 from offbeat.cli.folder import (
     RESULT,
-    SUMMARY,
     changes,
     create,
     finish_run,
-    json_text,
     open_experiment,
     read_result,
-    report,
     write_json,
 )
+from offbeat.cli.outcome import conclude
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
-from offbeat.cli.report import draw_report, report as report_runs
+from offbeat.cli.report import report as report_runs
 from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
@@ -58,12 +56,6 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
-
-# What --json prints of a run; its result.json holds a few things more.
-_PRINTED = (
-    *("algorithm", "seed", "error", "time", "updates", "versions", "metrics"),
-    *("time_to", "staleness", "wall_s", "updates_per_s", "tasks", "notes", "measures"),
-)
 
 
 @app.command()
@@ -184,42 +176,7 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
             if done is not None:
                 shown.end(f"{spec.name}: finished before")
             results.append(done or _run_one(experiment, spec, folder, shown, patience))
-    targets = experiment.top.evaluate.targets
-    write_json(folder / SUMMARY, {"runs": results})
-    errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
-    several = len(experiment.tasks) > 1
-    baseline = "sync-st" if "sync-st" in experiment.labels else experiment.labels[-1]
-    first = tables.task_markdown(results, baseline) if several else tables.markdown(results, targets)
-    report(folder, experiment, first + "\n" + tables.work_markdown(results), errors)
-    page = draw_report(folder)
-    if as_json:
-        print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
-    else:
-        console = Console()
-        console.width = max(console.width, 80 if console.is_terminal else 120)
-        console.print(tables.task_table(results, baseline) if several else tables.table(results, targets))
-        console.print(tables.work_table(results))
-        if page is not None:
-            print(f"report: {page}")
-        print(f"run folder: {folder}")
-    for line in _unreached(experiment, results):
-        print(f"offbeat: {line}", file=sys.stderr)
-    for error in errors:
-        print(f"offbeat: {error}", file=sys.stderr)
-    if errors:
-        sys.exit(1)
-
-
-def _unreached(experiment: Experiment, results: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for every target that a run did not reach."""
-    goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
-    return [
-        f"{r['algorithm']}, seed {r['seed']}: {name} did not reach its target {goals[name]:g} by time {r['time']:g}"
-        + (f"; its accuracy is {task['metrics']['accuracy']:.3f}" if "accuracy" in task["metrics"] else "")
-        for r in results
-        for name, task in r.get("tasks", {}).items()
-        if name in goals and task["stopped"] != "target"
-    ]
+    conclude(experiment, folder, results, as_json)
 
 
 def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> dict[str, Any]:
