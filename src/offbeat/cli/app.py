@@ -28,6 +28,7 @@ from offbeat.cli.outcome import conclude
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
 from offbeat.cli.report import report as report_runs
+from offbeat.cli.sweep import resume_sweep, sweep
 from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(theory, name="theory")
 app.command("report")(report_runs)
+app.command("sweep")(sweep)
 app.command()(bench)
 
 Overrides = Annotated[
@@ -98,6 +100,8 @@ def resume(
     experiment = open_experiment(folder)
     for change in changes(folder):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+    if resume_sweep(folder, as_json):
+        return
     _run_all(experiment, folder, as_json)
 
 

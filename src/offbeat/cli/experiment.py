@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -24,10 +24,12 @@ from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.execute import Executor, executor as named_executor
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import prepare
+from offbeat.simulate.tape import Arenas
 from offbeat.simulate.world import World
 from offbeat.timing import Times, Timing
 
@@ -89,10 +91,25 @@ class Spec:
         return f"{self.label}-{self.seed}"
 
 
+class Shelf:
+    """Problems that several runs share; the last ones are kept."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
+        self._made: dict[Hashable, list[Problem]] = {}
+
+    def get(self, key: Hashable, make: Callable[[], list[Problem]]) -> list[Problem]:
+        if key not in self._made:
+            while len(self._made) >= self.size:
+                del self._made[next(iter(self._made))]
+            self._made[key] = make()
+        return self._made[key]
+
+
 class Experiment:
     """A checked experiment. `table` is all of it as plain data; `runs` lists what it asks for."""
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, Any], shelf: Shelf | None = None) -> None:
         self.table = dict(table)
         tables = ("problem", "clients", "task", "timing", "algorithm")
         top = {k: v for k, v in table.items() if k not in tables}
@@ -113,7 +130,7 @@ class Experiment:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
         self.timing: Timing = _available(timing_from(table["timing"]), available)
         self.labels = _labels(table["algorithm"])
-        self._problems: dict[int, list[Problem]] = {}
+        self.shelf = shelf or Shelf(1)
         self.resolved = {  # every setting with its default, as the objects that run show themselves
             "experiment": repr(self.top),
             "tasks": [repr(task) for task in self.tasks],
@@ -128,12 +145,12 @@ class Experiment:
         return [Spec(label, seed, index) for seed in seeds for index, label in enumerate(self.labels)]
 
     def problems(self, seed: int) -> list[Problem]:
-        """The problems under this seed; the last ones are kept, since every algorithm of a seed shares them."""
-        if seed not in self._problems:
-            device, samples = self.top.device, self.top.evaluate.samples
-            built = [task.build(number, seed, device, samples) for number, task in enumerate(self.tasks)]
-            self._problems = {seed: built}
-        return self._problems[seed]
+        """The problems under this seed."""
+        device, samples = self.top.device, self.top.evaluate.samples
+        return self.shelf.get(
+            (repr(self.tasks), seed, device, samples),
+            lambda: [task.build(number, seed, device, samples) for number, task in enumerate(self.tasks)],
+        )
 
     def algorithm(self, index: int, seed: int) -> Algorithm:
         """The algorithm of this index."""
@@ -156,8 +173,15 @@ class Experiment:
         for spec in self.runs[: len(self.labels)]:
             self.simulation(spec)
 
-    def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
-        """One run, from its beginning or from a saved world."""
+    def simulation(
+        self,
+        spec: Spec,
+        watchers: Sequence[Watcher] = (),
+        world: World | None = None,
+        shared: Callable[[Executor], Executor] = lambda executor: executor,
+        arenas: Arenas | None = None,
+    ) -> Simulation:
+        """One run, from its beginning or from a saved world; runs of a program share an executor and arenas."""
         problems = self.problems(spec.seed)
         stacks = all(problem.stacks for problem in problems)
         torch.set_num_threads(self.top.threads or (1 if stacks else os.cpu_count() or 1))
@@ -172,16 +196,25 @@ class Experiment:
             self.top.until,
             seed=spec.seed,
             evaluate_every=self.top.evaluate.every,
-            executor=self.top.executor,
+            executor=shared(named_executor(self.top.executor, problems)),
             watchers=watchers,
             world=world,
             personal=self.top.evaluate.personal,
             terms=[(task.opens, task.closes) for task in self.tasks],
+            arenas=arenas,
         )
 
 
 def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
     """The experiment in this file (None: the embedded one) with `key.path=value` overrides."""
+    table = read_table(path, overrides)
+    if "sweep" in table:
+        raise SettingError(f"{path} has a [sweep] table; run it with `offbeat sweep {path}`")
+    return Experiment(table)
+
+
+def read_table(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The file as plain data."""
     if path is None:
         text, name = files("offbeat.cli").joinpath("demo.toml").read_text(encoding="utf-8"), "the embedded experiment"
     else:
@@ -198,7 +231,7 @@ def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
         raise SettingError(f"{name} is not TOML: {error}") from None
     for override in overrides:
         table = override_with(table, override)
-    return Experiment(table)
+    return table
 
 
 def override_with(table: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -212,8 +245,18 @@ def override_with(table: Mapping[str, Any], override: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         value = text.strip()  # a bare word is a string
     result = copy.deepcopy(dict(table))
-    _put(result, keys, value, override)
+    _put(result, keys, value, f"--set {override}")
     return result
+
+
+def assign(table: dict[str, Any], path: str, value: Any, said: str) -> None:
+    """Put a value into a table in place; `said` is how the user put it."""
+    _put(table, path.split("."), value, said)
+
+
+def names_of(tables: Sequence[Any]) -> list[str]:
+    """What each algorithm of a file calls itself."""
+    return [_named(table) for table in tables]
 
 
 def _put(node: Any, path: Sequence[str], value: Any, override: str) -> None:
@@ -221,16 +264,14 @@ def _put(node: Any, path: Sequence[str], value: Any, override: str) -> None:
     if isinstance(node, list):
         chosen = [n for i, n in enumerate(node) if head in ("*", str(i), _named(n))]
         if not rest:
-            raise SettingError(
-                f"--set {override!r}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1"
-            )
+            raise SettingError(f"{override}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1")
         if not chosen:
             names = ", ".join(_named(n) for n in node)
-            raise SettingError(f"--set {override!r}: {head!r} chooses nothing in a list of {names}")
+            raise SettingError(f"{override}: {head!r} chooses nothing in a list of {names}")
         for item in chosen:
             _put(item, rest, value, override)
     elif not isinstance(node, dict):
-        raise SettingError(f"--set {override!r}: {head!r} lies within {node!r}, which is not a table")
+        raise SettingError(f"{override}: {head!r} lies within {node!r}, which is not a table")
     elif not rest:
         node[head] = value
     else:

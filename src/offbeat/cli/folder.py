@@ -25,14 +25,19 @@ _PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
 _EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
 
 
-def create(out: Path | None, experiment: Experiment) -> Path:
-    """A new folder with the experiment in it; without a name, one under runs/ that carries the time."""
+def create(out: Path | None, experiment: Experiment, sweep: Mapping[str, Any] | None = None) -> Path:
+    """A new folder with the experiment in it; without a name, one under runs/ that carries the time.
+
+    sweep: for a sweep, its [sweep] table and options.
+    """
     folder = out or _fresh(Path("runs"))
     if (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
     content = {"experiment": experiment.table, "resolved": experiment.resolved, "versions": versions()}
+    if sweep is not None:
+        content["sweep"] = dict(sweep)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / EXPERIMENT, content)
@@ -49,6 +54,15 @@ def open_experiment(folder: Path) -> Experiment:
             f"{folder} is not a run folder: it has no {EXPERIMENT}; `offbeat run --out {folder}` makes one"
         )
     return Experiment(_saved(path)["experiment"])
+
+
+def open_sweep(folder: Path) -> dict[str, Any] | None:
+    """The [sweep] table and options of a folder that was made for a sweep; None for any other."""
+    try:
+        found = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8")).get("sweep")
+    except (OSError, ValueError, AttributeError):
+        return None  # `open_experiment` says what is wrong
+    return dict(found) if found else None
 
 
 def changes(folder: Path) -> list[str]:

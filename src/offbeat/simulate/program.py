@@ -13,7 +13,7 @@ from typing import Any
 from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.simulate.compute import Team, compute
+from offbeat.simulate.compute import Computing, Team, compute
 from offbeat.simulate.loop import Simulation
 
 _AT_ONCE = 64  # models of one run that wait to be evaluated together
@@ -23,39 +23,44 @@ _FOREVER = 1 << 60
 class Program:
     """Runs that share their arenas and an executor, up to `width` of them at work at once.
 
-    makers: each gives a run when its turn comes.   over: called with (number, run, error or None) as each one ends.
+    makers: (number, what gives the run when its turn comes).
+    over: called with (number, run, error or None) as each one ends.
     """
 
     def __init__(
         self,
-        makers: Sequence[Callable[[], Simulation]],
+        makers: Iterator[tuple[int, Callable[[], Simulation]]],
         over: Callable[[int, Simulation, DivergedError | None], None],
         width: int = 1 << 30,
     ) -> None:
         self.over, self.width = over, width
-        self.waiting = list(enumerate(makers))[::-1]
+        self.makers = makers
+        self.more = True
         self.active: dict[int, Simulation] = {}
 
     def rounds(self) -> Iterator[dict[int, Simulation]]:
         """To the end of all runs; gives those at work after every batch."""
-        while self.waiting or self.active:
+        while self.more or self.active:
             self._admit()
             self._advance()
-            if self.active:
-                runs = [run.computing for run in self.active.values()]
-                if runs[0].executor.eager:
-                    compute(runs)
+            batches: dict[int, list[Computing]] = {}
+            for run in self.active.values():
+                if run.executor.eager:
+                    batches.setdefault(id(run.executor), []).append(run.computing)
+            for batch in batches.values():
+                compute(batch)
             yield self.active
 
     def _admit(self) -> None:
-        new = False
-        while self.waiting and len(self.active) < self.width:
-            number, make = self.waiting.pop()
-            run = make()
-            run.at_once = _AT_ONCE
-            self.active[number] = run
-            new = True
-        if new:
+        before = len(self.active)
+        while self.more and len(self.active) < self.width:
+            number, make = next(self.makers, (0, None))
+            if make is None:
+                self.more = False
+                break
+            self.active[number] = make()
+            self.active[number].at_once = _AT_ONCE
+        if len(self.active) > before:
             join(list(self.active.values()))
 
     def _advance(self) -> None:

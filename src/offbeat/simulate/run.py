@@ -85,7 +85,8 @@ def prepare(
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
     evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
-    executor: "auto", "serial" or "batched", or one that several runs share, with their `arenas`.   terms: by task, the times from which and until which it is there.
+    executor: its name, or one that several runs share, with their `arenas`.
+    terms: by task, the times from which and until which it is there.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     positive(evaluate_every=evaluate_every)

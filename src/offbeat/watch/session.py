@@ -14,6 +14,7 @@ from typing import Any
 from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.simulate.log import Watcher, time_to
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.run import History
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.record import Recorder
@@ -103,7 +104,7 @@ def drive(
     return simulation, recorder, worked + time.perf_counter() - began
 
 
-def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: list[float]) -> dict[str, Any]:
+def summary(simulation: Simulation, recorder: Recorder | History, wall: float, targets: list[float]) -> dict[str, Any]:
     """A finished run in numbers: what `--json` prints for it. With several tasks, each has its own under `tasks`."""
     world = simulation.world
     tally, measurements = world.tally, recorder.measurements
@@ -134,7 +135,7 @@ def summary(simulation: Simulation, recorder: Recorder, wall: float, targets: li
     return numbers
 
 
-def _task(simulation: Simulation, recorder: Recorder, task: int, said: dict[str, Any]) -> dict[str, Any]:
+def _task(simulation: Simulation, recorder: Recorder | History, task: int, said: dict[str, Any]) -> dict[str, Any]:
     """One task in numbers: when it ended and why, None where it never did; its last metrics; what it was given."""
     world = simulation.world
     mine = [m for m in recorder.measurements if m.task == task]

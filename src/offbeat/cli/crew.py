@@ -1,0 +1,248 @@
+"""The runs of a sweep, as one program in each of several processes."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbeat.cli.experiment import Experiment, Shelf
+from offbeat.cli.grid import Point
+from offbeat.core.errors import DivergedError, FolderError
+from offbeat.core.vectors import settled
+from offbeat.simulate.execute import Executor
+from offbeat.simulate.log import Measurement, Watcher
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.program import Program
+from offbeat.simulate.run import History
+from offbeat.simulate.tape import Arenas
+from offbeat.watch import checkpoint
+from offbeat.watch.measures import measure
+from offbeat.watch.progress import fraction
+from offbeat.watch.record import Recorder
+from offbeat.watch.session import summary
+
+Message = tuple[
+    str, Any
+]  # ("done", result) | ("share", (worker, runs' worth of work done, updates)) | ("left", worker)
+
+_CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
+_SECONDS = 0.5  # between two reports of progress
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What every worker is told."""
+
+    folder: str
+    device: str
+    events: bool  # keep the event log of every run, in a folder of its own
+    workers: int
+
+
+class Hand:
+    """One worker: its runs are one program."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        worker: int,
+        points: Iterator[Point],
+        tell: Callable[[Message], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.orders, self.worker, self.tell, self.stop = orders, worker, tell, stop
+        self.folder = Path(orders.folder)
+        self.points = points
+        self.shelf, self.arenas = Shelf(), Arenas()
+        self.executors: dict[bool, Executor] = {}
+        self.at_work: dict[int, tuple[Point, History | Recorder, list[float]]] = {}
+        self.ended = self.updates = 0
+
+    def steps(self) -> Iterator[None]:
+        """Until there is nothing left to do, or somebody says stop: then what is unfinished is saved."""
+        first = next(self.points, None)
+        if first is None:
+            return
+        experiment = Experiment(first.table, self.shelf)
+        program = Program(self._makers(first), self._over, self._width(experiment, first.seed))
+        told = time.perf_counter()
+        for active in program.rounds():
+            if self.stop():
+                self._save(active)
+                return
+            if time.perf_counter() - told > _SECONDS:
+                told = time.perf_counter()
+                self._share(active)
+            yield
+
+    def _share(self, active: Mapping[int, Simulation]) -> None:
+        done = self.ended + sum(fraction(run) for run in active.values())
+        updates = self.updates + sum(run.world.tally.updates for run in active.values())
+        self.tell(("share", (self.worker, done, updates)))
+
+    def _width(self, experiment: Experiment, seed: int) -> int:
+        """How many runs are at work at once: on a CPU those whose vectors its cache holds, on a GPU as many as fit."""
+        problems = experiment.problems(seed)
+        one = sum(4.0 * p.dim * (3 * p.clients + 64) for p in problems)
+        if self.orders.device.startswith("cuda"):
+            free, _ = torch.cuda.mem_get_info()
+            return max(1, int(0.25 * free / self.orders.workers / one))  # an arena doubles when it is full
+        return max(1, int(_CACHE / one))
+
+    def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:
+        point: Point | None = first
+        while point is not None:
+            yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
+            point = next(self.points, None)
+
+    def _place(self, point: Point) -> Path:
+        return self.folder / "runs" / f"{point.number:05d}"
+
+    def _make(self, point: Point) -> Simulation:
+        experiment = Experiment(point.table, self.shelf)
+        saved = checkpoint.restore(self._place(point), self.orders.device)
+        world, extra = saved if saved else (None, {})
+        watcher: History | Recorder
+        if self.orders.events:
+            watcher = Recorder(self._place(point), extra.get("record"))
+        else:
+            watcher = History()
+            watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
+        self.at_work[point.number] = point, watcher, [time.perf_counter() - extra.get("worked", 0.0)]
+        watchers: list[Watcher] = [watcher]
+        return experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
+
+    def _executor(self, made: Executor) -> Executor:
+        """One of each kind serves all runs."""
+        return self.executors.setdefault(made.stacked, made)
+
+    def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
+        point, watcher, (began,) = self.at_work.pop(number)
+        self.ended += 1
+        self.updates += run.world.tally.updates
+        result: dict[str, Any] = {"run": number, "algorithm": point.label, "seed": point.seed}
+        result["settings"] = dict(point.settings)
+        place = self._place(point)
+        if error is not None:
+            result["error"] = str(error)
+        targets = list(Experiment(point.table, self.shelf).top.evaluate.targets)
+        result |= summary(run, watcher, time.perf_counter() - began, targets)
+        del result["wall_s"], result["updates_per_s"]  # of all runs together
+        if self.orders.events and isinstance(watcher, Recorder):
+            watcher.flush()
+            if error is None:
+                result["measures"] = measure(place, run)
+        for old in place.glob("checkpoint*"):
+            old.unlink()
+        result["curve"] = [list(m) for m in watcher.measurements]
+        result["vectors"] = {} if error else _digest(run)
+        self.tell(("done", result))
+
+    def _save(self, active: Mapping[int, Simulation]) -> None:
+        for number, run in active.items():
+            point, watcher, (began,) = self.at_work[number]
+            place = self._place(point)
+            place.mkdir(parents=True, exist_ok=True)
+            extra: dict[str, Any] = {"worked": time.perf_counter() - began}
+            if isinstance(watcher, Recorder):
+                watcher.flush()
+                extra["record"] = watcher.state
+            else:
+                extra["measurements"] = [list(m) for m in watcher.measurements]
+            checkpoint.save(place, run.world, extra)
+
+
+def _digest(run: Simulation) -> dict[str, float]:
+    """The length of every final model: enough to see whether two sweeps ended alike."""
+    models = run.server.models(run.world.server)
+    return {
+        p.name: float(torch.linalg.vector_norm(settled(m.vector))) for p, m in zip(run.problems, models, strict=True)
+    }
+
+
+def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
+    """All in this process."""
+    messages: list[Message] = []
+    hand = Hand(orders, 0, iter(points), messages.append, stop)
+    for _ in hand.steps():
+        yield from messages
+        messages.clear()
+    yield from messages
+
+
+def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
+    """In processes of their own, each taking the next run when it has room."""
+    context = mp.get_context("spawn")
+    tasks: Any = context.Queue()
+    messages: Any = context.Queue()
+    halt: Any = context.Event()
+    for point in points:
+        tasks.put(point)
+    for _ in range(orders.workers):
+        tasks.put(None)
+    crew = [
+        context.Process(target=_hired, args=(orders, worker, tasks, messages, halt), daemon=True)
+        for worker in range(orders.workers)
+    ]
+    for process in crew:
+        process.start()
+    left = 0
+    try:
+        while left < len(crew):
+            if stop():
+                halt.set()
+            try:
+                kind, value = messages.get(timeout=0.2)
+            except queue.Empty:
+                dead = [p for p in crew if p.exitcode not in (None, 0)]
+                if dead:
+                    raise FolderError(
+                        f"a worker process ended with code {dead[0].exitcode}; the finished runs are kept, "
+                        f"go on with `offbeat resume {orders.folder}`"
+                    ) from None
+                continue
+            if kind == "left":
+                left += 1
+                if value:
+                    raise FolderError(f"a worker process failed: {value}")
+            else:
+                yield kind, value
+    finally:
+        halt.set()
+        for process in crew:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.terminate()
+
+
+def _hired(orders: Orders, worker: int, tasks: Any, messages: Any, halt: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = os.getppid()
+
+    def stop() -> bool:
+        return halt.is_set() or os.getppid() != parent
+
+    def points() -> Iterator[Point]:
+        while not stop():
+            point = tasks.get()
+            if point is None:
+                return
+            yield point
+
+    failure = ""
+    try:
+        for _ in Hand(orders, worker, points(), messages.put, stop).steps():
+            pass
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    messages.put(("left", failure))

@@ -1,0 +1,107 @@
+"""A [sweep] table: the points of a grid over any keys of an experiment, as experiments of one run each."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.cli.experiment import Experiment, assign, names_of
+from offbeat.core.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: `table` is its experiment, with one algorithm and one seed."""
+
+    number: int
+    label: str
+    seed: int
+    settings: Mapping[str, Any]  # what the sweep put in, by key
+    table: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name that people read."""
+        return ", ".join([self.label, *(f"{k} = {v}" for k, v in short(self.settings).items()), f"seed {self.seed}"])
+
+
+class Grid:
+    """Every algorithm of the file, under every seed, at every combination of the values given for keys in [sweep].
+
+    A key of one algorithm (`algorithm.area.lr`) multiplies the runs of that algorithm alone.
+    """
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self.table = dict(table)
+        self.base = {k: v for k, v in table.items() if k != "sweep"}
+        self.axes = dict(_axes(table.get("sweep", {})))
+        self.experiment = Experiment(self.base)  # the file must be in order without the sweep, too
+        self._check()
+        self.points = list(self._points())
+
+    def _check(self) -> None:
+        for path, values in self.axes.items():
+            if not isinstance(values, list) or not values:
+                raise SettingError(f"sweep.{path} = {values!r}: give a list of at least one value")
+            if path in ("trials", "device", "executor", "workers") or path.startswith(("sweep", "boards")):
+                raise SettingError(f"sweep.{path}: is the same for all runs; set it outside [sweep]")
+            if path == "seed" and self.experiment.top.trials > 1:
+                raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
+            assign(copy.deepcopy(self.base), path, values[0], f"sweep.{path}")
+
+    def _points(self) -> Iterator[Point]:
+        first, trials = self.experiment.top.seed, self.experiment.top.trials
+        numbers = itertools.count()
+        for seed in self.axes.get("seed", range(first, first + trials)):
+            for index, label in enumerate(self.experiment.labels):
+                mine = [path for path in self.axes if path != "seed" and self._concerns(path, index)]
+                for values in itertools.product(*(self.axes[path] for path in mine)):
+                    settings = dict(zip(mine, values, strict=True))
+                    yield Point(next(numbers), label, int(seed), settings, self._experiment(index, seed, settings))
+
+    def _concerns(self, path: str, index: int) -> bool:
+        keys = path.split(".")
+        return keys[0] != "algorithm" or keys[1] in ("*", str(index), names_of(self.base["algorithm"])[index])
+
+    def _experiment(self, index: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        table = copy.deepcopy(self.base)
+        for path, value in settings.items():
+            assign(table, path, value, f"sweep.{path}")
+        table["algorithm"] = [{**table["algorithm"][index], "label": self.experiment.labels[index]}]
+        return {**table, "seed": int(seed), "trials": 1}
+
+
+def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, values): nested tables are one dotted key."""
+    if not isinstance(node, Mapping):
+        yield path, node
+        return
+    for key, value in node.items():
+        yield from _axes(value, f"{path}.{key}" if path else key)
+
+
+def short(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings for a table: the last part of each key, or as many as tell it from the others."""
+    shown: dict[str, str] = {}
+    for path, value in settings.items():
+        keys, count = path.split("."), 1
+        while sum(other.split(".")[-count:] == keys[-count:] for other in settings) > 1:
+            count += 1
+        shown[".".join(keys[-count:])] = f"{value:g}" if isinstance(value, float) else _text(value)
+    return shown
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value).replace('"', "")
+
+
+def together(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Results that differ in nothing but the seed, by (label, settings)."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for result in results:
+        groups.setdefault((result["algorithm"], json.dumps(result["settings"], sort_keys=True)), []).append(result)
+    return groups
