@@ -14,6 +14,7 @@ from rich.table import Table
 from offbeat.cli import boards
 from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.bench import bench
+from offbeat.cli.deploy import register as register_deploy
 from offbeat.cli.experiment import Experiment, Spec, read
 from offbeat.cli.folder import (
     RESULT,
@@ -50,6 +51,7 @@ app.add_typer(theory, name="theory")
 app.command("report")(report_runs)
 app.command("sweep")(sweep)
 app.command()(bench)
+register_deploy(app)
 
 Overrides = Annotated[
     list[str] | None,

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from offbeat.cli.parse import build
 from offbeat.cli.problem_parts import DATA, split_from
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.problem import Problem
+from offbeat.core.random import MODEL, key
 from offbeat.data import load
 from offbeat.data.splits import IID, Split
+from offbeat.models.build import build as make_model
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
@@ -51,6 +54,37 @@ class _Supervised:
 
 
 @dataclass(frozen=True)
+class OwnTable:
+    """Data that the clients bring. shape, classes: of every client's samples."""
+
+    clients: int
+    shape: tuple[int, ...]
+    classes: int
+    model: Any = "softmax"
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_clients(self.clients)
+        if self.classes < 1 or not self.shape or min(self.shape) < 1:
+            raise SettingError(f"shape = {list(self.shape)}, classes = {self.classes}: must be positive")
+
+    @property
+    def factory(self) -> str:
+        """The model's name; one with a colon is imported."""
+        return _model(self.model, "model")[0]
+
+    def module(self, seed: int) -> nn.Module:
+        """The model, with its first parameters."""
+        model, options = _model(self.model, "model")
+        return make_model(model, self.shape, self.classes, key(seed, MODEL), **options)
+
+    def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
+        from offbeat.deploy.own import Blank
+
+        return Blank(name or "own", self.module(seed), self.clients)
+
+
+@dataclass(frozen=True)
 class _Quadratic:
     clients: int
     dim: int = 10
@@ -73,8 +107,11 @@ def problem_table(table: Any, where: str) -> ProblemTable:
         raise SettingError(f"{where} lacks `data`; known: quadratic, {', '.join(DATA)}")
     if table["data"] == "quadratic":
         return build(_Quadratic, {k: v for k, v in table.items() if k != "data"}, where)
+    if table["data"] == "own":
+        own = {k: v for k, v in table.items() if k != "data"}
+        return build(OwnTable, own, where, {"model": lambda value, _: value})
     if table["data"] not in DATA:
-        raise unknown(f"data set in {where}:", table["data"], [*DATA, "quadratic"])
+        raise unknown(f"data set in {where}:", table["data"], [*DATA, "quadratic", "own"])
     return build(_Supervised, table, where, {"split": split_from, "model": lambda value, _: value})
 
 

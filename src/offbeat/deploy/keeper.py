@@ -75,8 +75,10 @@ class Keeper:
         self.put: dict[str, None] = {}  # models that are available already
         self.heard: dict[int, float] = {}  # client -> when it last gave a sign of life
         self.posted: dict[int, float] = {}
+        self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest desk it is known to have
         self.pending: dict[tuple[Any, ...], float] = {}  # entries asked for and not folded yet
         self.folded_at = 0.0
+        self.code = ""  # of the last entry: "applied", why it was refused, or nothing
 
     @property
     def ledger(self) -> Ledger:
@@ -84,7 +86,7 @@ class Keeper:
 
     def fold(self, entry: Entry, clock: float) -> list[Effect]:
         """Take an entry in and say what is to be sent."""
-        self.reducer.fold(entry)
+        self.code = self.reducer.fold(entry)
         self.folded_at = clock
         client = self.reducer.index.get(entry.sender)
         if client is not None:
@@ -121,6 +123,7 @@ class Keeper:
         seat = self.ledger.seats[client]
         if beat.epoch == seat.epoch:
             self.heard[client] = clock
+            self.seen[client] = beat.seen
         if beat.seen <= seat.revision and clock - self.posted.get(client, -1e9) >= 1.0:
             return self._post(client, clock)
         return []

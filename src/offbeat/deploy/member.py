@@ -152,7 +152,6 @@ class Member:
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.told = self.signed = self.asked = float("-inf")
         self.now = 0.0
-        self.seen = 0.0  # when the present jobs were first seen, for their download time
 
     # What a client hears
 
@@ -176,8 +175,6 @@ class Member:
             return []  # the next one will do
         if desk.run != self.run or (self.desk is not None and desk.revision < self.desk.revision):
             return []
-        if self.desk is None or {job.id for job, _ in desk.jobs} != {job.id for job, _ in self.desk.jobs}:
-            self.seen = now
         self.desk = desk
         for name, model in desk.models.items():
             try:
@@ -274,7 +271,7 @@ class Member:
             return effects
         if now - self.signed >= self.beat:
             self.signed = now
-            effects.append(Sign(self._beat()))
+            effects.append(Sign(self.sign()))
         if self.desk is None:
             return effects
         if self.recovering and now - self.asked >= self.retry:
@@ -382,7 +379,8 @@ class Member:
             self.told = self.now
         return effects
 
-    def _beat(self) -> bytes:
+    def sign(self) -> bytes:
+        """A sign of life."""
         epoch = self.memoir.epoch if self.memoir else 0
         seen = self.desk.revision + 1 if self.desk else 0
         job = self.current.id if self.current else 0

@@ -153,6 +153,8 @@ class Reducer:
             return self._bye(client, wire.read(wire.Bye, message.header))
         if message.kind == "judged":
             return self._judged(client, wire.read(wire.Judged, message.header))
+        if message.kind == "oversized":
+            raise RefusedError("oversized", f"in pieces, more than {self.plan.limits.size} bytes")
         raise RefusedError("malformed", "of a kind that clients do not send")
 
     def _own(self, message: Message) -> str:
@@ -246,7 +248,7 @@ class Reducer:
         except RefusedError as error:
             seat.verdict = error.code
             flight = self.ledger.flights.get(result.job)
-            if flight is not None and flight.job.client == client and error.code != "uncalled":
+            if flight is not None and flight.job.client == client and error.code not in ("uncalled", "over"):
                 self._lose(flight, f"refused: {error.code}")
             raise
         return APPLIED

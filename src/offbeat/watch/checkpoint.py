@@ -12,22 +12,23 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
-from offbeat.core.state import Tensors, dump, load
+from offbeat.core.state import State, Tensors, dump, load
 from offbeat.simulate.world import World
 
 FORMAT = "offbeat checkpoint 1"
+S = TypeVar("S", bound=State)
 NEWEST, OLDER = "checkpoint.safetensors", "checkpoint.older.safetensors"
 
 
-def save(folder: Path, world: World, extra: Any = None) -> None:
-    """Write the world, and `extra` JSON beside it, as the folder's newest checkpoint."""
+def save(folder: Path, world: State, extra: Any = None) -> None:
+    """Write the world (or another state), and `extra` JSON beside it, as the folder's newest checkpoint."""
     tensors = Tensors()
     text = json.dumps({"world": dump(world, tensors), "extra": extra})
     table = _apart(tensors.table)
@@ -45,11 +46,16 @@ def save(folder: Path, world: World, extra: Any = None) -> None:
 
 def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
     """The newest readable (world, extra), or None where none was ever finished."""
+    return restore_as(World, folder, device)
+
+
+def restore_as(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] | None:
+    """The same for another kind of state."""
     found = [folder / name for name in (NEWEST, OLDER) if (folder / name).exists()]
     problems = []
     for path in found:
         try:
-            return _read(path, device)
+            return _read(path, device, kind)
         except (SafetensorError, FolderError, OSError, ValueError, KeyError, TypeError) as error:
             problems.append(f"{path.name}: {error}")
     if problems:
@@ -59,7 +65,7 @@ def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
     return None
 
 
-def _read(path: Path, device: str) -> tuple[World, Any]:
+def _read(path: Path, device: str, kind: type[S]) -> tuple[S, Any]:
     with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
@@ -69,8 +75,8 @@ def _read(path: Path, device: str) -> tuple[World, Any]:
         raise FolderError("is damaged: its digest does not match")
     saved = json.loads(header["state"])
     world = load(saved["world"], {name: t.to(device) for name, t in table.items()})
-    if not isinstance(world, World):
-        raise FolderError("does not hold a world")
+    if not isinstance(world, kind):
+        raise FolderError(f"does not hold a {kind.__name__.lower()}")
     return world, saved["extra"]
 
 

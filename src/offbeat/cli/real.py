@@ -1,0 +1,209 @@
+"""From an experiment to a real run: what its server serves, and what a client makes of what the server says."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from offbeat.cli.algorithms import ALGORITHMS
+from offbeat.cli.experiment import Experiment, Spec
+from offbeat.cli.problem import OwnTable
+from offbeat.core.errors import SettingError
+from offbeat.core.problem import Problem
+from offbeat.core.random import TASK, key
+from offbeat.core.vectors import Vector
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.host import Host, Measure
+from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.own import Blank, Own, dataset
+from offbeat.deploy.plan import Plan, check_name
+from offbeat.deploy.site import Party
+from offbeat.simulate.execute import Executor
+
+VERSION = 1  # of the charter
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a real run is served, besides the experiment.
+
+    unit: seconds in one unit of the experiment's time.   paced: clients take as long as the timing model says.
+    """
+
+    unit: float = 1.0
+    paced: bool = False
+    limits: Limits = field(default_factory=Limits)
+    dtype: str = ""
+
+
+class Watched:
+    """A real run in the shape that displays, summaries and measures of simulated ones know."""
+
+    def __init__(self, host: Host, problems: Sequence[Problem]) -> None:
+        self.host, self.problems = host, problems
+        self.server, self.locals = host.plan.server, host.plan.locals
+        self.until, self.clients = host.plan.until, len(host.plan.roster)
+        self.executor = Executor(stacked=False)
+
+    @property
+    def world(self) -> Ledger:
+        return self.host.ledger
+
+
+def run_name(spec: Spec) -> str:
+    """A run's name on the broker."""
+    return check_name("run", spec.folder.replace(".", "_"))
+
+
+def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str], options: Options) -> Plan:
+    """What the server of this run serves."""
+    problems = problems_of(experiment, spec)
+    if problems[0].clients != len(roster):
+        raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
+    algorithm = experiment.algorithm(spec.index, spec.seed)
+    return Plan(
+        run,
+        list(roster),
+        algorithm.server,
+        algorithm.locals(len(problems)),
+        [problem.initial().cpu() for problem in problems],
+        experiment.top.until,
+        seed=spec.seed,
+        unit=options.unit,
+        terms=[(task.opens, task.closes) for task in experiment.tasks],
+        limits=options.limits,
+        dtype=options.dtype,
+    )
+
+
+def problems_of(experiment: Experiment, spec: Spec) -> list[Problem]:
+    """The problems of a run; training without federation has nothing to be deployed."""
+    torch.set_num_threads(experiment.top.threads or 1)
+    if experiment.top.evaluate.personal is not None:
+        raise SettingError("evaluate.personal: the clients' own models stay with them; leave it out for real runs")
+    if ALGORITHMS[experiment.table["algorithm"][spec.index]["name"]].pooled:
+        raise SettingError(f"{spec.label} pools all data on one machine; it cannot be deployed")
+    return list(experiment.problems(spec.seed))
+
+
+def measure_of(problems: Sequence[Problem]) -> Measure | None:
+    """How the server evaluates; None where it has no data, and the clients do it."""
+    if any(isinstance(problem, Blank) for problem in problems):
+        return None
+    return lambda task, vector: problems[task].measure(vector.unsqueeze(0))[0]
+
+
+def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: Options, last: bool) -> dict[str, Any]:
+    """What the clients are told: names and numbers only."""
+    return {
+        "version": VERSION,
+        "run": plan.run,
+        "experiment": experiment.table,
+        "index": spec.index,
+        "label": spec.label,
+        "seed": spec.seed,
+        "roster": list(plan.roster),
+        "unit": options.unit,
+        "paced": options.paced,
+        "dtype": options.dtype,
+        "beat": min(2.0, options.limits.patience / 4),
+        "last": last,
+    }
+
+
+class Partner:
+    """Makes a client's part of a run from its charter.
+
+    data: "package.module:function" that gives this client's own samples.   models: names of model factories outside
+    offbeat that the server may ask for: nothing else is imported at its word.   device: "" for the experiment's own.
+    """
+
+    def __init__(self, data: str = "", models: Sequence[str] = (), device: str = "", holdout: float = 0.2) -> None:
+        self.data, self.models, self.device, self.holdout = data, models, device, holdout
+        self.known: dict[str, Experiment] = {}
+
+    def party(self, charter: Mapping[str, Any], client: str) -> Party:
+        """This client's part."""
+        if charter.get("version") != VERSION:
+            raise SettingError(f"the server speaks version {charter.get('version')}, this client {VERSION}; upgrade")
+        roster = [str(name) for name in charter["roster"]]
+        if client not in roster:
+            raise SettingError(f"{client} is not on the roster of {charter['run']}")
+        experiment = self._experiment(charter["experiment"])
+        spec = Spec(str(charter["label"]), int(charter["seed"]), int(charter["index"]))
+        number = roster.index(client)
+        problems = self._problems(experiment, spec, len(roster))
+        names = [task.name for task in experiment.tasks]
+        clock = experiment.timing.bind(len(roster), spec.seed, names) if charter["paced"] else None
+
+        def judge(task: int, vector: Vector) -> tuple[int, int, float]:
+            problem = problems[task]
+            return problem.judge(vector) if isinstance(problem, Own) else (0, 0, 0.0)
+
+        return Party(
+            check_name("run", str(charter["run"])),
+            client,
+            number,
+            problems,
+            experiment.algorithm(spec.index, spec.seed).locals(len(problems)),
+            spec.seed,
+            judge,
+            clock,
+            float(charter["unit"]),
+            str(charter["dtype"]),
+        )
+
+    def _experiment(self, table: Mapping[str, Any]) -> Experiment:
+        text = repr(table)
+        if text not in self.known:
+            self._check_models(table)
+            own = {**table, "device": self.device} if self.device else dict(table)
+            own.pop("boards", None)
+            self.known = {text: Experiment(own)}
+        return self.known[text]
+
+    def _check_models(self, table: Mapping[str, Any]) -> None:
+        for task in [table.get("problem", {}), *table.get("task", [])]:
+            model = task.get("model", "") if isinstance(task, Mapping) else ""
+            name = str(model.get("name", "")) if isinstance(model, Mapping) else str(model)
+            if ":" in name and name not in self.models:
+                raise SettingError(f"the server asks for the model {name!r}; allow it with --model {name}")
+
+    def _problems(self, experiment: Experiment, spec: Spec, clients: int) -> list[Problem]:
+        if not self.data:
+            return problems_of(experiment, spec)
+        torch.set_num_threads(experiment.top.threads or 1)
+        given = loader(self.data)()
+        made: list[Problem] = []
+        for number, task in enumerate(experiment.tasks):
+            table = task.problem
+            if not isinstance(table, OwnTable):
+                raise SettingError('--data: the experiment names its own data; write data = "own" in it')
+            part = given[task.name] if isinstance(given, Mapping) else given
+            found = dataset(part, table.classes, table.shape, self.holdout)
+            seed = spec.seed if number == 0 else key(spec.seed, TASK, number) >> 1
+            name = task.name or "own"
+            made.append(Own(name, table.module(seed), clients, found, table.l2, experiment.top.device))
+        return made
+
+
+def loader(name: str) -> Any:
+    """The function behind "package.module:function"."""
+    path, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(path), attribute)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise SettingError(f"--data {name}: {error}; write package.module:function") from None
+    if not callable(found):
+        raise SettingError(f"--data {name}: is a {type(found).__name__}, not a function")
+    return found
+
+
+def state_folder() -> Path:
+    """Where clients keep their state by default."""
+    return Path.home() / ".local" / "state" / "offbeat"

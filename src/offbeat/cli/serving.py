@@ -1,0 +1,300 @@
+"""Serving real runs: the broker, the client processes of `offbeat up`, one run after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
+from nats.js.errors import NotFoundError
+from rich.console import Console
+
+from offbeat.cli.experiment import Experiment, Spec
+from offbeat.cli.folder import finish_run, read_result
+from offbeat.cli.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
+from offbeat.core.errors import FolderError, OffbeatError
+from offbeat.deploy import keys, wire
+from offbeat.deploy.broker import Broker
+from offbeat.deploy.host import Host
+from offbeat.deploy.link import Link, as_json
+from offbeat.deploy.metrics import expose
+from offbeat.deploy.site import read_charter
+from offbeat.simulate.loop import Simulation
+from offbeat.watch.measures import measure
+from offbeat.watch.progress import Display, display
+from offbeat.watch.session import InterruptedRunError, summary
+
+
+async def serve_all(
+    experiment: Experiment, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
+) -> list[dict[str, Any]]:
+    """Everything on this machine: broker, clients, and every run of the experiment one after the other."""
+
+    count = experiment.tasks[0].problem.clients
+    names = [f"c{number:0{len(str(count - 1))}d}" for number in range(count)]
+    place = folder / "keys"
+    roster = keys.read_roster(place) if (place / keys.ROSTER).exists() else keys.init(place, names, "up", tls=False)
+    broker = Broker(folder / "broker", roster, sync=sync)
+    broker.start()
+    crew = Crew(folder, broker.url, names, processes or min(count, 8))
+    link = Link(keys.read_creds(place / keys.SERVER), broker.url)
+    results: list[dict[str, Any]] = []
+    try:
+        await link.connect(20)
+        crew.start()
+        with display(Console(stderr=True), len(experiment.runs)) as shown:
+            for spec in experiment.runs:
+                done = read_result(folder / spec.folder)
+                if done is not None:
+                    shown.end(f"{spec.name}: finished before")
+                else:
+                    last = spec is experiment.runs[-1]
+                    done = await _serve_one(
+                        experiment, spec, folder, link, run_name(spec), names, options, shown, metrics, None, last, crew
+                    )
+                results.append(done)
+        await link.store("charter", as_json({"closed": True}))
+        await crew.finish()
+        return results
+    finally:
+        crew.stop()
+        await link.close()
+        broker.stop()
+
+
+class Crew:
+    """The client processes of `offbeat up`; one that dies is started again."""
+
+    def __init__(self, folder: Path, url: str, names: Sequence[str], processes: int) -> None:
+        self.folder, self.url = folder, url
+        self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.deaths = 0
+
+    def start(self) -> None:
+        """Start all of them."""
+        (self.folder / "clients").mkdir(exist_ok=True)
+        self.processes = [self._start(share) for share in self.shares]
+
+    def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
+        words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
+        command = [sys.executable, "-c", "from offbeat.cli import main; main()", "join", *words]
+        command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
+        with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+    def look(self) -> None:
+        """Start again what has died."""
+        for at, process in enumerate(self.processes):
+            if process.poll() is not None:
+                self.deaths += 1
+                if self.deaths > 3 * len(self.shares) + 100:
+                    raise OffbeatError(f"the clients keep dying; see {self.folder / 'clients' / '*.log'}")
+                if process.returncode > 0:
+                    log = self.folder / "clients" / f"{self.shares[at][0]}.log"
+                    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                    raise OffbeatError(f"a client ended with {process.returncode}: {lines[-1] if lines else log}")
+                self.processes[at] = self._start(self.shares[at])
+
+    async def finish(self, patience: float = 10.0) -> None:
+        """Wait until they have gone by themselves."""
+        until = time.monotonic() + patience
+        while any(p.poll() is None for p in self.processes) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+
+    def stop(self) -> None:
+        """Make them go."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+async def _serve_one(
+    experiment: Experiment,
+    spec: Spec,
+    folder: Path,
+    link: Link,
+    name: str,
+    roster: Sequence[str],
+    options: Options,
+    shown: Display,
+    metrics: int | None,
+    wait: int | None,
+    last: bool,
+    crew: Crew | None = None,
+) -> dict[str, Any]:
+    """Serve one run to its end and give its numbers."""
+
+    plan = plan_of(experiment, spec, name, roster, options)
+    problems = problems_of(experiment, spec)
+    place = folder / spec.folder
+    place.mkdir(parents=True, exist_ok=True)
+    shown.begin(spec.name)
+
+    def tick(host: Host) -> None:
+        if crew is not None:
+            crew.look()
+        shown.tick(_as_simulation(watched), host.recorder)
+
+    with _journal(place / "server.log"):
+        host = Host(
+            plan,
+            link,
+            place,
+            charter_of(experiment, spec, plan, options, last),
+            measure=measure_of(problems),
+            every=experiment.top.evaluate.every,
+            wait=wait,
+            tick=tick,
+        )
+        watched = Watched(host, problems)
+        await _serving(host, metrics)
+    if host.asked:
+        raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
+    result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
+    simulation = _as_simulation(watched)
+    result |= summary(simulation, host.recorder, host.wall, list(experiment.top.evaluate.targets))
+    if host.ledger.tally.updates:
+        result["measures"] = measure(place, simulation)
+    result["refused"] = dict(host.ledger.tally.refused)
+    result["real"] = {"unit": options.unit, "position": host.ledger.position, "repeated": host.ledger.tally.repeated}
+    finish_run(place, simulation, result)
+    said = ", ".join(f"{metric} {value:.4g}" for metric, value in result["metrics"].items())
+    shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result['updates']:,} updates in {host.wall:.1f} s")
+    return result
+
+
+async def _serving(host: Host, metrics: int | None) -> None:
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, host.leave)
+    exposed = await expose(host, metrics) if metrics is not None else None
+    try:
+        await host.run()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        if exposed is not None:
+            exposed.close()
+
+
+def _as_simulation(watched: Watched) -> Simulation:
+    """It has all that summaries and displays look at."""
+    return cast(Simulation, watched)
+
+
+@contextlib.contextmanager
+def _journal(path: Path) -> Iterator[None]:
+    """Within, the server's structured log goes to this file, a JSON object a line."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("offbeat.deploy")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who serves, and where: the server's keys, the roster, the folder they are in, the broker."""
+
+    creds: keys.Creds
+    roster: keys.Roster
+    folder: Path
+    url: str
+    embedded: bool
+
+    def broker(self) -> Broker:
+        """The broker of `--embedded`; beyond this machine it is reached if the address is not that of this one."""
+        host, _, port = self.url.split("//")[-1].rpartition(":")
+        everywhere = "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+        tls = self.folder if self.creds.ca else None
+        return Broker(self.folder / "broker", self.roster, tls=tls, host=everywhere, port=int(port))
+
+
+async def serve_one(
+    experiment: Experiment,
+    spec: Spec,
+    folder: Path,
+    fresh: bool,
+    place: Place,
+    name: str | None,
+    wait: int | None,
+    options: Options,
+    metrics: int | None,
+) -> dict[str, Any]:
+    """Serve one run of an experiment; `fresh`: it must not be on the broker yet."""
+    run = name or run_name(spec)
+    broker = place.broker() if place.embedded else None
+    if broker is not None:
+        broker.start()
+    link = Link(place.creds, broker.url if broker is not None else place.url)
+    try:
+        await link.connect(30)
+        if fresh:
+            with contextlib.suppress(NotFoundError):
+                info = await link.js.stream_info(link.stream(run, "log"))
+                if info.state.last_seq:
+                    raise FolderError(
+                        f"the broker has a run called {run} already; go on with it with --out and its folder, or give "
+                        f"this one another --name"
+                    )
+        with display(Console(stderr=True), 1) as shown:
+            names = list(place.roster.clients)
+            return await _serve_one(experiment, spec, folder, link, run, names, options, shown, metrics, wait, False)
+    finally:
+        await link.close()
+        if broker is not None:
+            broker.stop()
+
+
+async def ask(creds: keys.Creds, url: str) -> dict[str, Any]:
+    """How the run that is being served stands."""
+
+    link = Link(creds, url)
+    await link.connect(5)
+    try:
+        answer = await link.client.request(f"{link.root}.ask", b"", timeout=5)
+        found: dict[str, Any] = json.loads(answer.data)
+        return found
+    except (NoRespondersError, NatsTimeoutError):
+        raise OffbeatError("nobody serves this federation now") from None
+    finally:
+        await link.close()
+
+
+async def append(creds: keys.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
+    """Add an entry to the log of the run that is being served, as the server."""
+
+    link = Link(creds, url)
+    await link.connect(5)
+    try:
+        charter = await read_charter(link)
+        if charter is None or "run" not in charter:
+            raise OffbeatError("this federation has no run")
+        run = str(charter["run"])
+        await link.store(f"{run}.log", wire.pack(kind, {"run": run, **header}))
+    finally:
+        await link.close()

@@ -1,0 +1,300 @@
+"""The server of a run on its network and disk: reads the log, folds it, sends desks, evaluates, saves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import FolderError
+from offbeat.core.vectors import Vector
+from offbeat.deploy import wire
+from offbeat.deploy.admission import APPLIED
+from offbeat.deploy.keeper import Append, Effect, Keeper, Post, Put
+from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.link import FAILURES, Link, LogReader, as_json
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.reducer import Entry
+from offbeat.deploy.trace import Trips
+from offbeat.deploy.wire import RefusedError
+from offbeat.watch import checkpoint
+from offbeat.watch.record import Recorder
+
+log = logging.getLogger("offbeat.deploy")
+
+
+def note(event: str, **fields: Any) -> None:
+    """A line for the log, as JSON."""
+    log.info(json.dumps({"time": round(time.time(), 3), "event": event, **fields}))
+
+
+Measure = Callable[[int, Vector], Mapping[str, float]]
+
+
+class Host:
+    """One run's server. `folder` holds its checkpoint and its record; begun again there, it goes on.
+
+    measure: metrics of a task's model; None: the clients evaluate.   charter: what clients are told about the run.
+    save_every: seconds between checkpoints.   tick: called now and then, for a display.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        link: Link,
+        folder: Path,
+        charter: Mapping[str, Any],
+        *,
+        measure: Measure | None = None,
+        every: float | None = None,
+        wait: int | None = None,
+        save_every: float = 10.0,
+        models: int = 1 << 30,
+        tick: Callable[[Host], None] | None = None,
+    ) -> None:
+        self.plan, self.link, self.folder, self.charter = plan, link, folder, charter
+        self.measure, self.save_every, self.kept_models, self.tick = measure, save_every, models, tick
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = checkpoint.restore_as(Ledger, folder)
+        ledger, extra = saved if saved else (None, {})
+        self.recorder = Recorder(folder, extra.get("record"))
+        self.trips = Trips(folder, extra.get("trips"))
+        self.worked = float(extra.get("worked", 0.0))
+        self.keeper = Keeper(
+            plan,
+            ledger,
+            [self.recorder, self.trips],
+            every=every,
+            asks=measure is None and every is not None,
+            wait=wait,
+        )
+        self.reader = LogReader(link, plan.run, self._take)
+        self.entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self.waiting = asyncio.Event()
+        self.lag = 0.0  # seconds between an entry's time stamp and its being folded
+        self.evaluating: set[asyncio.Task[None]] = set()
+        self.began = self.saved = time.monotonic()
+        self.asked = False  # to stop serving
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.keeper.ledger
+
+    @property
+    def wall(self) -> float:
+        return self.worked + time.monotonic() - self.began
+
+    async def run(self) -> None:
+        """Serve until the run is over, or until `leave`."""
+        await self.link.make_streams(self.plan.run, self.kept_models)
+        await self._catch_up()
+        await self.link.listen(f"{self.plan.run}.beat.*", self._beat)
+        await self.link.client.subscribe(f"{self.link.root}.ask", cb=self._answer)
+        self.link.reconnected.append(self._again)
+        await self.link.store("charter", as_json(self.charter))
+        await self._obey(self.keeper.boot(time.monotonic()))
+        note("serving", run=self.plan.run, position=self.ledger.position, clients=len(self.plan.roster))
+        while not self.asked and not self._over():
+            await self._round()
+        if self.ledger.stopped and not self.asked:
+            await self._farewell()
+        self.save()
+        note("left" if self.asked else "over", run=self.plan.run, reason=self.ledger.stopped)
+
+    def leave(self) -> None:
+        """Stop serving; the run goes on when somebody serves it again."""
+        self.asked = True
+        self.waiting.set()
+
+    def save(self) -> None:
+        """Write a checkpoint: the state with its position in the log, and how far the record goes."""
+        self.recorder.flush()
+        self.trips.flush()
+        extra = {"record": self.recorder.state, "trips": self.trips.state, "worked": self.wall}
+        checkpoint.save(self.folder, self.ledger, extra)
+        self.saved = time.monotonic()
+
+    # The log
+
+    async def _catch_up(self) -> None:
+        """Fold what the log has beyond the checkpoint, before anything is sent."""
+        info = await self.link.js.stream_info(self.link.stream(self.plan.run, "log"))
+        end = info.state.last_seq
+        if end < self.ledger.position:
+            raise FolderError(
+                f"the broker's log of {self.plan.run} ends at {end}, but this server has folded {self.ledger.position} "
+                f"entries: the broker has lost data; restore its store, or begin another run"
+            )
+        await self.reader.start(self.ledger.position)
+        while self.ledger.position < end:
+            entry = await self._whole(await self.entries.get())
+            self.keeper.replay(entry, time.monotonic())
+
+    def _take(self, entry: Entry) -> None:
+        self.entries.put_nowait(entry)
+        self.waiting.set()
+
+    async def _round(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.waiting.wait(), 0.05)
+        self.waiting.clear()
+        while not self.entries.empty():
+            entry = await self._whole(self.entries.get_nowait())
+            await self._obey(self.keeper.fold(entry, time.monotonic()))
+            self.lag = max(0.0, time.time() - entry.stamp)
+            if self.keeper.code not in ("", APPLIED):
+                note("refused", client=entry.sender, code=self.keeper.code, position=entry.seq, bytes=len(entry.data))
+        clock = time.monotonic()
+        await self._obey(self.keeper.due(clock))
+        for task in self.keeper.next_evaluation(clock):
+            job = asyncio.create_task(self._evaluate(task))
+            self.evaluating.add(job)
+            job.add_done_callback(self.evaluating.discard)
+        if clock - self.saved > self.save_every:
+            self.save()
+        await self.reader.watch()
+        if self.tick is not None:
+            self.tick(self)
+
+    async def _whole(self, entry: Entry) -> Entry:
+        """A large update lies beside the log in pieces: put it together. What does not fit stays as it came."""
+        try:
+            message = wire.unpack(entry.data, self.plan.limits.size) if len(entry.data) < 4096 else None
+        except RefusedError:
+            return entry
+        if message is None or message.kind != "parted" or entry.sender not in self.keeper.reducer.index:
+            return entry
+        try:
+            size, count = int(message.header["size"]), int(message.header["count"])
+            name = str(message.header["name"])
+        except (KeyError, TypeError, ValueError):
+            return entry
+        if not 0 < count <= 4096 or not 0 < size <= self.plan.limits.size or not name.isalnum():
+            return entry._replace(data=wire.pack("oversized", {"run": self.plan.run}))
+        return entry._replace(data=await self._parts(entry, name, count, size) or entry.data)
+
+    async def _parts(self, entry: Entry, name: str, count: int, size: int) -> bytes | None:
+        stream, found = self.link.stream(self.plan.run, "part"), bytearray()
+        for number in range(count):
+            piece = None
+            while piece is None:  # a broken connection must not decide what the log means
+                with contextlib.suppress(*FAILURES):
+                    piece = await self.link.stamped(stream, f"{self.plan.run}.part.{entry.sender}.{name}.{number}") or (
+                        float("inf"),
+                        b"",
+                    )
+            when, data = piece
+            if when > entry.stamp or len(found) + len(data) > size:
+                return None
+            found += data
+        return bytes(found) if wire.digest(bytes(found)) == name else None
+
+    # Sending
+
+    async def _obey(self, effects: Sequence[Effect]) -> None:
+        run = self.plan.run
+        for effect in effects:
+            try:
+                if isinstance(effect, Post):
+                    await self.link.say(f"{run}.desk.{self.plan.roster[effect.client]}", effect.data)
+                elif isinstance(effect, Append):
+                    await self.link.say(f"{run}.log", effect.data)
+                elif isinstance(effect, Put):
+                    await self._put(effect)
+            except FAILURES as error:  # desks and entries are sent again when they are missed
+                log.warning("not sent: %s", error)
+
+    async def _put(self, put: Put) -> None:
+        size = self.link.piece
+        for number, at in enumerate(range(0, len(put.data), size)):
+            await self.link.say(f"{self.plan.run}.model.{put.digest}.{number}", put.data[at : at + size])
+
+    async def _again(self) -> None:
+        """The broker is back: it may have missed what we sent, and has forgotten that we read."""
+        await self.reader.start(self.reader.position)
+        self.keeper.put.clear()
+        await self.link.store("charter", as_json(self.charter))
+        await self._obey(self.keeper.boot(time.monotonic()))
+
+    async def _beat(self, sender: str, data: bytes) -> None:
+        await self._obey(self.keeper.beat(sender, data, time.monotonic()))
+
+    # Evaluating
+
+    async def _evaluate(self, task: int) -> None:
+        ledger = self.ledger
+        model = self.plan.server.models(ledger.server)[task]
+        vector, version, updates = model.vector, model.version, ledger.tally.updates
+        now = (
+            ledger.ends.get(task, ledger.now)
+            if ledger.stopped or task in ledger.finished
+            else max(ledger.now, min(self.keeper.now(time.monotonic()), self.plan.until.time or float("inf")))
+        )
+        if self.measure is not None:
+            found = await asyncio.to_thread(self.measure, task, vector)
+            metrics = {name: float(value) for name, value in found.items() if abs(float(value)) < float("inf")}
+            await self._obey([self.keeper.score(task, now, updates, version, metrics)])
+
+    def _over(self) -> bool:
+        """The run has stopped, and its last models are measured."""
+        ledger = self.ledger
+        if not ledger.stopped or self.evaluating:
+            return False
+        if self.keeper.every is None or self.keeper.asks:
+            return True
+        return all(
+            ledger.measured[task] >= ledger.ends.get(task, ledger.now)
+            for task in range(len(self.plan.locals))
+            if task not in ledger.unborn
+        )
+
+    async def _farewell(self, patience: float = 6.0) -> None:
+        """Wait until the clients that are there know that the run is over."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            there = [client for client, seat in enumerate(self.ledger.seats) if seat.present]
+            if all(self.keeper.seen.get(c, 0) > self.ledger.seats[c].revision for c in there):
+                return
+            await self._round()
+
+    # Being asked
+
+    async def _answer(self, message: Any) -> None:
+        if message.reply:
+            await self.link.client.publish(message.reply, json.dumps(self.status()).encode())
+
+    def status(self) -> dict[str, Any]:
+        """The run as it stands, in plain data."""
+        ledger, clock = self.ledger, time.monotonic()
+        tally = ledger.tally
+        last = self.recorder.measurements[-1] if self.recorder.measurements else None
+        return {
+            "run": self.plan.run,
+            "state": ledger.stopped or ("running" if ledger.begun else "waiting for clients"),
+            "time": ledger.now,
+            "updates": tally.updates,
+            "lost": tally.lost,
+            "refused": dict(tally.refused),
+            "repeated": tally.repeated,
+            "staleness": tally.staleness_sum / tally.updates if tally.updates else 0.0,
+            "versions": [model.version for model in self.plan.server.models(ledger.server)],
+            "metrics": dict(last.metrics) if last else {},
+            "position": ledger.position,
+            "lag": self.lag,
+            "clients": [
+                {
+                    "name": name,
+                    "present": seat.present,
+                    "epoch": seat.epoch,
+                    "settled": seat.seq,
+                    "jobs": len(seat.queue) + len(seat.held),
+                    "silent": clock - self.keeper.heard[c] if c in self.keeper.heard else None,
+                }
+                for c, (name, seat) in enumerate(zip(self.plan.roster, ledger.seats, strict=True))
+            ],
+        }

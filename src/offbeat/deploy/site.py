@@ -1,0 +1,345 @@
+"""A client of a run on its network, disk and processor: does what its `Member` wants, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import DivergedError
+from offbeat.core.events import Job
+from offbeat.core.local import Local
+from offbeat.core.problem import Problem
+from offbeat.core.vectors import Payload, Vector
+from offbeat.deploy import wire
+from offbeat.deploy.disk import Disk
+from offbeat.deploy.keys import Seal
+from offbeat.deploy.link import FAILURES, Link
+from offbeat.deploy.member import (
+    Done,
+    Effect,
+    Exit,
+    Fetch,
+    Interrupt,
+    Judge,
+    Member,
+    Mirror,
+    Recover,
+    Save,
+    Sign,
+    Tell,
+    Train,
+)
+from offbeat.deploy.train import Training
+from offbeat.timing.base import Clock
+
+log = logging.getLogger("offbeat.deploy")
+
+TICK = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Party:
+    """What a client needs to take part in a run.
+
+    problems: by task, with this client's data at least.   judge: (right, total, summed loss) of a task's model on the
+    client's own held-out data; None: it has none.   clock: how long jobs are to take, in units of `unit` seconds, for
+    trying out a federation on one machine; None: as long as they take.
+    """
+
+    run: str
+    client: str
+    number: int
+    problems: Sequence[Problem]
+    locals: Sequence[Local]
+    seed: int
+    judge: Callable[[int, Vector], tuple[int, int, float]] | None = None
+    clock: Clock | None = None
+    unit: float = 1.0
+    dtype: str = ""
+
+
+class Site:
+    """One client of one run."""
+
+    def __init__(self, party: Party, link: Link, folder: Path, beat: float = 2.0, retry: float = 2.0) -> None:
+        self.party, self.link = party, link
+        self.disk = Disk(folder, party.run)
+        self.seal = Seal(link.creds)
+        firsts = [local.remember(p.initial().cpu()) for local, p in zip(party.locals, party.problems, strict=True)]
+        self.member = Member(
+            party.run, party.client, firsts, lambda: secrets.token_hex(8), retry=retry, beat=beat, dtype=party.dtype
+        )
+        self.queue: asyncio.Queue[Callable[[Member, float], list[Effect]]] = asyncio.Queue()
+        self.pool = ThreadPoolExecutor(1)
+        self.halt: threading.Event | None = None  # of the job at work
+        self.keep = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.first_seen: dict[int, float] = {}
+        self.fetching: dict[str, float] = {}
+        self.mirror_at: dict[str, tuple[int, int]] = {}  # nonce -> (number of the last head, slot)
+        self.ended: str | None = None
+        self.applied = self.refused = self.jobs = 0
+
+    async def run(self) -> str:
+        """Take part until the run is over; gives an error, or nothing if all went well."""
+        run, name = self.party.run, self.party.client
+        try:
+            await self._do(self.member.start(self.disk.read(), time.monotonic()))
+            await self.link.listen(f"{run}.desk.{name}", self._desk)
+            self.link.reconnected.append(self._look)
+            await self._look()
+            while self.ended is None:
+                await self._step()
+            await self._do([Sign(self.member.sign())])
+            return self.ended
+        finally:
+            self._stop_training(False)
+            for task in self.tasks:
+                task.cancel()
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            if self._look in self.link.reconnected:
+                self.link.reconnected.remove(self._look)
+            self.disk.close()
+
+    def leave(self) -> None:
+        """Go, and say so."""
+        self.queue.put_nowait(lambda member, now: member.leave(now))
+
+    async def _step(self) -> None:
+        try:
+            heard = await asyncio.wait_for(self.queue.get(), TICK)
+        except TimeoutError:
+            await self._do(self.member.tick(time.monotonic()))
+            if self.member.desk is None:
+                await self._look()
+            return
+        before = self.member.memoir
+        effects = heard(self.member, time.monotonic())
+        self._count(before)
+        await self._do(effects)
+        await self._do(self.member.tick(time.monotonic()))
+
+    def _count(self, before: Any) -> None:
+        """For the display."""
+        desk, after = self.member.desk, self.member.memoir
+        if desk is None:
+            return
+        now = time.monotonic()
+        for job, _ in desk.jobs:
+            self.first_seen.setdefault(job.id, now)
+        if before is not None and before.pending is not None and after is not None and after.pending is None:
+            if desk.verdict == "applied":
+                self.applied += 1
+            else:
+                self.refused += 1
+                log.warning("%s: job %d was refused: %s", self.party.client, before.pending.job, desk.verdict)
+
+    # Hearing
+
+    async def _desk(self, _: str, data: bytes) -> None:
+        self.queue.put_nowait(lambda member, now: member.hear(data, now))
+
+    async def _look(self) -> None:
+        """Read the desk that the broker has: what was said while we were away."""
+        with contextlib.suppress(*FAILURES):
+            run = self.party.run
+            found = await self.link.last(self.link.stream(run, "desk"), f"{run}.desk.{self.party.client}")
+            if found is not None:
+                await self._desk("", found[1])
+
+    def _later(self, action: Any) -> None:
+        task = asyncio.get_running_loop().create_task(action)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    # Doing
+
+    async def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Save(data):
+                    self.disk.save(data)
+                case Tell(data, name):
+                    self._later(self._tell(data, name))
+                case Sign(data):
+                    with contextlib.suppress(*FAILURES):
+                        await self.link.say(f"{self.party.run}.beat.{self.party.client}", data)
+                case Mirror(nonce, data):
+                    self._later(self._mirror(nonce, data))
+                case Recover(nonce):
+                    self._later(self._recover(nonce))
+                case Fetch(digest):
+                    self._later(self._fetch(digest))
+                case Train(job, payload, memory):
+                    self._train(job, payload, memory)
+                case Interrupt(keep):
+                    self._stop_training(keep)
+                case Judge(number, task, payload):
+                    self._later(self._judge(number, task, payload))
+                case Exit(error):
+                    await asyncio.sleep(0)  # let what was said before go out
+                    self.ended = error
+
+    async def _tell(self, data: bytes, name: str) -> None:
+        with contextlib.suppress(*FAILURES):
+            run, client = self.party.run, self.party.client
+            if len(data) > self.link.piece:
+                digest = wire.digest(data)
+                count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True)
+                header = {"run": run, "client": client, "name": digest, "count": count, "size": len(data)}
+                data = wire.pack("parted", header)
+            await self.link.say(f"{run}.up.{client}", data, name)
+
+    async def _mirror(self, nonce: str, data: bytes) -> None:
+        """Leave a sealed copy; the broker compares and sets, so that a copy that was overtaken does not overwrite."""
+        with contextlib.suppress(*FAILURES):
+            run, client = self.party.run, self.party.client
+            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "desk")
+            if nonce not in self.mirror_at:
+                found = await self.link.last(stream, f"{subject}.head")
+                self.mirror_at[nonce] = (found[0] if found else 0, 0)
+            at, slot = self.mirror_at.pop(nonce)  # looked up again if this fails
+            sealed = self.seal.close(data, f"{run} {nonce}")
+            header: dict[str, Any] = {"run": run, "slot": 0, "count": 0, "name": ""}
+            parts: dict[str, bytes] = {"sealed": sealed}
+            if len(sealed) > self.link.piece:
+                slot = 1 - slot
+                count = await self.link.put(f"{subject}.{slot}", sealed)
+                header |= {"slot": slot, "count": count, "name": wire.digest(sealed)}
+                parts = {}
+            at = await self.link.store(f"{subject}.head", wire.pack("mirror", header, parts), expect=at)
+            self.mirror_at[nonce] = (at, slot)
+            self.queue.put_nowait(lambda member, now: member.mirrored(data, now))
+
+    async def _recover(self, nonce: str) -> None:
+        with contextlib.suppress(*FAILURES):
+            run, client = self.party.run, self.party.client
+            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "desk")
+            found = await self.link.last(stream, f"{subject}.head")
+            sealed = None
+            if found is not None:
+                message = wire.unpack(found[1])
+                if "sealed" in message.parts:
+                    sealed = bytes(message.parts["sealed"][1])
+                else:
+                    h = message.header
+                    sealed = await self.link.get(stream, f"{subject}.{int(h['slot'])}", int(h["count"]), str(h["name"]))
+            data = self.seal.open(sealed, f"{run} {nonce}") if sealed is not None else None
+            self.queue.put_nowait(lambda member, now: member.recovered(data, now))
+
+    async def _fetch(self, digest: str) -> None:
+        with contextlib.suppress(*FAILURES):
+            run, began = self.party.run, time.monotonic()
+            stream, data = self.link.stream(run, "model"), bytearray()
+            for number in range(4096):
+                piece = await self.link.last(stream, f"{run}.model.{digest}.{number}")
+                if piece is None:
+                    break
+                data += piece[1]
+                if len(piece[1]) < self.link.piece and wire.digest(bytes(data)) == digest:
+                    break
+            self.fetching[digest] = time.monotonic() - began
+            whole = bytes(data) if wire.digest(bytes(data)) == digest else None
+            self.queue.put_nowait(lambda member, now: member.fetched(digest, whole, now))
+
+    async def _judge(self, number: int, task: int, payload: Payload) -> None:
+        right, total, loss = 0, 0, 0.0
+        if self.party.judge is not None:
+            right, total, loss = await asyncio.to_thread(self.party.judge, task, payload["model"])
+        self.queue.put_nowait(lambda member, now: member.judged(number, right, total, loss, now))
+
+    # Training, in a thread, a step at a time
+
+    def _train(self, job: Job, payload: Payload, memory: Payload) -> None:
+        self._stop_training(False)
+        self.halt, self.keep = threading.Event(), False
+        self.jobs += 1
+        waited = max(0.0, time.monotonic() - self.first_seen.pop(job.id, time.monotonic()))
+        loop, halt = asyncio.get_running_loop(), self.halt
+        self.pool.submit(self._work, loop, halt, job, payload, memory, waited)
+
+    def _stop_training(self, keep: bool) -> None:
+        if self.halt is not None:
+            self.keep = keep
+            self.halt.set()
+            if not keep:
+                self.halt = None
+
+    def _work(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        halt: threading.Event,
+        job: Job,
+        payload: Payload,
+        memory: Payload,
+        waited: float,
+    ) -> None:
+        def say(heard: Callable[[Member, float], list[Effect]]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is gone: so are we
+                loop.call_soon_threadsafe(self.queue.put_nowait, heard)
+
+        try:
+            done = self._trained(halt, job, payload, memory, waited)
+        except DivergedError as error:
+            reason = str(error)
+            say(lambda member, now: member.failed(job, reason, now))
+        except Exception as error:  # a client's failure is a lost job, never a crash
+            log.exception("%s: job %d failed", self.party.client, job.id)
+            reason = f"{type(error).__name__}: {error}"
+            say(lambda member, now: member.failed(job, reason, now))
+        else:
+            if done is not None:
+                say(lambda member, now: member.done(done, now))
+
+    def _trained(
+        self, halt: threading.Event, job: Job, payload: Payload, memory: Payload, waited: float
+    ) -> Done | None:
+        party = self.party
+        download, compute, upload = self._pace(job)
+        halt.wait(download)
+        began = time.monotonic()
+        training = Training(party.problems[job.task], party.locals[job.task], job, payload, memory, party.seed)
+        more = job.steps > 0
+        while more and not halt.is_set():
+            until = began + compute * (training.steps + 1) / job.steps
+            if until > time.monotonic() and halt.wait(until - time.monotonic()):
+                break
+            more = training.step()
+        if halt.is_set() and not self.keep:
+            return None
+        vectors, moved = training.result()
+        spent = time.monotonic() - began
+        time.sleep(upload)
+        fetched = sum(self.fetching.values())
+        self.fetching.clear()
+        return Done(job, vectors, moved, training.steps, download + fetched, max(0.0, waited - fetched), spent)
+
+    def _pace(self, job: Job) -> tuple[float, float, float]:
+        """Seconds that the parts of this job are to take at least."""
+        clock, unit = self.party.clock, self.party.unit
+        if clock is None:
+            return 0.0, 0.0, 0.0
+        down, up = self.party.locals[job.task].wire(self.party.problems[job.task].dim)
+        times = clock.durations(job, down, up)
+        return times.download * unit, times.compute * unit, times.upload * unit
+
+
+async def read_charter(link: Link) -> dict[str, Any] | None:
+    """What is being run, if anything is."""
+    with contextlib.suppress(*FAILURES, ValueError):
+        found = await link.last(link.board, "charter")
+        if found is not None:
+            charter = json.loads(found[1])
+            if isinstance(charter, dict):
+                return charter
+    return None
