@@ -25,6 +25,10 @@ class ClosedForm(ABC):
         """Gradients [n, d] of Σ weights · cross-entropy at models [n, d] on inputs [n, b, ...], labels [n, b]."""
 
     @abstractmethod
+    def outputs(self, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What models [v, d] make of the same inputs [m, ...]: [v, m, classes]."""
+
+    @abstractmethod
     def one(self, w: Floats, x: Floats, y: npt.NDArray[np.int64], scale: float, out: Floats) -> None:
         """out ← the gradient [d] of the mean cross-entropy at one model, on inputs scale · x [b, inputs], in numpy."""
 
@@ -57,6 +61,12 @@ class Softmax(nn.Module, ClosedForm):
         error = error * weights.unsqueeze(2)  # [n, b, classes]
         slope = torch.bmm(error.transpose(1, 2), x).flatten(1)
         return slope if self.linear.bias is None else torch.cat([slope, error.sum(dim=1)], dim=1)
+
+    def outputs(self, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        classes, inputs = self.linear.weight.shape
+        weights = w[:, : classes * inputs].reshape(-1, inputs)  # one product for all models
+        outputs = torch.mm(x.flatten(1), weights.t()).view(len(x), len(w), classes).transpose(0, 1)
+        return outputs if self.linear.bias is None else outputs + w[:, None, classes * inputs :]
 
     def one(self, w: Floats, x: Floats, y: npt.NDArray[np.int64], scale: float, out: Floats) -> None:
         classes, inputs = self.linear.weight.shape

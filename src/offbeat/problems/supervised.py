@@ -169,17 +169,25 @@ class Supervised:
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
         """Accuracy on the test set and the global objective on all training data."""
         right = torch.zeros(len(models), device=self.device)
-        for which in torch.split(self.tested, _CHUNK):
+        for which in torch.split(self.tested, self._chunk):
             outputs = self._outputs(models, self.inputs(self.test_x[which]))
             right += (outputs.argmax(dim=-1) == self.test_y[which]).sum(dim=-1)
         loss = 0.5 * self.l2 * (models * models).sum(dim=1) if self.l2 else torch.zeros_like(right)
-        for which, counts in zip(torch.split(self.used, _CHUNK), torch.split(self.counts, _CHUNK), strict=True):
+        for which, counts in zip(
+            torch.split(self.used, self._chunk), torch.split(self.counts, self._chunk), strict=True
+        ):
             outputs = self._outputs(models, self.inputs(self.train_x[which]))  # [v, m, classes]
-            y = self.train_y[which].expand(len(models), -1)
-            losses = cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(len(models), -1)
+            chosen = self.train_y[which].expand(len(models), -1).unsqueeze(2)
+            losses = torch.logsumexp(outputs, dim=2) - outputs.gather(2, chosen).squeeze(2)
             loss = loss + losses @ counts
         accuracy = right / len(self.tested)
-        return [{"accuracy": float(a), "loss": float(f)} for a, f in zip(accuracy, loss, strict=True)]
+        both = zip(accuracy.tolist(), loss.tolist(), strict=True)  # to the CPU in one piece
+        return [{"accuracy": a, "loss": f} for a, f in both]
+
+    @property
+    def _chunk(self) -> int:
+        """Samples evaluated at a time."""
+        return 8 * _CHUNK if self.device.type == "cuda" else _CHUNK
 
     @torch.no_grad()
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
@@ -232,6 +240,8 @@ class Supervised:
         return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
+        if self.closed is not None:
+            return self.closed.outputs(models, x)
         if len(models) > 1 and self.stacks:
             outputs: Tensor = vmap(self.flat, (0, None))(models, x)
             return outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop
 from math import isnan
@@ -432,19 +432,26 @@ class Simulation:
             if not mine:
                 continue
             for p, metrics in zip(mine, problem.measure(stacked(p.vector for p in mine)), strict=True):
-                if isnan(metrics.get("loss", 0.0)):
-                    raise DivergedError(
-                        f"the loss of {problem.name} is nan at time {p.time:g}, version {p.version}; use smaller steps"
-                    )
-                if p.each:
-                    metrics = {**metrics, **summarise(p.each)}
-                for watcher in self.watchers:
-                    watcher.measured(Measurement(task, p.time, p.updates, p.version, metrics, p.each))
-                if self.listens:
-                    self._handle(Measured(task, metrics))
-                target = self.until.accuracy
-                if target is not None and metrics.get("accuracy", 0.0) >= target:
-                    self._close(task, "accuracy")
+                self.measured(p, metrics)
+
+    def measured(self, pending: Pending, metrics: Mapping[str, float]) -> None:
+        """A model that was waiting has been evaluated."""
+        task = pending.task
+        if isnan(metrics.get("loss", 0.0)):
+            raise DivergedError(
+                f"the loss of {self.problems[task].name} is nan at time {pending.time:g}, version {pending.version}; "
+                f"use smaller steps"
+            )
+        if pending.each:
+            metrics = {**metrics, **summarise(pending.each)}
+        found = Measurement(task, pending.time, pending.updates, pending.version, metrics, pending.each)
+        for watcher in self.watchers:
+            watcher.measured(found)
+        if self.listens:
+            self._handle(Measured(task, metrics))
+        target = self.until.accuracy
+        if target is not None and metrics.get("accuracy", 0.0) >= target:
+            self._close(task, "accuracy")
 
 
 def _describe(event: Event | Update) -> str:

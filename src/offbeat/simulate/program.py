@@ -13,10 +13,11 @@ from typing import Any
 from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
+from offbeat.core.vectors import stacked
 from offbeat.simulate.compute import Computing, Team, compute
 from offbeat.simulate.loop import Simulation
 
-_AT_ONCE = 64  # models of one run that wait to be evaluated together
+_AT_ONCE = 64  # models that are evaluated together
 _FOREVER = 1 << 60
 
 
@@ -37,12 +38,14 @@ class Program:
         self.makers = makers
         self.more = True
         self.active: dict[int, Simulation] = {}
+        self.ended: dict[int, Simulation] = {}  # but for their last evaluations
 
     def rounds(self) -> Iterator[dict[int, Simulation]]:
         """To the end of all runs; gives those at work after every batch."""
-        while self.more or self.active:
+        while self.more or self.active or self.ended:
             self._admit()
             self._advance()
+            self._measure()
             batches: dict[int, list[Computing]] = {}
             for run in self.active.values():
                 if run.executor.eager:
@@ -59,7 +62,7 @@ class Program:
                 self.more = False
                 break
             self.active[number] = make()
-            self.active[number].at_once = _AT_ONCE
+            self.active[number].at_once = _FOREVER  # they are evaluated from here
         if len(self.active) > before:
             join(list(self.active.values()))
 
@@ -69,17 +72,51 @@ class Program:
                 ended = run.advance(_FOREVER, pause=run.executor.eager)
                 if run.computing.error is not None:
                     raise run.computing.error
-                if ended:
-                    run.flush()
-                    run.computing.review()
             except DivergedError as error:
-                self._end(number, error)
+                self.over(number, self.active.pop(number), error)
             else:
                 if ended:
-                    self._end(number, None)
+                    self.ended[number] = self.active.pop(number)
 
-    def _end(self, number: int, error: DivergedError | None) -> None:
-        self.over(number, self.active.pop(number), error)
+    def _measure(self) -> None:
+        """Evaluate what waits for it, of all runs that share a problem, when there is enough of it."""
+        runs = [*self.active.values(), *self.ended.values()]
+        waiting: dict[int, list[Simulation]] = {}
+        for run in runs:
+            if run.world.pending and len(run.problems) == 1:
+                waiting.setdefault(id(run.problems[0]), []).append(run)
+        for sharing in waiting.values():
+            alone = not any(run in sharing for run in self.active.values())
+            if alone or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
+                measure_together(sharing)
+        for number, run in list(self.ended.items()):
+            if len(run.problems) == 1 and run.world.pending and not self._failed(run):
+                continue  # with others, later
+            del self.ended[number]
+            try:
+                run.flush()
+                run.computing.review()
+                self.over(number, run, self._failed(run))
+            except DivergedError as error:
+                self.over(number, run, error)
+
+    def _failed(self, run: Simulation) -> DivergedError | None:
+        return run.computing.error
+
+
+def measure_together(runs: Sequence[Simulation]) -> None:
+    """Evaluate the waiting models of runs that share one problem, in one pass."""
+    vectors = [pending.vector for run in runs for pending in run.world.pending]
+    found = iter(runs[0].problems[0].measure(stacked(vectors)))
+    for run in runs:
+        waiting, run.world.pending = run.world.pending, []
+        try:
+            for pending in waiting:
+                run.measured(pending, next(found))
+        except DivergedError as error:
+            for _ in waiting[waiting.index(pending) + 1 :]:
+                next(found)
+            run.computing.error = run.computing.error or error
 
 
 def join(runs: Sequence[Simulation]) -> None:
