@@ -6,6 +6,7 @@ OffbeatError
 ├── ModelError         a model that cannot be one flat vector: running statistics, no parameters
 ├── DivergedError      a client's result is not finite
 ├── FolderError        a run folder or checkpoint that cannot be read
+├── WorkerError        worker processes die again and again
 └── HandlerError       a server handler failed; carries the event that it was handling
 """
 
@@ -38,6 +39,10 @@ class DivergedError(OffbeatError):
 
 class FolderError(OffbeatError):
     """A run folder or checkpoint that cannot be read."""
+
+
+class WorkerError(OffbeatError):
+    """Worker processes die again and again."""
 
 
 class HandlerError(OffbeatError):

@@ -8,6 +8,7 @@ given to it; jobs that are held, lost or replaced are not among them and are nev
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from typing import NamedTuple
 
 from offbeat.core.errors import DivergedError
@@ -47,6 +48,8 @@ class Computing:
     def result(self, flight: Flight) -> Result:
         """(upload, memory) of this flight; the memory is the client's from now on."""
         if flight.result is None:
+            if self.executor.ahead:
+                self._announce()
             compute([self], flight)
         if self.error is not None:
             raise self.error
@@ -92,6 +95,16 @@ class Computing:
         flight.result, flight.payload = result, None
         del world.todo[number]
         world.tally.computed += 1
+
+    def _announce(self) -> None:
+        """Tell the executor which jobs will arrive next, of those that can be computed."""
+        world, executor = self.world, self.executor
+        nearest = nsmallest(executor.ahead, world.todo, key=lambda number: world.flights[number].arrive)
+        jobs = []
+        for flight in (world.flights[number] for number in nearest if self.before(number) is None):
+            team = self.teams[flight.job.task]
+            jobs.append((team.problem, team.local, self.ready(flight)))
+        executor.expect(self, world.todo, jobs)
 
     def before(self, number: int) -> int | None:
         """The job that has to be computed before this one, if any."""

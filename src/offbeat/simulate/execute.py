@@ -6,9 +6,9 @@ server's arithmetic: one at a time it is done at once, stacked it is recorded (t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ class Executor:
         positive(memory=memory)
         self.stacked, self.memory, self.reason = stacked, memory, reason
         self.eager = stacked  # computes all that can be, as soon as one result is needed
+        self.ahead = 0  # how many of the jobs that will be needed next it wants to hear of
         self.late: list[Callable[[], Errors]] = []
 
     @property
@@ -62,13 +63,25 @@ class Executor:
         errors: Errors = []
         for at in range(0, len(group), most):
             some = group[at : at + most]
-            done, rows = _train(problem, local, arena, [ready for _, ready in some])
+            done, rows = train(problem, local, arena, [ready for _, ready in some])
             results += done
             if next(iter(rows.values())).is_cuda:
                 self.late.append(_faults_later(problem, some, rows))
             else:
-                errors += _faults(problem, some, rows)
+                errors += faults(problem, some, rows)
         return results, errors
+
+    def expect(self, run: Any, todo: Container[int], jobs: Iterable[tuple[Problem, Local, Ready]]) -> None:
+        """A run will need these next, in this order; of what it was said to need before, what is in `todo` still is."""
+
+    def close(self) -> None:
+        """Let go of what it holds; it may be used again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def review(self) -> Errors:
         """Which runs have diverged, as far as that has become known since the last look."""
@@ -87,8 +100,8 @@ def executor(name: str, problems: Iterable[Problem]) -> Executor:
     raise SettingError(f"executor = {name!r}: must be 'auto', 'serial' or 'batched'")
 
 
-def _train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
-    """(the results, everything that clients sent or keep as stacked rows)."""
+def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
+    """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job."""
     jobs = [r.job for r in ready]
     clients = np.array([r.client for r in ready], dtype=np.int64)
     drawn = further([r.key for r in ready], [job.number for job in jobs], [job.task for job in jobs])
@@ -147,7 +160,7 @@ def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
     return {name: torch.where(active, after[name], before[name]) for name in after}
 
 
-def _faults(problem: Problem, group: Group, rows: Payload) -> Errors:
+def faults(problem: Problem, group: Group, rows: Payload) -> Errors:
     """Which runs have diverged, by these rows of what was sent or kept."""
     errors: Errors = []
     for name, values in rows.items():

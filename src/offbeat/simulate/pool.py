@@ -1,0 +1,168 @@
+"""Jobs spread over processes of this machine.
+
+Each process is started afresh, not forked, and gets a problem once: its large arrays lie in memory that all of them
+share. It lives as long as its end of a socket is open, so nothing is left behind however the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
+from typing import BinaryIO, cast
+
+from offbeat.core.problem import Problem
+from offbeat.simulate.pack import Bytes, pack
+from offbeat.simulate.worker import receive, send
+from offbeat.simulate.workers import Answer, DeadError, Ticket, Worker, Workers
+
+_START = "import json, sys; from offbeat.simulate.worker import main; main(int(sys.argv[1]), json.loads(sys.argv[2]))"
+_SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_PATIENCE = 5.0  # seconds for a process to end
+
+
+class Shared:
+    """Arrays in memory that processes share, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, int], int] = {}  # (address, bytes) -> number
+        self.kept: list[tuple[Bytes, BinaryIO]] = []  # the array is kept, so that its address stays its own
+
+    def put(self, array: Bytes) -> int:
+        """The number of this array."""
+        where = (array.ctypes.data, array.nbytes)
+        if where not in self.numbers:
+            file = _memory()
+            file.write(array.data)
+            file.flush()
+            self.numbers[where] = len(self.kept)
+            self.kept.append((array, file))
+        return self.numbers[where]
+
+    def close(self) -> None:
+        for _, file in self.kept:
+            file.close()
+        self.kept.clear()
+        self.numbers.clear()
+
+
+class Process(Worker):
+    """A worker that is a process of this machine."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared, self.mapped = shared, 0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_SINGLE, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                start_new_session=True,  # Ctrl-C is for the run, which ends its workers itself
+            )
+        self.connection = Connection(ours.detach())
+
+    def learn(self, number: int, problem: Problem) -> None:
+        packed = pack(problem, self.shared.put)
+        with _alive():
+            for blob in range(self.mapped, len(self.shared.kept)):
+                array, file = self.shared.kept[blob]
+                send(self.connection, ("blob", blob, array.nbytes))
+                send_handle(self.connection, file.fileno(), self.process.pid)
+            self.mapped = len(self.shared.kept)
+            send(self.connection, ("problem", number, packed))
+
+    def give(self, ticket: Ticket) -> None:
+        with _alive():
+            send(self.connection, ("job", ticket.problem, ticket.wire()))
+
+    def hear(self) -> Answer | BaseException | None:
+        """What it has to say."""
+        try:
+            return cast("Answer | BaseException | None", receive(self.connection))
+        except (EOFError, OSError) as error:
+            return DeadError(str(error))
+
+    def close(self) -> str:
+        self.connection.close()
+        if not self.up:
+            self.process.kill()
+        try:
+            code = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Pool(Workers):
+    """Workers that are processes of this machine.
+
+    workers: how many, by default one a core.   attempts: how often a job may cost a worker its life.
+
+    >>> from offbeat import SGD, FedBuff, Algorithm, Quadratic, Until, run
+    >>> from offbeat.timing import Exponential, Times
+    >>> fedbuff = Algorithm(FedBuff(size=4), SGD(lr=0.1))
+    >>> with Pool(workers=2) as pool:
+    ...     done = run(Quadratic(8), fedbuff, Times(Exponential(1.0)), Until(updates=20), executor=pool)
+    >>> done.world.tally.updates
+    20
+    """
+
+    kind = "processes"
+
+    def __init__(self, workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
+        super().__init__(cores() if workers is None else workers, attempts, reason)
+        self.shared = Shared()
+        self._end = weakref.finalize(self, _close, self.hired, self.shared)  # also when Python ends
+
+    def hire(self) -> Process:
+        return Process(self.shared)
+
+    def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
+        speakers = {worker.connection: worker for worker in cast("list[Process]", self.hired)}
+        for connection in wait(list(speakers)):
+            worker = speakers[cast("Connection", connection)]
+            yield worker, worker.hear()
+
+    def close(self) -> None:
+        super().close()
+        self.shared.close()
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _close(workers: list[Worker], shared: Shared) -> None:
+    for worker in workers:
+        worker.close()
+    workers.clear()
+    shared.close()
+
+
+def _memory() -> BinaryIO:
+    """A file without a name, in memory where the system has that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("offbeat"), "wb")
+    return cast("BinaryIO", tempfile.TemporaryFile())
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Writing to a worker that is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise DeadError(str(error)) from None
