@@ -41,7 +41,7 @@ Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send half as man
 def register(app: typer.Typer) -> None:
     """Put the commands on the command line."""
     app.add_typer(keys_app, name="keys")
-    for command in (up, serve, join, status, retire, trace, export):
+    for command in (up, serve, join, status, retire, replay, trace, export):
         app.command()(command)
 
 
@@ -256,6 +256,29 @@ def trace(
     done = read_result(run)
     unit = float(done["real"]["unit"]) if done and "real" in done else 1.0
     print(f'{out}: {write_trace(run, out, unit)} rows; simulate with [timing] trace = {{ file = "{out}" }}')
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished real run, LABEL-SEED.")],
+    keys: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="The server's; not for `up`.")] = None,
+    nats: Url = "tls://127.0.0.1:4222",
+) -> None:
+    """Fold the log of a finished run again and compare: the same state, to the last bit."""
+    real, serving, identities = (_part(f"offbeat.{name}") for name in ("cli.real", "cli.serving", "deploy.keys"))
+    done, experiment = read_result(run), open_experiment(run.parent)
+    spec = next((s for s in experiment.runs if s.folder == run.name), None)
+    if done is None or "real" not in done or spec is None:
+        raise FolderError(f"{run} is not the folder of a finished real run")
+    made = done["real"]
+    place = run.parent / "keys" if keys is None else keys.parent
+    roster, creds = identities.read_roster(place), identities.read_creds(keys or place / identities.SERVER)
+    options = real.Options(made["unit"], False, Limits(**made["limits"]), made["dtype"])
+    plan = real.plan_of(experiment, spec, made["run"], list(roster.clients), options)
+    broker = serving.Broker(run.parent / "broker", roster) if keys is None else None
+    found = asyncio.run(serving.replay(plan, made["position"], creds, nats, broker))
+    if found != made["fingerprint"]:
+        raise OffbeatError(f"{run}: the log gives another state ({found[:16]}, not {made['fingerprint'][:16]})")
+    print(f"{run}: {made['position']:,} entries give the same state, {found[:16]}")
 
 
 def export(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import sys
 import time
@@ -26,7 +25,6 @@ async def take_part(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leaving.set)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of how nats closes TLS connections
     members = [_member(each, url, partner, state, once, until_closed, leaving) for each in creds]
     found = await asyncio.gather(*members)
     return "; ".join(error for error in found if error)

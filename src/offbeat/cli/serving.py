@@ -25,9 +25,10 @@ from offbeat.cli.real import Options, Watched, charter_of, measure_of, plan_of, 
 from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker
-from offbeat.deploy.host import Host
+from offbeat.deploy.host import Host, fingerprint, refold
 from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.metrics import expose
+from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
 from offbeat.simulate.loop import Simulation
 from offbeat.watch.measures import measure
@@ -173,7 +174,16 @@ async def _serve_one(
     if host.ledger.tally.updates:
         result["measures"] = measure(place, simulation)
     result["refused"] = dict(host.ledger.tally.refused)
-    result["real"] = {"unit": options.unit, "position": host.ledger.position, "repeated": host.ledger.tally.repeated}
+    tally = host.ledger.tally
+    result["real"] = {
+        "run": name,
+        "unit": options.unit,
+        "position": host.ledger.position,
+        "repeated": tally.repeated,
+        "fingerprint": fingerprint(host.ledger),
+        "limits": vars(options.limits),
+        "dtype": options.dtype,
+    }
     finish_run(place, simulation, result)
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result["metrics"].items())
     shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result['updates']:,} updates in {host.wall:.1f} s")
@@ -298,3 +308,17 @@ async def append(creds: keys.Creds, url: str, kind: str, header: dict[str, Any])
         await link.store(f"{run}.log", wire.pack(kind, {"run": run, **header}))
     finally:
         await link.close()
+
+
+async def replay(plan: Plan, end: int, creds: keys.Creds, url: str, broker: Broker | None) -> str:
+    """Fold a run's log again up to this position; gives the fingerprint of the state there."""
+    if broker is not None:
+        broker.start()
+    link = Link(creds, broker.url if broker is not None else url)
+    try:
+        await link.connect(10)
+        return fingerprint(await refold(link, plan, end))
+    finally:
+        await link.close()
+        if broker is not None:
+            broker.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import time
@@ -11,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offbeat.core.errors import FolderError
+from offbeat.core.state import Tensors, dump
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
@@ -19,9 +23,10 @@ from offbeat.deploy.keeper import Append, Effect, Keeper, Post, Put
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import FAILURES, Link, LogReader, as_json
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry
+from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import RefusedError
+from offbeat.simulate.log import Watcher
 from offbeat.watch import checkpoint
 from offbeat.watch.record import Recorder
 
@@ -132,7 +137,7 @@ class Host:
             )
         await self.reader.start(self.ledger.position)
         while self.ledger.position < end:
-            entry = await self._whole(await self.entries.get())
+            entry = await whole(self.link, self.plan, await self.entries.get())
             self.keeper.replay(entry, time.monotonic())
 
     def _take(self, entry: Entry) -> None:
@@ -144,7 +149,7 @@ class Host:
             await asyncio.wait_for(self.waiting.wait(), 0.05)
         self.waiting.clear()
         while not self.entries.empty():
-            entry = await self._whole(self.entries.get_nowait())
+            entry = await whole(self.link, self.plan, self.entries.get_nowait())
             await self._obey(self.keeper.fold(entry, time.monotonic()))
             self.lag = max(0.0, time.time() - entry.stamp)
             if self.keeper.code not in ("", APPLIED):
@@ -160,39 +165,6 @@ class Host:
         await self.reader.watch()
         if self.tick is not None:
             self.tick(self)
-
-    async def _whole(self, entry: Entry) -> Entry:
-        """A large update lies beside the log in pieces: put it together. What does not fit stays as it came."""
-        try:
-            message = wire.unpack(entry.data, self.plan.limits.size) if len(entry.data) < 4096 else None
-        except RefusedError:
-            return entry
-        if message is None or message.kind != "parted" or entry.sender not in self.keeper.reducer.index:
-            return entry
-        try:
-            size, count = int(message.header["size"]), int(message.header["count"])
-            name = str(message.header["name"])
-        except (KeyError, TypeError, ValueError):
-            return entry
-        if not 0 < count <= 4096 or not 0 < size <= self.plan.limits.size or not name.isalnum():
-            return entry._replace(data=wire.pack("oversized", {"run": self.plan.run}))
-        return entry._replace(data=await self._parts(entry, name, count, size) or entry.data)
-
-    async def _parts(self, entry: Entry, name: str, count: int, size: int) -> bytes | None:
-        stream, found = self.link.stream(self.plan.run, "part"), bytearray()
-        for number in range(count):
-            piece = None
-            while piece is None:  # a broken connection must not decide what the log means
-                with contextlib.suppress(*FAILURES):
-                    piece = await self.link.stamped(stream, f"{self.plan.run}.part.{entry.sender}.{name}.{number}") or (
-                        float("inf"),
-                        b"",
-                    )
-            when, data = piece
-            if when > entry.stamp or len(found) + len(data) > size:
-                return None
-            found += data
-        return bytes(found) if wire.digest(bytes(found)) == name else None
 
     # Sending
 
@@ -298,3 +270,61 @@ class Host:
                 for c, (name, seat) in enumerate(zip(self.plan.roster, ledger.seats, strict=True))
             ],
         }
+
+
+async def whole(link: Link, plan: Plan, entry: Entry) -> Entry:
+    """A large update lies beside the log in pieces: put it together. What does not fit stays as it came."""
+    try:
+        message = wire.unpack(entry.data, plan.limits.size) if len(entry.data) < 4096 else None
+    except RefusedError:
+        return entry
+    if message is None or message.kind != "parted" or entry.sender not in plan.roster:
+        return entry
+    try:
+        parted = wire.read(wire.Parted, message.header)
+    except RefusedError:
+        return entry
+    if not 0 < parted.count <= 4096 or not 0 < parted.size <= plan.limits.size or not parted.name.isalnum():
+        return entry._replace(data=wire.pack("oversized", {"run": plan.run, "client": entry.sender}))
+    return entry._replace(data=await _parts(link, plan.run, entry, parted) or entry.data)
+
+
+async def _parts(link: Link, run: str, entry: Entry, parted: wire.Parted) -> bytes | None:
+    """The pieces put together, if they were there when the entry was made and are what it says."""
+    stream, found = link.stream(run, "part"), bytearray()
+    for number in range(parted.count):
+        when, data = await _part(link, stream, f"{run}.part.{entry.sender}.{parted.name}.{number}")
+        if when > entry.stamp or len(found) + len(data) > parted.size:
+            return None
+        found += data
+    return bytes(found) if wire.digest(bytes(found)) == parted.name else None
+
+
+async def _part(link: Link, stream: str, subject: str) -> tuple[float, bytes]:
+    """One piece; a broken connection is waited out, because it must not decide what the log means."""
+    while True:
+        with contextlib.suppress(*FAILURES):
+            return await link.stamped(stream, subject) or (float("inf"), b"")
+        await asyncio.sleep(0.2)
+
+
+async def refold(link: Link, plan: Plan, end: int | None = None, watchers: Sequence[Watcher] = ()) -> Ledger:
+    """The log of a run folded again, from its first entry up to this position."""
+    reducer, entries = Reducer(plan, None, watchers), asyncio.Queue[Entry]()
+    info = await link.js.stream_info(link.stream(plan.run, "log"))
+    if info.state.first_seq > 1:
+        raise FolderError(f"the log of {plan.run} begins at {info.state.first_seq}: its first entries were removed")
+    reader = LogReader(link, plan.run, entries.put_nowait)
+    await reader.start(0)
+    while reducer.ledger.position < (info.state.last_seq if end is None else min(end, info.state.last_seq)):
+        reducer.fold(await whole(link, plan, await entries.get()))
+    return reducer.ledger
+
+
+def fingerprint(ledger: Ledger) -> str:
+    """A digest of the whole state, to the last bit."""
+    tensors = Tensors()
+    digest = hashlib.sha256(json.dumps(dump(ledger, tensors), sort_keys=True).encode())
+    for name in sorted(tensors.table):
+        digest.update(tensors.table[name].detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

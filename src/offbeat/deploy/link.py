@@ -32,6 +32,8 @@ from offbeat.deploy.reducer import Entry
 from offbeat.deploy.wire import digest
 
 log = logging.getLogger("offbeat.deploy")
+# nats-py closes TLS connections in a way that asyncio warns of, at each one
+logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
 
 REFLECTED = "?"  # no client's name
 MARGIN = 4096  # bytes of a message that are not its content

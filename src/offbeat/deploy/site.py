@@ -196,8 +196,7 @@ class Site:
             if len(data) > self.link.piece:
                 digest = wire.digest(data)
                 count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True)
-                header = {"run": run, "client": client, "name": digest, "count": count, "size": len(data)}
-                data = wire.pack("parted", header)
+                data = wire.pack("parted", vars(wire.Parted(run, client, digest, count, len(data))))
             await self.link.say(f"{run}.up.{client}", data, name)
 
     async def _mirror(self, nonce: str, data: bytes) -> None:

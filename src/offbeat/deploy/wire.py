@@ -215,6 +215,17 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Parted:
+    """A message too large for the broker, which lies beside the log in pieces."""
+
+    run: str
+    client: str
+    name: str  # its digest
+    count: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Bye:
     """A client leaves."""
 

@@ -1,0 +1,306 @@
+"""The fold: what is refused and under which code, held work, the end, and the same course of events as simulated."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from worlds import Line, run as simulate
+
+from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
+from offbeat.core.errors import SettingError
+from offbeat.core.events import Job
+from offbeat.core.server import Algorithm, Server
+from offbeat.deploy import keeper as server_side, member as client_side, wire
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.desk import read_desk
+from offbeat.deploy.keeper import Keeper
+from offbeat.deploy.member import Done, Member
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.train import Training
+from offbeat.local import SGD, Moreau
+from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.loop import Until
+from offbeat.simulate.run import History
+from offbeat.timing import Exponential, Times
+
+PROBLEM = Line([1.0, 2.0])
+
+
+def plan(server: Server[Any], local: Any = None, **options: Any) -> Plan:
+    made = Algorithm(server, local or SGD(lr=0.5))
+    given_ = {"until": Until(updates=10**6), "limits": Limits(size=5000, norm=100.0, window=3), **options}
+    return Plan("run", ["a", "b"], made.server, made.locals(1), [PROBLEM.initial()], **given_)
+
+
+class Log:
+    """A reducer and the entries it is given, one after the other."""
+
+    def __init__(self, made: Plan) -> None:
+        self.reducer, self.seq, self.now = Reducer(made), 0, 0.0
+
+    def add(self, sender: str, kind: str, parts: Any = None, wait: float = 0.1, **header: Any) -> str:
+        self.now += wait
+        who = {"client": sender} if sender else {}
+        return self.raw(sender, wire.pack(kind, {"run": "run", **who, **header}, parts))
+
+    def raw(self, sender: str, data: bytes) -> str:
+        self.seq += 1
+        return self.reducer.fold(Entry(self.seq, self.now, sender, data))
+
+    def begin(self) -> Log:
+        for name in ("a", "b"):
+            self.add(name, "hello", epoch=1, nonce=name)
+        self.add("", "begun")
+        return self
+
+    def result(self, sender: str, seq: int, job: int, value: float = 1.0, **changes: Any) -> str:
+        header = {"epoch": 1, "seq": seq, "job": job, "steps": 1, **changes}
+        parts = header.pop("parts", {"delta": torch.tensor([value], dtype=torch.float64)})
+        return self.add(sender, "result", parts, **header)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.reducer.ledger.tally.refused
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+REFUSALS: dict[str, Callable[[Log], str]] = {
+    "malformed": lambda log: log.raw("a", b"rubbish"),
+    "oversized": lambda log: log.result("a", 1, 0, parts={"delta": torch.zeros(10_000)}),
+    "run": lambda log: log.raw("a", wire.pack("hello", {"run": "other", "client": "a"})),
+    "identity": lambda log: log.raw("a", wire.pack("result", {"run": "run", "client": "b"})),
+    "fenced": lambda log: [log.add("a", "hello", epoch=2, nonce="z", after_epoch=1), log.result("a", 1, 0)][1],
+    "epoch": lambda log: log.result("a", 1, 0, epoch=5),
+    "replay": lambda log: [log.result("a", 1, 0), log.result("a", 1, 0, 2.0)][1],
+    "order": lambda log: log.result("a", 3, 0),
+    "late": lambda log: [log.add("", "expired", job=0), log.result("a", 1, 0)][1],
+    "steps": lambda log: log.result("a", 1, 0, steps=0),
+    "names": lambda log: log.result("a", 1, 0, parts={"other": one(1.0)}),
+    "dtype": lambda log: log.result("a", 1, 0, parts={"delta": torch.ones(1)}),
+    "length": lambda log: log.result("a", 1, 0, parts={"delta": torch.ones(2, dtype=torch.float64)}),
+    "nonfinite": lambda log: log.result("a", 1, 0, float("nan")),
+    "norm": lambda log: log.result("a", 1, 0, 1000.0),
+    "stale": lambda log: [*(log.result("b", n, j) for n, j in ((1, 1), (2, 2), (3, 3), (4, 4))), log.result("a", 1, 0)][
+        -1
+    ],
+    "over": lambda log: [log.add("", "halted", reason="enough"), log.result("a", 1, 0)][1],
+    "retired": lambda log: [log.add("", "retired", client=0), log.add("a", "hello", epoch=2, nonce="z")][1],
+    "behind": lambda log: log.add("a", "hello", epoch=2, nonce="z", after_epoch=1, after_seq=7),
+}
+
+
+@pytest.mark.parametrize("expected", REFUSALS)
+def test_every_refusal_has_its_code_is_counted_and_the_run_goes_on(expected: str) -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    assert REFUSALS[expected](log) == expected
+    assert log.refused == {expected: 1}
+    if expected not in ("over", "retired"):
+        job = log.reducer.ledger.seats[1].queue[0]
+        assert log.result("b", log.reducer.ledger.seats[1].seq + 1, job) == "applied"
+
+
+def test_a_stranger_is_refused() -> None:
+    log = Log(plan(FedAsync(lr=0.1)))
+    assert log.add("mallory", "hello", epoch=1, nonce="m") == "identity"
+
+
+def test_an_answer_that_the_broker_was_tricked_into_sending_is_nobody_s() -> None:
+    log = Log(plan(FedAsync(lr=0.1)))
+    assert log.raw("?", wire.pack("halted", {"run": "run", "reason": "trick"})) == "identity"
+
+
+def test_one_slot_a_client_if_asked_for() -> None:
+    log = Log(plan(FedBuff(size=3), limits=Limits(slot=True))).begin()
+    assert log.result("a", 1, 0) == "applied"
+    assert log.result("a", 2, 2) == "slot"
+    assert log.result("b", 1, 1) == "applied"
+
+
+def test_a_refused_result_is_a_lost_job_and_its_client_gets_another() -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    log.result("a", 1, 0, float("inf"))
+    ledger = log.reducer.ledger
+    assert ledger.tally.lost == 1
+    assert ledger.seats[0].verdict == "nonfinite"
+    assert [ledger.flights[job].job.number for job in ledger.seats[0].queue] == [1]
+
+
+def test_the_same_message_again_changes_nothing() -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    log.result("a", 1, 0)
+    before = log.reducer.model(0).clone()
+    assert log.result("a", 1, 0) == ""
+    assert torch.equal(log.reducer.model(0), before)
+    assert log.reducer.ledger.tally.repeated == 1
+
+
+def test_steps_backwards_of_the_clock_do_not_count() -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    log.add("a", "hello", wait=5.0, epoch=1, nonce="a")
+    now = log.reducer.ledger.now
+    log.add("a", "hello", wait=-3600.0, epoch=1, nonce="a")
+    assert log.reducer.ledger.now == now
+    log.add("a", "hello", wait=2.0, epoch=1, nonce="a")
+    assert log.reducer.ledger.now == pytest.approx(now + 2.0)
+
+
+def test_held_work_is_taken_when_recalled_and_what_is_older_never_was() -> None:
+    log = Log(plan(Favano(sampled=2, period=1.0), SGD(lr=0.5, steps=4))).begin()
+    ledger = log.reducer.ledger
+    assert ledger.seats[0].held == {0: [0]}
+    vectors = {"start": one(0.0), "delta": one(-1.0)}
+    assert log.result("a", 1, 0, parts=vectors, steps=2) == "uncalled"
+    log.add("", "rung", alarm=1, wait=1.0)
+    assert ledger.seats[0].recalls == {0: True}
+    assert log.result("a", 2, 0, parts=vectors, steps=2) == "applied"
+    assert log.result("b", 1, 1, parts=vectors, steps=4) == "applied"
+    assert ledger.server.model.version == 1
+    assert ledger.seats[0].held == {0: [2]}
+
+
+def test_a_run_ends_at_its_time_its_updates_or_its_versions() -> None:
+    by_time = Log(plan(FedAsync(lr=0.1), until=Until(time=3.0))).begin()
+    assert by_time.result("a", 1, 0, wait=10.0) == "over"
+    assert (by_time.reducer.ledger.stopped, by_time.reducer.ledger.now) == ("time", 3.0)
+    by_updates = Log(plan(FedAsync(lr=0.1), until=Until(updates=1))).begin()
+    by_updates.result("a", 1, 0)
+    assert by_updates.reducer.ledger.stopped == "updates"
+    by_versions = Log(plan(FedBuff(size=1), until=Until(versions=1))).begin()
+    by_versions.result("a", 1, 0)
+    assert by_versions.reducer.ledger.stopped == "versions"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "", "x"]), st.binary(max_size=60)), max_size=10))
+def test_the_fold_survives_any_log(entries: list[tuple[str, bytes]]) -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    for sender, data in entries:
+        log.raw(sender, data)
+    assert sum(log.refused.values()) == len(entries)
+
+
+def test_bfloat16_is_refused_where_clients_have_a_memory() -> None:
+    with pytest.raises(SettingError, match="bfloat16"):
+        plan(AREA(), dtype="bfloat16")
+
+
+# The same course of events as in the simulator
+
+
+class Ideal:
+    """A network without delay: only the jobs take time, as long as a timing model says."""
+
+    def __init__(self, problem: Any, server: Server[Any], local: Any, timing: Times, until: Until, seed: int) -> None:
+        made = Algorithm(server, local)
+        names = [f"c{number}" for number in range(problem.clients)]
+        self.plan = Plan(
+            "run",
+            names,
+            made.server,
+            made.locals(1),
+            [problem.initial()],
+            until,
+            seed=seed,
+            limits=Limits(lease=1e9, patience=1e9),
+        )
+        self.problem, self.clock = problem, timing.bind(problem.clients, seed)
+        self.history = History(keep_events=True)
+        self.keeper = Keeper(self.plan, None, [self.history], wait=problem.clients)
+        firsts = [made.locals(1)[0].remember(problem.initial())]
+        self.members = [Member("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names]
+        self.heap: list[Any] = []
+        self.counter, self.now, self.seq = itertools.count(), 0.0, 0
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
+
+    def run(self) -> Keeper:
+        for member in self.members:
+            member.start(None, 0.0)
+        self.obey(self.keeper.boot(0.0))
+        self.tick()
+        while self.heap and not self.keeper.ledger.stopped:
+            self.now, _, action = heapq.heappop(self.heap)
+            action()
+        return self.keeper
+
+    def tick(self) -> None:
+        self.obey(self.keeper.due(self.now))
+
+    def obey(self, effects: list[server_side.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, server_side.Append):
+                self.later(0.0, lambda data=effect.data: self.append("", data))
+            elif isinstance(effect, server_side.Post):
+                member, data = self.members[effect.client], effect.data
+                self.later(0.0, lambda member=member, data=data: self.act(member, member.hear(data, self.now)))
+
+    def append(self, sender: str, data: bytes) -> None:
+        self.seq += 1
+        self.obey(self.keeper.fold(Entry(self.seq, self.now, sender, data), self.now))
+        self.later(0.0, self.tick)
+
+    def act(self, member: Member, effects: list[client_side.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, client_side.Tell):
+                self.later(0.0, lambda data=effect.data: self.append(member.client, data))
+            elif isinstance(effect, client_side.Mirror):
+                self.act(member, member.mirrored(effect.data, self.now))
+            elif isinstance(effect, client_side.Train):
+                self.train(member, effect)
+
+    def train(self, member: Member, effect: client_side.Train) -> None:
+        job = effect.job
+        times = self.clock.durations(job, 0, 0)
+
+        def finish() -> None:
+            local = self.plan.locals[job.task]
+            training = Training(self.problem, local, job, effect.payload, effect.memory, self.plan.seed)
+            while training.step():
+                pass
+            self.act(member, member.done(Done(job, *training.result(), training.steps), self.now))
+
+        self.later(times.compute, finish)
+
+
+COURSES = {
+    "fedasync": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2)),
+    "fedbuff": (FedBuff(size=3), SGD(lr=0.05)),
+    "area": (AREA(every=3), SGD(lr=0.05, steps=2)),
+    "area by local envelope": (AREA(every=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulated(name: str) -> None:
+    server, local = COURSES[name]
+    problem = Quadratic(6, dim=4, noise=0.5)
+    timing, until = Times(Exponential(tuple(0.3 * 1.5**i for i in range(6)))), Until(updates=120)
+    expected = simulate(problem, server, local, timing, until, seed=3, executor="serial")
+    ideal = Ideal(problem, server, local, timing, until, seed=3)
+    found = ideal.run()
+
+    def course(rows: Any) -> list[tuple[Any, ...]]:
+        kept = [row for row in rows if row.event == "Arrived"]
+        return [(round(row.time, 9), row.client, row.job, row.version, row.staleness) for row in kept]
+
+    assert course(ideal.history.events) == course(expected.events)
+    assert torch.equal(found.reducer.model(0), expected.model)
+
+
+def test_desks_list_jobs_in_the_order_of_sending() -> None:
+    log = Log(plan(DeFedAvg(sampled=1))).begin()
+    keeper = Keeper(log.reducer.plan, log.reducer.ledger)
+    posts = [effect for effect in keeper.boot(0.0) if isinstance(effect, server_side.Post)]
+    jobs: list[Job] = [job for post in posts for job, _ in read_desk(post.data).jobs]
+    assert [job.client for job in jobs] == [0, 1]
+    assert all(job.hold for job in jobs)
