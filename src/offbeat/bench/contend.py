@@ -14,7 +14,7 @@ from offbeat.bench.loops import Trainer, fedast, fedbuff
 from offbeat.bench.material import Material
 from offbeat.bench.ours import QUADRATIC_LR, Work
 from offbeat.bench.plain import Plain, PlainQuadratic
-from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, SERIAL
+from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, SERIAL, SWEEP
 from offbeat.core.errors import unknown
 from offbeat.core.vectors import Vector
 from offbeat.problems.quadratic import Quadratic
@@ -26,17 +26,13 @@ def contender(name: str, material: Material, device: str = "cpu") -> Work:
         OFFBEAT: lambda: ours.one(material),
         SERIAL: lambda: ours.one(material, "serial"),
         BOTH: lambda: ours.both(material),
+        SWEEP: lambda: ours.program(material),
         LEAN: lambda: _lean(material, device),
         PLAIN: lambda: _plain(material, device),
     }
     if name not in makers:
         raise unknown("contender", name, makers)
     return makers[name]()
-
-
-def cores(name: str) -> int:
-    """How many cores a contender may use, one run on each."""
-    return 2 if name == BOTH else 1
 
 
 def _lean(material: Material, device: str) -> Work:

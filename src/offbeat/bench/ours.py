@@ -11,11 +11,17 @@ import torch
 
 from offbeat.algorithms import FedAST, FedBuff
 from offbeat.bench.material import Material
+from offbeat.bench.workloads import RUNS, SWEEP
+from offbeat.core.errors import DivergedError
+from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Vector, settled
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Until
-from offbeat.simulate.run import run
+from offbeat.simulate.execute import executor as named_executor
+from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.program import Program
+from offbeat.simulate.run import prepare, run
+from offbeat.simulate.tape import Arenas
 from offbeat.timing import Exponential, Factors, ShiftedExponential, Times
 
 Work = Callable[[int, int], Sequence[Vector]]  # (updates, seed) -> the final model of each task
@@ -26,36 +32,55 @@ AVAILABLE = 0.3  # share of the clients that take new work where several tasks s
 
 def one(material: Material, executor: str = "auto") -> Work:
     """One run at a time."""
-    if material.workload.requests:
-        return _several(material, executor)
-    workload = material.workload
-    task = workload.tasks[0] if workload.tasks else None
-    local = SGD(lr=task.lr, steps=task.steps, batch=task.batch) if task else SGD(lr=QUADRATIC_LR)
-    algorithm = Algorithm(FedBuff(size=workload.size, lr=workload.lr), local)
-    clock = Times(Exponential(rate=tuple(1.0 / mean for mean in material.means)))
+    problems, algorithm, clock, until = settings(material)
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
-        done = run(material.problems[0], algorithm, clock, Until(updates=updates), seed=seed, executor=executor)
-        return [done.model]
+        done = run(problems, algorithm, clock, until(updates), seed=seed, executor=executor)
+        return [model.vector for model in algorithm.server.models(done.world.server)]
 
     return work
 
 
-def _several(material: Material, executor: str) -> Work:
-    """Tasks that share the clients; each ends after as many server steps as its updates make."""
+def program(material: Material) -> Work:
+    """Several runs with different seeds as one program: how a sweep uses a GPU."""
+    problems, algorithm, clock, until = settings(material)
+
+    def work(updates: int, seed: int) -> Sequence[Vector]:
+        ended: dict[int, Simulation] = {}
+        shared: dict[str, Any] = {"executor": named_executor("auto", problems), "arenas": Arenas()}
+
+        def over(number: int, run: Simulation, error: DivergedError | None) -> None:
+            if error is not None:
+                raise error
+            ended[number] = run
+
+        def maker(number: int) -> Callable[[], Simulation]:
+            return lambda: prepare(problems, algorithm, clock, until(updates), seed=seed + 1000 * number, **shared)
+
+        for _ in Program(((number, maker(number)) for number in range(RUNS[SWEEP])), over).rounds():
+            pass
+        return [settled(model.vector) for model in algorithm.server.models(ended[0].world.server)]
+
+    return work
+
+
+def settings(material: Material) -> tuple[list[Problem], Algorithm, Times, Callable[[int], Until]]:
+    """What a run of this workload is called with; the end depends on the number of updates."""
     workload = material.workload
-    server = FedAST(requests=workload.requests, size=workload.size, lr=workload.lr)
-    local = tuple(SGD(lr=task.lr, steps=task.steps, batch=task.batch) for task in workload.tasks)
-    algorithm = Algorithm(server, local)
-    times = {problem.name: task.time for problem, task in zip(material.problems, workload.tasks, strict=True)}
+    problems = list(material.problems)
+    if not workload.tasks:
+        local: SGD | tuple[SGD, ...] = SGD(lr=QUADRATIC_LR)
+    else:
+        local = tuple(SGD(lr=task.lr, steps=task.steps, batch=task.batch) for task in workload.tasks)
+    if not workload.requests:
+        server = FedBuff(size=workload.size, lr=workload.lr)
+        clock = Times(Exponential(rate=tuple(1.0 / mean for mean in material.means)))
+        return problems, Algorithm(server, local), clock, lambda updates: Until(updates=updates)
+    # each task ends after as many server steps as its updates make
+    several = FedAST(requests=workload.requests, size=workload.size, lr=workload.lr)
+    times = {problem.name: task.time for problem, task in zip(problems, workload.tasks, strict=True)}
     clock = Times(ShiftedExponential(times), speeds=Factors(tuple(material.means)), available=AVAILABLE)
-
-    def work(updates: int, seed: int) -> Sequence[Vector]:
-        until = Until(versions=updates // workload.size)
-        done = run(list(material.problems), algorithm, clock, until, seed=seed, executor=executor)
-        return [model.vector for model in server.models(done.world.server)]
-
-    return work
+    return problems, Algorithm(several, local), clock, lambda updates: Until(versions=updates // workload.size)
 
 
 def both(material: Material) -> Work:

@@ -24,7 +24,7 @@ import torch
 
 import offbeat
 from offbeat.bench.worker import Turn
-from offbeat.bench.workloads import BOTH, OFFBEAT, PLAIN, WORKLOADS, Workload
+from offbeat.bench.workloads import AGAINST, OFFBEAT, WORKLOADS, Workload
 from offbeat.core.errors import OffbeatError, SettingError, unknown
 
 QUICK_TURNS = 2
@@ -45,7 +45,7 @@ class Score:
     """One contender at one workload.
 
     updates_per_s: by the clock.   cpu_ms: CPU time of an update.   memory: peak, MB.   metrics: means over the turns.
-    ratio: how much faster offbeat is than this one; of offbeat on both cores, how much faster than the plain loop.
+    ratio: how much faster offbeat is than this one; of several runs, how much faster than `AGAINST`.
     aim: what that ratio should at least be.
     """
 
@@ -195,8 +195,8 @@ def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Ratio 
     """See `Score`."""
     if name == OFFBEAT:
         return None
-    fast, slow = (BOTH, PLAIN) if name == BOTH else (OFFBEAT, name)
-    by_wall = device == "cuda" or name == BOTH
+    fast, slow = (name, AGAINST[name]) if name in AGAINST else (OFFBEAT, name)
+    by_wall = device == "cuda" or name in AGAINST
     rates = [[turn.updates / (turn.wall if by_wall else turn.cpu) for turn in taken[who]] for who in (fast, slow)]
     return paired([a / b for a, b in zip(*rates, strict=True)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offbeat.bench.session import Report, Row, Score
-from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, WORKLOADS
+from offbeat.bench.workloads import AGAINST, LEAN, OFFBEAT, PLAIN, WORKLOADS
 
 HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 _LABELS = {LEAN: "lean loop", PLAIN: "plain PyTorch loop"}
@@ -90,8 +90,9 @@ def _ratio(row: Row, score: Score) -> str:
     assert score.ratio is not None
     r = score.ratio
     said = f"× {r.median:.2f} ({r.low:.2f}–{r.high:.2f})"
-    if score.contender == BOTH:
-        said = f"{said[2:]} times the plain loop"
+    if score.contender in AGAINST:
+        other = AGAINST[score.contender]
+        said = f"{said[2:]} times {_LABELS.get(other, other)}"
     return said if score.aim is None else _aimed(said, r.median, score.aim)
 
 

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from offbeat.bench.contend import contender, cores
+from offbeat.bench.contend import contender
 from offbeat.bench.material import Material, prepare
 from offbeat.bench.ours import Work
-from offbeat.bench.workloads import WORKLOADS
+from offbeat.bench.workloads import RUNS, WORKLOADS
 
 _WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
@@ -61,7 +61,7 @@ def main(workload: str, name: str, device: str) -> None:
     print(json.dumps({"sources": list(material.sources)}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        done = turn(material, work, order["updates"], order["seed"], device, runs=cores(name))
+        done = turn(material, work, order["updates"], order["seed"], device, runs=RUNS.get(name, 1))
         print(json.dumps(asdict(done)), flush=True)
 
 
