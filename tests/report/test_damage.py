@@ -6,10 +6,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command import sets
+from hypothesis import HealthCheck, given, settings, strategies as st
 from report.folders import embedded, real
 
 from offbeat.core.errors import FolderError
@@ -129,3 +132,54 @@ def test_text_from_the_folder_is_shown_and_never_run(folder: Path) -> None:
     assert "<img" not in text
     assert "onerror=&quot;" in text
     assert "default-src 'none'" in text
+
+
+@given(
+    name=st.sampled_from(FILES), places=st.lists(st.floats(0, 0.999), min_size=1, max_size=20), byte=st.integers(0, 255)
+)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bytes_that_flipped_never_stop_a_report(whole: Path, name: str, places: list[float], byte: int) -> None:
+    path, page = whole / name, whole.parent / "flipped.html"
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    for place in places:
+        flipped[int(place * len(flipped))] ^= byte or 1
+    path.write_bytes(flipped)
+    try:
+        write(whole, page)
+        assert embedded(page)["series"]
+    finally:
+        path.write_bytes(content)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, each in inner for found in leaves(each, (*path, key)))][:400]
+
+
+@given(st.sampled_from(["experiment.json", "summary.json", "area-0/result.json"]), st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_values_of_other_kinds_never_stop_a_report(whole: Path, name: str, data: st.DataObject) -> None:
+    path, page = whole / name, whole.parent / "odd.html"
+    content = path.read_text()
+    value = json.loads(content)
+    *above, last = data.draw(st.sampled_from([found for found in leaves(value) if found]))
+    at = value
+    for key in above:
+        at = at[key]
+    at[last] = data.draw(st.sampled_from([None, "x", [], {}, -1, 1e300, [[1]], {"a": [None]}, True, "9" * 400]))
+    path.write_text(json.dumps(value))
+    try:
+        write(whole, page)
+        assert embedded(page)["series"]
+    finally:
+        path.write_text(content)
+
+
+def test_numbers_out_of_all_proportion_are_damage(folder: Path) -> None:
+    path = folder / "area-0" / "events" / "part-00000.parquet"
+    table = pq.read_table(path)
+    at = table.column_names.index("client")
+    write_table(table.set_column(at, "client", pa.array([2**31 - 1] * len(table), pa.int32())), path)
+    assert "client has numbers out of all proportion" in said(write(folder))

@@ -110,7 +110,7 @@ class Run:
             wanted = dict(columns)
             if others is not None:
                 wanted |= {column: others for column in table.column_names if column not in wanted}
-            return {column: _array(table[column], kind) for column, kind in wanted.items()}
+            return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})
         except _DAMAGE as error:
             self.say(f"{name} is damaged and left out ({_short(error)})")
             return None
@@ -158,7 +158,7 @@ def _run(path: Path) -> Run:
     result = _json(path / "result.json", said) if (path / "result.json").exists() else None
     if result is not None:
         try:  # a result is whole if a table can be made of it
-            rows([result], ())
+            rows([result], [float(target) for target in result.get("time_to", ())])
             work_rows([result])
             task_rows([result] if "tasks" in result else [], "")
             label, seed = str(result["algorithm"]), int(result["seed"])
@@ -181,10 +181,11 @@ def _absent(home: Path, runs: Sequence[Run]) -> Iterator[str]:
     summary = _json(home / "summary.json", said)
     yield from said
     listed = _dict(summary).get("runs")
-    known = {(run.label, run.seed) for run in runs}
+    known = {run.name for run in runs}
     for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and (entry.get("algorithm"), entry.get("seed")) not in known:
-            yield f"the folder of {entry.get('algorithm')}, seed {entry.get('seed')} is missing"
+        name = f"{entry.get('algorithm')}, seed {entry.get('seed')}" if isinstance(entry, dict) else "a run"
+        if name not in known:
+            yield f"the folder of {name} is missing"
 
 
 def _is_run(path: Path) -> bool:
@@ -216,6 +217,14 @@ def _array(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
     if column.null_count:
         column = column.fill_null({_WHOLE: -1, _REAL: float("nan")}.get(kind, ""))
     return np.asarray(column.to_numpy())
+
+
+def _plausible(columns: Columns) -> Columns:
+    """The columns, unless flipped bits have made numbers of them for which no memory would be enough."""
+    for name, most in (("client", 10**7), ("task", 10**4), ("job", 10**9)):
+        if name in columns and len(columns[name]) and not -1 <= columns[name].min() <= columns[name].max() < most:
+            raise ValueError(f"{name} has numbers out of all proportion")
+    return columns
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -7,16 +7,20 @@ import numpy.typing as npt
 
 from offbeat.report.read import Columns, Floats, Run
 
+_MOST = {"down": 10**12, "up": 10**12, "jobs": 10**8}  # beyond it, a number is damage
+
 Wires = list[dict[str, int]]  # by task: bytes of a download and of an upload, jobs sent
 
 
 def wires_of(run: Run) -> Wires | None:
-    """What the run's result says about its messages."""
+    """What the run's result says about its messages; None where it says nothing that can be."""
     found = run.value("measures", "wires")
-    try:
-        return [{key: int(wire[key]) for key in ("down", "up", "jobs")} for wire in found] or None
-    except (TypeError, KeyError, ValueError):
+    if not isinstance(found, list) or not all(isinstance(wire, dict) for wire in found):
         return None
+    good = all(
+        isinstance(wire.get(key), int) and 0 <= wire[key] < most for wire in found for key, most in _MOST.items()
+    )
+    return found if good and found else None
 
 
 def bytes_by(times: Floats, events: Columns, wires: Wires) -> Floats:

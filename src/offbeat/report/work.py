@@ -82,7 +82,7 @@ def _windows(run: Run) -> Curve | None:
     shares, time = run.value("measures", "concurrency", "windows"), run.number("time")
     if not isinstance(shares, list) or not shares or time is None:
         return None
-    y = np.array([np.nan if value is None else value for value in shares], dtype=np.float64)
+    y = np.array([value if isinstance(value, int | float) else np.nan for value in shares], dtype=np.float64)
     return clean((np.arange(len(y)) + 0.5) * time / len(y), y)
 
 
