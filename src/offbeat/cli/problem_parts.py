@@ -37,7 +37,7 @@ DATA = {
 }
 
 MODELS = {
-    "softmax": "softmax regression, one linear layer that starts at zero; option bias",
+    "softmax": "softmax regression, one linear layer that starts at zero; options bias, spread",
     "mlp": "fully connected layers of 200 and 100; option hidden = [200, 100]",
     "lenet5": "LeNet-5: convolutions of 6 and 16 channels, full layers of 120 and 84",
     "cnn": "convolutions of 32 and 64 channels, a full layer of 512 (DeFedAvg's)",

@@ -36,14 +36,18 @@ class ClosedForm(ABC):
 class Softmax(nn.Module, ClosedForm):
     """One linear layer that starts at zero: multinomial logistic regression (AREA eq. 4).
 
-    bias: AREA has none.
+    bias: AREA has none.   spread: first weights are uniform in [−spread, spread]; 0: they are zero.
     """
 
-    def __init__(self, shape: Sequence[int], classes: int, bias: bool = False) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, bias: bool = False, spread: float = 0.0) -> None:
         super().__init__()
+        if spread < 0:
+            raise SettingError(f"spread = {spread}: must not be negative")
         self.linear = nn.Linear(math.prod(shape), classes, bias=bias)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
+        if spread:
+            nn.init.uniform_(self.linear.weight, -spread, spread)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x.flatten(1))  # type: ignore[no-any-return]
