@@ -46,6 +46,7 @@ class Orders:
     device: str
     events: bool  # keep the event log of every run, in a folder of its own
     workers: int
+    runs: int
 
 
 class Hand:
@@ -95,7 +96,8 @@ class Hand:
         one = sum(4.0 * p.dim * (3 * p.clients + 64) for p in problems)
         if self.orders.device.startswith("cuda"):
             free, _ = torch.cuda.mem_get_info()
-            return max(1, int(0.25 * free / self.orders.workers / one))  # an arena doubles when it is full
+            fit = int(0.25 * free / self.orders.workers / one)  # an arena doubles when it is full
+            return max(1, min(fit, -(-self.orders.runs // self.orders.workers)))
         return max(1, int(_CACHE / one))
 
     def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:

@@ -94,7 +94,7 @@ def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -
     left = [point for point in grid.points if point.number not in known]
     device = grid.experiment.top.device
     wanted = options.get("workers") or _default_workers(device)
-    orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))))
+    orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))), len(left))
     board = Board(grid, options.get("best"), results)
     with interruptible(board.say) as patience, board.shown(), (folder / RUNS).open("a", encoding="utf-8") as record:
         hands = alone if orders.workers == 1 else several

@@ -34,7 +34,7 @@ def settled(vector: Any) -> Vector:
 def stacked(vectors: Iterable[Any]) -> Vector:
     """The values of several vectors as rows [n, d]."""
     given: Sequence[Any] = list(vectors)
-    arena = None if isinstance(given[0], torch.Tensor) else given[0].row.arena
+    arena = None if isinstance(given[0], torch.Tensor) else given[0].arena
     if arena is not None and all(type(v) is type(given[0]) for v in given):
         found: Vector = arena.rows(given)
         return found

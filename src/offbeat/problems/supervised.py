@@ -155,7 +155,7 @@ class Supervised:
 
     def inputs(self, stored: Tensor) -> Tensor:
         """Stored samples as the model wants them."""
-        return stored.long() if self.data.scale is None else stored.float() * self.data.scale
+        return stored.long() if self.data.scale is None else stored.float().mul_(self.scale)
 
     def loss(self, w: Vector, x: Tensor, y: Tensor, weight: Tensor | float, share: Tensor | float) -> Tensor:
         """One client's stochastic function: share · (Σ weight · loss + l2/2·|w|²)."""

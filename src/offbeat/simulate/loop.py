@@ -92,6 +92,7 @@ class Simulation:
         self.problems, self.server, self.locals = problems, server, locals_
         self.clock, self.executor, self.until, self.seed = clock, executor, until, seed
         self.every, self.watchers, self.judged = evaluate_every, watchers, personal
+        self.listeners = [w for w in watchers if getattr(w, "keep_events", True)]
         self.terms = terms or [(0.0, float("inf"))] * len(problems)
         self.clients = problems[0].clients
         for problem in problems:
@@ -279,7 +280,7 @@ class Simulation:
                 f"{type(self.server).__name__} failed on event {world.events} at time {world.now:g}, "
                 f"{_describe(event)}: {type(error).__name__}: {error}"
             ) from error
-        if self.watchers:
+        if self.listeners:
             self._report(event, flight, staleness)
         if self.until.versions is not None:
             for task, model in enumerate(self.server.models(world.server)):
@@ -330,7 +331,7 @@ class Simulation:
             flight.end if flight else _NAN,
             event.reason if isinstance(event, Lost) else "",
         )
-        for watcher in self.watchers:
+        for watcher in self.listeners:
             watcher.event(row)
 
     # Commands

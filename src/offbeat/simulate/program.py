@@ -86,8 +86,8 @@ class Program:
             if run.world.pending and len(run.problems) == 1:
                 waiting.setdefault(id(run.problems[0]), []).append(run)
         for sharing in waiting.values():
-            alone = not any(run in sharing for run in self.active.values())
-            if alone or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
+            last = not self.more and not any(run in sharing for run in self.active.values())
+            if last or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
                 measure_together(sharing)
         for number, run in list(self.ended.items()):
             if len(run.problems) == 1 and run.world.pending and not self._failed(run):

@@ -24,25 +24,23 @@ _ROWS = 64  # at first
 _MOVED = 256e6  # bytes of one gather, at most
 
 
-class Row:
-    """One row of an arena; it goes back when the last `Recorded` that stands on it is gone."""
+class Recorded:
+    """A vector at a server: `scale` times a row. It can be added, subtracted and scaled, and read as a tensor.
 
-    __slots__ = ("arena", "slot")
+    base: who owns the row, if that is another one; a row goes back when its owner is gone, and so is kept by `base`.
+    """
 
-    def __init__(self, arena: Arena, slot: int) -> None:
-        self.arena, self.slot = arena, slot
+    __slots__ = ("arena", "base", "scale", "slot")
+
+    def __init__(self, arena: Arena, slot: int, scale: float = 1.0, base: Recorded | None = None) -> None:
+        self.arena, self.slot, self.scale, self.base = arena, slot, scale, base
 
     def __del__(self) -> None:
-        self.arena.returned.append(self.slot)
+        if self.base is None:
+            self.arena.returned.append(self.slot)
 
-
-class Recorded:
-    """A vector at a server: `scale` times a row. It can be added, subtracted and scaled, and read as a tensor."""
-
-    __slots__ = ("row", "scale")
-
-    def __init__(self, row: Row, scale: float = 1.0) -> None:
-        self.row, self.scale = row, scale
+    def _scaled(self, scale: float) -> Recorded:
+        return Recorded(self.arena, self.slot, scale, self if self.base is None else self.base)
 
     def __add__(self, other: Any) -> Any:
         if type(other) is not Recorded:
@@ -51,7 +49,7 @@ class Recorded:
             return self
         if self.scale == 0.0:
             return other
-        return Recorded(self.row.arena.add(self.row.slot, self.scale, other.row.slot, other.scale))
+        return self.arena.add(self.slot, self.scale, other.slot, other.scale)
 
     def __radd__(self, other: Any) -> Any:
         return other + self.tensor()
@@ -63,16 +61,16 @@ class Recorded:
         return other - self.tensor()
 
     def __neg__(self) -> Recorded:
-        return Recorded(self.row, -self.scale)
+        return self._scaled(-self.scale)
 
     def __mul__(self, factor: float) -> Recorded:
         scale = self.scale
         if scale == 1.0 or factor in (0.0, -1.0):
-            return Recorded(self.row, scale * float(factor))
+            return self._scaled(scale * float(factor))
         if factor == 1.0 or scale == 0.0:
             return self
-        slot = self.row.slot  # two factors are two roundings, as in any arithmetic
-        return Recorded(self.row.arena.add(slot, scale, slot, 0.0), float(factor))
+        # two factors are two roundings, as in any arithmetic
+        return self.arena.add(self.slot, scale, self.slot, 0.0)._scaled(float(factor))
 
     __rmul__ = __mul__
 
@@ -81,7 +79,7 @@ class Recorded:
 
     def tensor(self) -> torch.Tensor:
         """A copy of its value; reading it changes nothing."""
-        return self.row.arena.rows([self])[0]
+        return self.arena.rows([self])[0]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)
@@ -93,7 +91,7 @@ class Recorded:
         return float(self.tensor())
 
     def __len__(self) -> int:
-        return self.row.arena.matrix.shape[1]
+        return self.arena.matrix.shape[1]
 
     def __repr__(self) -> str:
         return f"Recorded({self.tensor()!r})"
@@ -130,8 +128,8 @@ class Arena:
 
     # Recording
 
-    def add(self, left: int, a: float, right: int, b: float) -> Row:
-        """A row that will hold a · left + b · right."""
+    def add(self, left: int, a: float, right: int, b: float) -> Recorded:
+        """A vector that will be a · left + b · right."""
         out = self.free.pop() if self.free else self._more()
         depth = self.depth
         if depth:
@@ -144,7 +142,7 @@ class Arena:
         slots += (out, left, right)
         factors += (a, b)
         depth[out] = level + 1
-        return Row(self, out)
+        return Recorded(self, out)
 
     def keep(self, rows: Vector) -> list[Recorded]:
         """Rows of these values [n, d]."""
@@ -152,7 +150,7 @@ class Arena:
             self._grow()
         slots = [self.free.pop() for _ in range(len(rows))]
         self.matrix.index_copy_(0, self._index(slots), rows)
-        return [Recorded(Row(self, slot)) for slot in slots]
+        return [Recorded(self, slot) for slot in slots]
 
     def _more(self) -> int:
         if len(self.returned) * 4 >= len(self.matrix):
@@ -219,7 +217,7 @@ class Arena:
     def rows(self, vectors: Sequence[Recorded]) -> Vector:
         """Their values [n, d], as a copy."""
         self.settle()
-        found = self.matrix.index_select(0, self._index([v.row.slot for v in vectors]))
+        found = self.matrix.index_select(0, self._index([v.slot for v in vectors]))
         if any(v.scale != 1.0 for v in vectors):
             scales = torch.tensor([v.scale for v in vectors], dtype=found.dtype)
             found *= scales.to(self.device, non_blocking=True).unsqueeze(1)
@@ -245,7 +243,7 @@ class Arenas:
     def adopt(self, vector: Any) -> Any:
         """The same vector as a row."""
         if isinstance(vector, Recorded):
-            if vector.row.arena in self._kinds.values():
+            if vector.arena in self._kinds.values():
                 return vector
             vector = vector.tensor()
         return self.like(vector).keep(vector.detach().unsqueeze(0))[0]
