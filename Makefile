@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo screenshots test test-slow theory lint format clean
+.PHONY: setup demo screenshots test test-slow theory bench bench-others lint format clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,13 @@ test: lint
 
 test-slow: setup
 	$(BIN)/pytest -n 2 -m slow
+
+# the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)
+bench: setup
+	$(BIN)/offbeat bench --out docs/benchmarks.md
+
+bench-others: setup
+	$(BIN)/python benchmarks/compare.py --install --out docs/benchmarks.md
 
 # the figures of docs/theory.md
 theory: setup
