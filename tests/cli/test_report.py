@@ -120,3 +120,13 @@ def test_an_experiment_that_was_stopped_has_a_report(finished: tuple[Path, Outco
     assert outcome.code == 0
     assert "area-1: not finished" in outcome.err
     assert embedded(folder / "report.html")["totals"] == [2, 2]
+
+
+def test_experiments_with_different_data_do_not_share_a_plot(finished: tuple[Path, Outcome], tmp_path: Path) -> None:
+    run(tmp_path, QUADRATIC)
+    page = tmp_path / "r.html"
+    assert offbeat("report", finished[0], tmp_path / "out", "--out", page).code == 0
+    found = embedded(page)
+    assert found["tasks"] == ["digits", "quadratic"]
+    of = {(p["metric"], p["task"]) for p in found["progress"] if p["axis"] == "time"}
+    assert of == {("accuracy", 0), ("loss", 0), ("loss", 1), ("gap", 1), ("distance", 1)}

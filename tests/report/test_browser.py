@@ -148,6 +148,9 @@ def test_a_click_in_the_legend_hides_an_algorithm_everywhere(tab: Any) -> None:
     assert "every algorithm is hidden" in tab.locator("#work").inner_text()
     button.dblclick()
     assert tab.locator("#legend [aria-pressed=true]").inner_text() == "fedbuff"
+    button.dblclick()
+    assert tab.locator("#legend [aria-pressed=true]").all_inner_texts() == ["area", "fedbuff"]
+    assert tab.locator("#staleness .plot svg path.line:visible").count() == 2
 
 
 def test_everything_can_be_reached_and_used_with_the_keyboard(tab: Any) -> None:

@@ -38,7 +38,8 @@ class Series:
     """
 
     name: str
-    runs: list[Run]
+    places: list[int]  # of its tasks among the report's
+    runs: list[Run] = field(default_factory=list)
     histories: list[Columns] = field(default_factory=list)  # measurements of each run, with a column of bytes
     progress: dict[int, dict[str, dict[str, Band]]] = field(default_factory=dict)
     staleness: Fan | None = None
@@ -81,14 +82,14 @@ def gather(paths: Sequence[Path]) -> Content:
     for folder in folders:
         if names.count(folder.name) > 1:
             folder.name = str(folder.path)
-    series = _series(folders)
-    tasks = _tasks(folders)
+    tasks = list(dict.fromkeys(name for folder in folders for name in _tasks(folder)))
+    series = _series(folders, tasks)
     drawn = _best(series)
     left = []
     if len(drawn) < len(series):
         left.append(f"The {len(drawn)} best of {len(series)} algorithms are drawn; the table of results has all.")
     for at, each in enumerate(drawn):
-        _fill(each, tasks, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
+        _fill(each, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
     if len(drawn) > TIMELINES:
         left.append(f"Timelines are those of the first {TIMELINES} algorithms.")
     said = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.said]
@@ -97,7 +98,7 @@ def gather(paths: Sequence[Path]) -> Content:
     return Content(folders, series, drawn, tasks, [*failed, *said], left)
 
 
-def _series(folders: Sequence[Folder]) -> list[Series]:
+def _series(folders: Sequence[Folder], tasks: list[str]) -> list[Series]:
     """Runs by label; a label that several folders have carries the folder's name."""
     owners: dict[str, set[Path]] = {}
     for folder in folders:
@@ -105,9 +106,10 @@ def _series(folders: Sequence[Folder]) -> list[Series]:
             owners.setdefault(run.label, set()).add(folder.path)
     found: dict[str, Series] = {}
     for folder in folders:
+        places = [tasks.index(name) for name in _tasks(folder)]
         for run in folder.runs:
             name = run.label if len(owners[run.label]) == 1 else f"{folder.name}: {run.label}"
-            found.setdefault(name, Series(name, [])).runs.append(run)
+            found.setdefault(name, Series(name, places)).runs.append(run)
     return list(found.values())
 
 
@@ -125,7 +127,7 @@ def _best(series: Sequence[Series]) -> list[Series]:
     return [series[at] for at in sorted(best)]
 
 
-def _fill(series: Series, tasks: Sequence[str], with_timeline: bool, points: int) -> None:
+def _fill(series: Series, with_timeline: bool, points: int) -> None:
     """Work out what is drawn of a series; a run's events are read once."""
     logs, counts = [], []
     sizes = next((wires for run in series.runs if (wires := wires_of(run)) is not None), None)
@@ -134,7 +136,7 @@ def _fill(series: Series, tasks: Sequence[str], with_timeline: bool, points: int
         history = run.metrics()
         if history is not None:
             history["bytes"] = _bytes(history, log, wires_of(run) or sizes)
-            series.histories.append(history)
+            series.histories.append(_placed(history, series.places))
         if (mine := updates_of(run, log)) is not None:
             counts.append(mine)
         if log is None:
@@ -142,8 +144,10 @@ def _fill(series: Series, tasks: Sequence[str], with_timeline: bool, points: int
         logs.append(log)
         if with_timeline and series.timeline is None and run.error is None:
             clients = len(mine) if mine is not None else 0
-            series.timeline = timeline(run.name, log, run.underway(), clients, run.number("time"))
-    series.progress = _progress(series.histories, len(tasks), points)
+            rest = run.underway()
+            cut_off = None if rest is None else _placed(rest, series.places)
+            series.timeline = timeline(run.name, _placed(log, series.places), cut_off, clients, run.number("time"))
+    series.progress = _progress(series.histories, series.places, points)
     series.staleness = staleness(logs)
     series.participation = participation(counts)
     series.concurrency = concurrency(series.runs)
@@ -159,15 +163,20 @@ def _bytes(history: Columns, log: Columns | None, wires: Wires | None) -> Floats
     return bytes_by(history["time"], log, wires)
 
 
+def _placed(columns: Columns, places: Sequence[int]) -> Columns:
+    """The columns with the report's numbers of tasks."""
+    return {**columns, "task": np.take(places, columns["task"], mode="clip")}
+
+
 def of_task(task: int, history: Columns) -> Columns:
     """The measurements of one task."""
     mine = history["task"] == task
     return {name: column[mine] for name, column in history.items()}
 
 
-def _progress(histories: Sequence[Columns], tasks: int, points: int) -> dict[int, dict[str, dict[str, Band]]]:
+def _progress(histories: Sequence[Columns], tasks: Sequence[int], points: int) -> dict[int, dict[str, dict[str, Band]]]:
     found: dict[int, dict[str, dict[str, Band]]] = {}
-    for task in range(tasks):
+    for task in tasks:
         mine = [of_task(task, history) for history in histories]
         for name in dict.fromkeys(name for history in mine for name in history if name not in _COUNTS):
             bands = {axis: made for axis in AXES if (made := band(curves(mine, name, axis), points)) is not None}
@@ -181,17 +190,14 @@ def curves(histories: Iterable[Columns], metric: str, axis: str) -> list[Curve]:
     return [clean(h[axis].astype(np.float64), h[metric]) for h in histories if metric in h]
 
 
-def _tasks(folders: Sequence[Folder]) -> list[str]:
-    """Names of the tasks: those in the file, or one without a name."""
-    named: list[str] = []
-    for folder in folders:
-        tables = (folder.experiment or {}).get("task")
-        mine = [str(t.get("name", "")) for t in tables if isinstance(t, dict)] if isinstance(tables, list) else []
-        named = mine if len(mine) > len(named) else named
-    several = [run for folder in folders for run in folder.runs if isinstance(run.value("tasks"), dict)]
-    if not named and several:  # the experiment cannot be read, a result can
-        named = [str(name) for name in several[0].value("tasks")]
-    return named or [""]
+def _tasks(folder: Folder) -> list[str]:
+    """Names of an experiment's tasks: those in the file, or in a result if the file cannot be read, or its data's."""
+    experiment = folder.experiment or {}
+    tables, problem = experiment.get("task"), experiment.get("problem")
+    if isinstance(tables, list) and tables:
+        return [str(_get(table, "name")) for table in tables]
+    named = [run.value("tasks") for run in folder.runs if isinstance(run.value("tasks"), dict)]
+    return [str(name) for name in named[0]] if named and named[0] else [str(_get(problem, "data") or "")]
 
 
 def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float]]:

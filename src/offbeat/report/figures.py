@@ -66,8 +66,8 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
         for metric in content.metrics:
             for axis in AXES:
                 if any(axis in s.progress.get(task, {}).get(metric, {}) for s in drawn):
-                    parts = [part for part in (metric, name, "by", axis) if part]
-                    yield "-".join(parts).replace("/", "-"), _progress(drawn, task, metric, axis)
+                    subject = f"{metric}-{_file(name)}" if len(content.tasks) > 1 else metric
+                    yield f"{subject}-by-{axis}", _progress(drawn, task, metric, axis)
     if any(s.staleness for s in drawn):
         yield "staleness", _staleness([s for s in drawn if s.staleness])
     if any(s.concurrency for s in drawn):
@@ -83,9 +83,9 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
         yield "personal", _bands(drawn, lambda s: s.last, *labels, percent=(True, True))
     for series in drawn:
         if series.allocation:
-            yield f"requests-{_file(series)}", _allocation(series, content.tasks)
+            yield f"requests-{_file(series.name)}", _allocation(series, content.tasks)
         if series.timeline is not None:
-            yield f"timeline-{_file(series)}", _timeline(series.timeline)
+            yield f"timeline-{_file(series.name)}", _timeline(series.timeline)
 
 
 def _progress(drawn: Sequence[Series], task: int, metric: str, axis: str) -> Figure:
@@ -218,5 +218,5 @@ def _colour(at: int) -> str:
     return _COLOURS[at % len(_COLOURS)]
 
 
-def _file(series: Series) -> str:
-    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in series.name)
+def _file(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_.+" else "-" for c in name)

@@ -21,7 +21,7 @@ from offbeat.report.read import Folder
 from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
 
-_SCRIPTS = ("numbers.js", "parts.js", "chart.js", "timeline.js", "page.js")
+_SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
 _DIGITS = 7  # of every number on the page; metrics are single precision
 _SAID = 40  # lines about what is missing, at most
 
@@ -96,7 +96,7 @@ def _lines(content: Content) -> list[dict[str, Any]]:
     found = []
     for at, series in enumerate(content.drawn):
         for history in series.histories:
-            for task in range(len(content.tasks)):
+            for task in series.places:
                 mine = of_task(task, history)
                 values = {name: mine[name] for name in content.metrics if name in mine}
                 found.append({"series": at, "task": task, **{axis: mine[axis] for axis in AXES}, "metrics": values})
@@ -177,11 +177,12 @@ def _targets(content: Content) -> str:
     units = {"time": "virtual time", "updates": "updates", "bytes": "bytes sent and received, in MB,"}
     found = []
     for task, name in enumerate(content.tasks):
-        histories = {s.name: [of_task(task, h) for h in s.histories] for s in content.drawn if s.histories}
+        able = [s for s in content.drawn if s.histories and task in s.places]
+        histories = {s.name: [of_task(task, h) for h in s.histories] for s in able}
         steps = ladder([h for each in histories.values() for h in each], asked)
         if not steps:
             continue
-        title = f"Reaching an accuracy{f' of {escape(name)}' if name else ''}"
+        title = f"Reaching an accuracy{f' of {escape(name)}' if len(content.tasks) > 1 else ''}"
         for axis in AXES:
             body = [[Cell(s), *(cell(each, t, axis, write[axis]) for t in steps)] for s, each in histories.items()]
             table = _table(["algorithm", *(f"{100 * t:g} %" for t in steps)], body, content)

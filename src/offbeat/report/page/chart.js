@@ -10,28 +10,37 @@ function chart(host, spec) {
   host.classList.add("plot");
   let state = null; // what the last drawing knows: scales, traces, frame
   let cursor = null; // data x
-  const redraw = onPage(host, (width) => { state = drawChart(host, spec(), width); wire(); });
+  const redraw = onPage(host, (width) => {
+    state = drawChart(host, spec(), width);
+    wire();
+  });
 
   function wire() {
     if (!state) return;
     const image = state.image;
-    image.addEventListener("pointermove", (event) => {
-      const box = image.getBoundingClientRect();
-      point(state.x.back(event.clientX - box.left), event.clientX, event.clientY);
-    });
+    const look = (event) =>
+      point(state.x.back(event.clientX - image.getBoundingClientRect().left), event.clientX, event.clientY);
+    image.addEventListener("pointermove", look);
+    image.addEventListener("pointerdown", look); // a finger does not hover
     image.addEventListener("pointerleave", clear);
     image.addEventListener("blur", clear);
     image.addEventListener("keydown", key);
   }
 
-  function clear() { cursor = null; state?.over.replaceChildren(); hideTip(); }
+  function clear() {
+    cursor = null;
+    state?.over.replaceChildren();
+    hideTip();
+  }
 
   function point(x, px, py) {
     const xs = state.xs;
     if (!xs.length) return;
     cursor = xs[nearest(xs, x)];
     const rows = [];
-    const marks = [svg("line", { class: "cursor", x1: state.x(cursor), x2: state.x(cursor), y1: state.top, y2: state.bottom })];
+    const marks = [
+      svg("line", { class: "cursor", x1: state.x(cursor), x2: state.x(cursor), y1: state.top, y2: state.bottom }),
+    ];
     for (const trace of state.traces.filter((t) => !t.quiet)) {
       const at = trace.step ? stepAt(trace.x, cursor) : nearest(trace.x, cursor);
       const [from, to] = [trace.x[0], trace.x[trace.x.length - 1]];
@@ -44,23 +53,43 @@ function chart(host, spec) {
       }
       if (trace.count && trace.count[at] < trace.total) row.less += ` (${trace.count[at]} of ${trace.total} seeds)`;
       rows.push(row);
-      if (state.visible(trace.y[at])) marks.push(svg("circle", { class: "dot", r: 4, fill: trace.colour, cx: state.x(trace.step ? cursor : trace.x[at]), cy: state.y(trace.y[at]) }));
+      if (state.visible(trace.y[at]))
+        marks.push(
+          svg("circle", {
+            class: "dot",
+            r: 4,
+            fill: trace.colour,
+            cx: state.x(trace.step ? cursor : trace.x[at]),
+            cy: state.y(trace.y[at]),
+          }),
+        );
     }
     state.over.replaceChildren(...marks);
     const box = state.image.getBoundingClientRect();
-    showTip(px ?? box.left + state.x(cursor), py ?? box.top + box.height / 2, `${state.spec.x.name} ${show(cursor, state.spec.x.kind)}`, rows);
+    showTip(
+      px ?? box.left + state.x(cursor),
+      py ?? box.top + box.height / 2,
+      `${state.spec.x.name} ${show(cursor, state.spec.x.kind)}`,
+      rows,
+    );
   }
 
   function key(event) {
     const xs = state.xs;
     if (!xs.length) return;
     const now = cursor === null ? -1 : nearest(xs, cursor);
-    const far = (from, way) => { // to the next point that is a few pixels away
+    const far = (from, way) => {
+      // to the next point that is a few pixels away
       let to = from + way;
       while (to > 0 && to < xs.length - 1 && Math.abs(state.x(xs[to]) - state.x(xs[Math.max(0, from)])) < 4) to += way;
       return Math.max(0, Math.min(xs.length - 1, to));
     };
-    const moves = { ArrowRight: () => far(now, 1), ArrowLeft: () => far(now, -1), Home: () => 0, End: () => xs.length - 1 };
+    const moves = {
+      ArrowRight: () => far(now, 1),
+      ArrowLeft: () => far(now, -1),
+      Home: () => 0,
+      End: () => xs.length - 1,
+    };
     if (event.key === "Escape") clear();
     if (!(event.key in moves)) return;
     event.preventDefault();
@@ -71,11 +100,18 @@ function chart(host, spec) {
   return redraw;
 }
 
-const stepAt = (xs, x) => { let at = -1; for (let i = 0; i < xs.length && xs[i] <= x; i++) at = i; return at; };
+const stepAt = (xs, x) => {
+  let at = -1;
+  for (let i = 0; i < xs.length && xs[i] <= x; i++) at = i;
+  return at;
+};
 
 function drawChart(host, spec, width) {
   const traces = spec.traces.filter((t) => t.x.length);
-  if (!traces.length) { host.replaceChildren(make("p", { class: "empty" }, spec.empty ?? "Nothing to draw: every algorithm is hidden.")); return null; }
+  if (!traces.length) {
+    host.replaceChildren(make("p", { class: "empty" }, spec.empty ?? "Nothing to draw: every algorithm is hidden."));
+    return null;
+  }
   const ends = spec.ends && width > 620 && traces.filter((t) => !t.quiet).length <= 8;
   const height = spec.height ?? Math.max(220, Math.min(400, width * 0.42));
   const log = spec.y.log;
@@ -85,34 +121,78 @@ function drawChart(host, spec, width) {
   const marks = rough.marks(Math.max(3, height / 60));
   const texts = marks.map((mark) => show(mark, spec.y.kind, 4));
   const left = 14 + 7 * Math.max(3, ...texts.map((text) => text.length));
-  const [from, to] = spec.x.range ?? [Math.min(...traces.map((t) => t.x[0])), Math.max(...traces.map((t) => t.x[t.x.length - 1]))];
+  const [from, to] = spec.x.range ?? [
+    Math.min(...traces.map((t) => t.x[0])),
+    Math.max(...traces.map((t) => t.x[t.x.length - 1])),
+  ];
   const x = scale(from, to > from ? to : from + 1, left, width - margin.right);
   const y = rough;
   const visible = (value) => value !== null && (!log || value > 0);
   const [top, bottom] = [margin.top, height - margin.bottom];
 
-  const image = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application", "aria-roledescription": "plot", "aria-label": `${spec.label}. Arrow keys move along it.` });
-  marks.forEach((mark, i) => image.append(
-    svg("line", { class: "grid", x1: left, x2: width - margin.right, y1: y(mark), y2: y(mark) }),
-    svg("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end" }, texts[i])));
+  const image = svg("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    height,
+    tabindex: 0,
+    role: "application",
+    "aria-roledescription": "plot",
+    "aria-label": `${spec.label}. Arrow keys move along it.`,
+  });
+  marks.forEach((mark, i) =>
+    image.append(
+      svg("line", { class: "grid", x1: left, x2: width - margin.right, y1: y(mark), y2: y(mark) }),
+      svg("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end" }, texts[i]),
+    ),
+  );
   image.append(svg("line", { class: "base", x1: left, x2: width - margin.right, y1: bottom, y2: bottom }));
-  for (const mark of x.marks(Math.max(3, (width - left) / 110))) image.append(
-    svg("line", { class: "base", x1: x(mark), x2: x(mark), y1: bottom, y2: bottom + 4 }),
-    svg("text", { x: x(mark), y: bottom + 18, "text-anchor": x(mark) > width - 20 ? "end" : "middle" }, show(mark, spec.x.kind, 4)));
-  image.append(svg("text", { x: (left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle" }, spec.x.name));
+  for (const mark of x.marks(Math.max(3, (width - left) / 110)))
+    image.append(
+      svg("line", { class: "base", x1: x(mark), x2: x(mark), y1: bottom, y2: bottom + 4 }),
+      svg(
+        "text",
+        { x: x(mark), y: bottom + 18, "text-anchor": x(mark) > width - 20 ? "end" : "middle" },
+        show(mark, spec.x.kind, 4),
+      ),
+    );
+  image.append(
+    svg("text", { x: (left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle" }, spec.x.name),
+  );
 
   for (const ref of spec.refs ?? []) {
     const flat = ref.y !== undefined;
     const at = flat ? y(ref.y) : x(ref.x);
-    image.append(svg("line", flat ? { class: "ref", x1: left, x2: width - margin.right, y1: at, y2: at } : { class: "ref", x1: at, x2: at, y1: top, y2: bottom }));
-    if (ref.text) image.append(flat
-      ? svg("text", { x: width - margin.right - 4, y: at - 5, "text-anchor": "end" }, ref.text)
-      : svg("text", { x: at + 4, y: top + 10 + 14 * (ref.row ?? 0) }, ref.text));
+    image.append(
+      svg(
+        "line",
+        flat
+          ? { class: "ref", x1: left, x2: width - margin.right, y1: at, y2: at }
+          : { class: "ref", x1: at, x2: at, y1: top, y2: bottom },
+      ),
+    );
+    if (ref.text)
+      image.append(
+        flat
+          ? svg("text", { x: width - margin.right - 4, y: at - 5, "text-anchor": "end" }, ref.text)
+          : svg("text", { x: at + 4, y: top + 10 + 14 * (ref.row ?? 0) }, ref.text),
+      );
   }
-  for (const trace of traces) for (const [a, b, opacity] of trace.areas ?? []) image.append(
-    svg("path", { class: "area", d: areaPath(trace.x, a, b, x, y, visible), fill: trace.colour, opacity }));
-  const lines = traces.flatMap((trace) => linePaths(trace, x, y, visible).map(([path, whole]) => ({ trace, path, whole })));
-  for (const line of lines) image.append(svg("path", { class: line.trace.thin ? "line thin" : "line", d: line.path, stroke: line.trace.colour, ...strokes(line, lines) }));
+  for (const trace of traces)
+    for (const [a, b, opacity] of trace.areas ?? [])
+      image.append(
+        svg("path", { class: "area", d: areaPath(trace.x, a, b, x, y, visible), fill: trace.colour, opacity }),
+      );
+  const lines = traces.flatMap((trace) =>
+    linePaths(trace, x, y, visible).map(([path, whole]) => ({ trace, path, whole })),
+  );
+  for (const line of lines)
+    image.append(
+      svg("path", {
+        class: line.trace.thin ? "line thin" : "line",
+        d: line.path,
+        stroke: line.trace.colour,
+        ...strokes(line, lines),
+      }),
+    );
   if (ends) endLabels(traces, x, y, visible, bottom).forEach((node) => image.append(node));
   const over = svg("g");
   image.append(over);
@@ -123,10 +203,21 @@ function drawChart(host, spec, width) {
 
 function extent(traces, spec) {
   const values = [];
-  const keep = (v) => { if (v !== null && (!spec.y.log || v > 0)) values.push(v); };
-  for (const t of traces) { t.y.forEach(keep); for (const [a, b] of t.areas ?? []) { a.forEach(keep); b.forEach(keep); } }
+  const keep = (v) => {
+    if (v !== null && (!spec.y.log || v > 0)) values.push(v);
+  };
+  for (const t of traces) {
+    t.y.forEach(keep);
+    for (const [a, b] of t.areas ?? []) {
+      a.forEach(keep);
+      b.forEach(keep);
+    }
+  }
   for (const ref of spec.refs ?? []) if (ref.y !== undefined) keep(ref.y);
-  let [low, high] = spec.y.range ?? [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+  let [low, high] = spec.y.range ?? [
+    values.reduce((a, b) => Math.min(a, b), Infinity),
+    values.reduce((a, b) => Math.max(a, b), -Infinity),
+  ];
   if (!Number.isFinite(low)) [low, high] = spec.y.log ? [0.1, 1] : [0, 1];
   if (spec.y.log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.04, high * (high / low) ** 0.04];
   if (spec.y.floor !== undefined) low = Math.min(low, spec.y.floor);
@@ -135,21 +226,35 @@ function extent(traces, spec) {
 }
 
 function areaPath(xs, low, high, x, y, visible) {
-  const forth = [], back = [];
-  xs.forEach((value, i) => { if (visible(low[i]) && visible(high[i])) { forth.push(`${x(value).toFixed(1)},${y(high[i]).toFixed(1)}`); back.unshift(`${x(value).toFixed(1)},${y(low[i]).toFixed(1)}`); } });
+  const forth = [],
+    back = [];
+  xs.forEach((value, i) => {
+    if (visible(low[i]) && visible(high[i])) {
+      forth.push(`${x(value).toFixed(1)},${y(high[i]).toFixed(1)}`);
+      back.unshift(`${x(value).toFixed(1)},${y(low[i]).toFixed(1)}`);
+    }
+  });
   return forth.length > 1 ? `M${forth.join("L")}L${back.join("L")}Z` : "";
 }
 
 // [path, whole]: pieces of the line, by whether all runs are still going.
 function linePaths(trace, x, y, visible) {
   const pieces = [];
-  let piece = null, before = null;
+  let piece = null,
+    before = null;
   trace.x.forEach((value, i) => {
-    if (!visible(trace.y[i])) { piece = before = null; return; }
+    if (!visible(trace.y[i])) {
+      piece = before = null;
+      return;
+    }
     const spot = `${x(value).toFixed(1)},${y(trace.y[i]).toFixed(1)}`;
     const whole = !trace.count || trace.count[i] >= trace.total;
-    if (!piece || piece.whole !== whole) { piece = { whole, spots: before ? [before] : [] }; pieces.push(piece); }
-    if (trace.step && piece.spots.length) piece.spots.push(`${x(value).toFixed(1)},${piece.spots[piece.spots.length - 1].split(",")[1]}`);
+    if (!piece || piece.whole !== whole) {
+      piece = { whole, spots: before ? [before] : [] };
+      pieces.push(piece);
+    }
+    if (trace.step && piece.spots.length)
+      piece.spots.push(`${x(value).toFixed(1)},${piece.spots[piece.spots.length - 1].split(",")[1]}`);
     piece.spots.push(spot);
     before = spot;
   });
@@ -161,7 +266,11 @@ function strokes(line, lines) {
   if (!line.whole) return { "stroke-dasharray": "1 5" };
   const same = lines.filter((other) => other.path === line.path);
   if (same.length === 1) return { "stroke-dasharray": line.trace.dash || undefined };
-  return { "stroke-dasharray": `10 ${10 * (same.length - 1)}`, "stroke-dashoffset": -10 * same.indexOf(line), "stroke-linecap": "butt" };
+  return {
+    "stroke-dasharray": `10 ${10 * (same.length - 1)}`,
+    "stroke-dashoffset": -10 * same.indexOf(line),
+    "stroke-linecap": "butt",
+  };
 }
 
 // Names beside the ends of lines, moved apart where they would meet.
@@ -173,11 +282,18 @@ function endLabels(traces, x, y, visible, bottom) {
     if (visible(t.y[at])) spots.push({ t, x: x(t.x[at]) + 8, y: y(t.y[at]) });
   }
   spots.sort((a, b) => a.y - b.y);
-  const gap = 14, apart = (a, b) => Math.abs(a.x - b.x) >= 90;
-  spots.forEach((s, i) => { if (i && !apart(s, spots[i - 1])) s.y = Math.max(s.y, spots[i - 1].y + gap); });
+  const gap = 14,
+    apart = (a, b) => Math.abs(a.x - b.x) >= 90;
+  spots.forEach((s, i) => {
+    if (i && !apart(s, spots[i - 1])) s.y = Math.max(s.y, spots[i - 1].y + gap);
+  });
   for (let i = spots.length - 1, floor = bottom - 2; i >= 0; i--) {
     spots[i].y = Math.min(spots[i].y, i < spots.length - 1 && apart(spots[i], spots[i + 1]) ? bottom - 2 : floor);
     floor = spots[i].y - gap;
   }
-  return spots.map((s) => { const text = svg("text", { class: "end", x: s.x, y: s.y + 4 }, s.t.name); text.style.fill = s.t.colour; return text; });
+  return spots.map((s) => {
+    const text = svg("text", { class: "end", x: s.x, y: s.y + 4 }, s.t.name);
+    text.style.fill = s.t.colour;
+    return text;
+  });
 }

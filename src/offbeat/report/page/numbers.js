@@ -5,7 +5,12 @@ const thin = "\u2009";
 function digits(value, significant) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e9 || size < 1e-4) return value.toExponential(Math.max(0, significant - 1)).replace(/\.?0+e/, "e").replace("e+", "e").replace("-", "−");
+  if (size >= 1e9 || size < 1e-4)
+    return value
+      .toExponential(Math.max(0, significant - 1))
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e")
+      .replace("-", "−");
   const places = Math.max(0, Math.min(8, significant - 1 - Math.floor(Math.log10(size))));
   return value.toLocaleString("en", { maximumFractionDigits: places }).replace("-", "−");
 }
@@ -21,7 +26,10 @@ function show(value, kind, significant = 5) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (kind === "share") return digits(100 * value, significant) + thin + "%";
   if (kind === "bytes") return bytes(value, significant);
-  if (kind === "count") return Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : digits(value, 3);
+  if (kind === "count")
+    return Math.abs(value) >= 100 || Number.isInteger(value)
+      ? Math.round(value).toLocaleString("en")
+      : digits(value, 3);
   return digits(value, significant);
 }
 
@@ -51,7 +59,10 @@ function scale(low, high, from, to, log = false) {
   const [a, b] = [f(low), f(high)];
   const width = b - a || 1;
   const at = (v) => from + ((f(v) - a) / width) * (to - from);
-  at.back = (p) => { const v = a + ((p - from) / (to - from)) * width; return log ? 10 ** v : v; };
+  at.back = (p) => {
+    const v = a + ((p - from) / (to - from)) * width;
+    return log ? 10 ** v : v;
+  };
   at.marks = (about) => (log ? logMarks(low, high, about) : linearMarks(low, high, about));
   return at;
 }
@@ -59,6 +70,10 @@ function scale(low, high, from, to, log = false) {
 // The place of the number nearest to x in sorted numbers.
 function nearest(sorted, x) {
   let [a, b] = [0, sorted.length - 1];
-  while (b - a > 1) { const m = (a + b) >> 1; if (sorted[m] <= x) a = m; else b = m; }
+  while (b - a > 1) {
+    const m = (a + b) >> 1;
+    if (sorted[m] <= x) a = m;
+    else b = m;
+  }
   return b < 0 ? -1 : Math.abs(sorted[a] - x) <= Math.abs(sorted[b] - x) ? a : b;
 }

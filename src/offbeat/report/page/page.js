@@ -18,49 +18,85 @@ function panels(host, titles, draw) {
 
 // Metric against time, updates or bytes
 
-const view = { axis: "time", metric: data.metrics[0], band: "range", log: false };
+const view = { axis: "time", metric: data.metrics[0], seeds: "range", scale: "linear" };
+
+function setting(title, key, options) {
+  return choice(title, options, view[key], (value) => {
+    view[key] = value;
+    targets();
+    redrawAll();
+  });
+}
 
 function progress() {
   const host = place("progress-plots");
   if (!host) return;
-  const seeds = Math.max(...data.totals);
-  const again = () => redrawAll();
-  const linear = choice("Scale", [["linear", "linear"], ["log", "log"]], "linear", (value) => { view.log = value === "log"; again(); });
-  place("progress-bar").append(
-    ...(data.metrics.length > 1 ? [choice("Metric", data.metrics.map((m) => [m, m.replace("_", " ")]), view.metric, (value) => { view.metric = value; again(); })] : []),
-    choice("Against", data.axes.map((a) => [a, a]), view.axis, (value) => { view.axis = value; targets(); again(); }),
-    ...(seeds > 1 ? [choice("Seeds", [["range", "min–max"], ["quartiles", "quartiles"], ...(data.lines.length ? [["each", "each"]] : []), ["none", "none"]], view.band, (value) => { view.band = value; again(); })] : []),
-    linear);
+  const bands = [["range", "min–max"], "quartiles", ...(data.lines.length ? ["each"] : []), "none"];
+  const metrics = data.metrics.map((name) => [name, name.replace("_", " ")]);
+  const bar = place("progress-bar");
+  if (metrics.length > 1) bar.append(setting("Metric", "metric", metrics));
+  bar.append(setting("Against", "axis", data.axes));
+  if (Math.max(...data.totals) > 1) bar.append(setting("Seeds", "seeds", bands));
+  bar.append(setting("Scale", "scale", ["linear", "log"]));
   const several = data.tasks.length > 1;
   if (several) host.classList.add("panels");
-  panels(host, data.tasks, (task) => ({
+  panels(host, several ? data.tasks : [""], (task) => ({
     label: `${view.metric} against ${NAMES[view.axis]}${several ? `, task ${data.tasks[task]}` : ""}`,
     x: { name: NAMES[view.axis], kind: KINDS[view.axis] },
-    y: { kind: kindOf(view.metric), log: view.log, ceiling: kindOf(view.metric) === "share" ? 1 : undefined },
+    y: {
+      kind: kindOf(view.metric),
+      log: view.scale === "log",
+      ceiling: kindOf(view.metric) === "share" ? 1 : undefined,
+    },
     ends: !several,
     height: several ? 240 : undefined,
-    traces: [...(view.band === "each" ? singles(task) : []), ...shown(data.progress).filter((p) => p.task === task && p.metric === view.metric && p.axis === view.axis).map(banded)],
+    traces: [
+      ...(view.seeds === "each" ? singles(task) : []),
+      ...shown(data.progress)
+        .filter((p) => p.task === task && p.metric === view.metric && p.axis === view.axis)
+        .map(banded),
+    ],
     empty: "Nothing to draw: no algorithm that is shown has this metric against this axis.",
   }));
 }
 
 function banded(p) {
-  const sides = { range: [p.low, p.high], quartiles: [p.q1, p.q3] }[view.band];
+  const sides = { range: [p.low, p.high], quartiles: [p.q1, p.q3] }[view.seeds];
   return {
-    name: data.series[p.series], colour: colour(p.series), dash: dash(p.series), x: p.x, y: p.mean, count: p.count, total: data.totals[p.series],
-    areas: sides && data.totals[p.series] > 1 ? [[...sides, 0.16]] : [], range: data.totals[p.series] > 1 ? (sides ?? [p.low, p.high]) : undefined,
+    name: data.series[p.series],
+    colour: colour(p.series),
+    dash: dash(p.series),
+    x: p.x,
+    y: p.mean,
+    count: p.count,
+    total: data.totals[p.series],
+    areas: sides && data.totals[p.series] > 1 ? [[...sides, 0.16]] : [],
+    range: data.totals[p.series] > 1 ? (sides ?? [p.low, p.high]) : undefined,
   };
 }
 
 function singles(task) {
-  return shown(data.lines).filter((l) => l.task === task && l.metrics[view.metric]).map((l) => {
-    const kept = l[view.axis].map((_, i) => i).filter((i) => l[view.axis][i] !== null && l.metrics[view.metric][i] !== null);
-    return { name: data.series[l.series], quiet: true, thin: true, colour: colour(l.series), x: kept.map((i) => l[view.axis][i]), y: kept.map((i) => l.metrics[view.metric][i]) };
-  });
+  return shown(data.lines)
+    .filter((l) => l.task === task && l.metrics[view.metric])
+    .map((l) => {
+      const kept = l[view.axis]
+        .map((_, i) => i)
+        .filter((i) => l[view.axis][i] !== null && l.metrics[view.metric][i] !== null);
+      return {
+        name: data.series[l.series],
+        quiet: true,
+        thin: true,
+        colour: colour(l.series),
+        x: kept.map((i) => l[view.axis][i]),
+        y: kept.map((i) => l.metrics[view.metric][i]),
+      };
+    });
 }
 
 function targets() {
-  document.querySelectorAll("[data-axis]").forEach((table) => { table.hidden = table.dataset.axis !== view.axis; });
+  document.querySelectorAll("[data-axis]").forEach((table) => {
+    table.hidden = table.dataset.axis !== view.axis;
+  });
 }
 
 // Distributions, one panel an algorithm
@@ -70,23 +106,53 @@ function fans(id, key, spec) {
   if (!host) return;
   host.classList.add("panels");
   const list = data[key];
-  const boxes = list.map((fan) => { const plot = make("div"); const box = make("div", {}, make("h3", {}, sample(fan.series), data.series[fan.series]), plot); host.append(box); return [box, plot]; });
   const top = Math.max(...list.flatMap((fan) => fan.p90));
-  list.forEach((fan, i) => chart(boxes[i][1], () => {
-    boxes[i][0].hidden = hidden.has(fan.series);
-    return {
-      label: `${spec.title} of ${data.series[fan.series]}`, x: { name: "virtual time", kind: "number" }, height: 220,
-      y: { kind: spec.kind, log: spec.log?.(), floor: spec.log?.() ? undefined : 0, range: spec.log?.() ? undefined : [0, spec.kind === "share" ? 1 : top || 1], ceiling: spec.kind === "share" ? 1 : undefined },
-      traces: [{ name: "median", colour: colour(fan.series), x: fan.x, y: fan.p50, areas: [[fan.p10, fan.p90, 0.16], [fan.p25, fan.p75, 0.24]], range: [fan.p10, fan.p90] }],
-    };
-  }));
+  for (const fan of list) {
+    const plot = make("div");
+    const box = make("div", {}, make("h3", {}, sample(fan.series), data.series[fan.series]), plot);
+    host.append(box);
+    redraws.push(() => (box.hidden = hidden.has(fan.series)));
+    chart(plot, () => {
+      const log = spec.log?.();
+      return {
+        label: `${spec.title} of ${data.series[fan.series]}`,
+        x: { name: "virtual time", kind: "number" },
+        height: 220,
+        y: {
+          kind: spec.kind,
+          log,
+          floor: log ? undefined : 0,
+          range: log ? undefined : [0, spec.kind === "share" ? 1 : top || 1],
+          ceiling: spec.kind === "share" ? 1 : undefined,
+        },
+        traces: [
+          {
+            name: "median",
+            colour: colour(fan.series),
+            x: fan.x,
+            y: fan.p50,
+            areas: [
+              [fan.p10, fan.p90, 0.16],
+              [fan.p25, fan.p75, 0.24],
+            ],
+            range: [fan.p10, fan.p90],
+          },
+        ],
+      };
+    });
+  }
 }
 
 function staleness() {
   const bar = place("staleness-bar");
   if (!bar) return;
   let log = false;
-  bar.append(choice("Scale", [["linear", "linear"], ["log", "log"]], "linear", (value) => { log = value === "log"; redrawAll(); }));
+  bar.append(
+    choice("Scale", ["linear", "log"], "linear", (value) => {
+      log = value === "log";
+      redrawAll();
+    }),
+  );
   fans("staleness-plots", "staleness", { title: "Staleness over time", kind: "count", log: () => log });
 }
 
@@ -94,13 +160,22 @@ function staleness() {
 
 function lines(id, key, spec) {
   const host = place(id);
-  if (host) chart(host, () => ({
-    ...spec, ends: true, height: 280,
-    traces: shown(data[key]).map((p) => ({
-      name: data.series[p.series], colour: colour(p.series), dash: dash(p.series), x: p.x, y: p.mean, step: spec.step,
-      areas: [[p.low, p.high, 0.16]], range: data.totals[p.series] > 1 ? [p.low, p.high] : undefined,
-    })),
-  }));
+  if (host)
+    chart(host, () => ({
+      ...spec,
+      ends: true,
+      height: 280,
+      traces: shown(data[key]).map((p) => ({
+        name: data.series[p.series],
+        colour: colour(p.series),
+        dash: dash(p.series),
+        x: p.x,
+        y: p.mean,
+        step: spec.step,
+        areas: [[p.low, p.high, 0.16]],
+        range: data.totals[p.series] > 1 ? [p.low, p.high] : undefined,
+      })),
+    }));
 }
 
 // How requests were divided among tasks
@@ -109,27 +184,59 @@ function allocation() {
   const host = place("allocation-plots");
   if (!host) return;
   host.classList.add("panels", "two");
-  panels(host, data.allocation.map((a) => [sample(a.series), data.series[a.series]]), (i) => {
-    const a = data.allocation[i];
-    const names = Object.keys(a.tasks);
-    return {
-      label: `Requests of each task under ${data.series[a.series]}`, x: { name: "virtual time", kind: "number", range: [0, a.end] }, y: { kind: "count", floor: 0 }, height: 260,
-      refs: names.filter((name) => name in a.ends && a.ends[name] < a.end * 0.999).map((name) => ({ x: a.ends[name] })),
-      traces: hidden.has(a.series) ? [] : names.map((name) => ({ name, colour: colour(data.tasks.indexOf(name)), dash: dash(data.tasks.indexOf(name)), step: true, x: a.tasks[name].map((c) => c[0]).concat(a.end), y: a.tasks[name].map((c) => c[1]).concat(a.tasks[name].at(-1)[1]) })),
-    };
-  });
-  place("allocation-keys").append(...data.tasks.map((name, i) => { const key = make("i"); key.style.background = colour(i); return make("li", {}, key, name); }));
+  panels(
+    host,
+    data.allocation.map((a) => [sample(a.series), data.series[a.series]]),
+    (i) => {
+      const a = data.allocation[i];
+      const names = Object.keys(a.tasks);
+      return {
+        label: `Requests of each task under ${data.series[a.series]}`,
+        x: { name: "virtual time", kind: "number", range: [0, a.end] },
+        y: { kind: "count", floor: 0 },
+        height: 260,
+        refs: names
+          .filter((name) => name in a.ends && a.ends[name] < a.end * 0.999)
+          .map((name) => ({ x: a.ends[name] })),
+        traces: hidden.has(a.series)
+          ? []
+          : names.map((name) => ({
+              name,
+              colour: colour(data.tasks.indexOf(name)),
+              dash: dash(data.tasks.indexOf(name)),
+              step: true,
+              x: a.tasks[name].map((c) => c[0]).concat(a.end),
+              y: a.tasks[name].map((c) => c[1]).concat(a.tasks[name].at(-1)[1]),
+            })),
+      };
+    },
+  );
+  place("allocation-keys").append(
+    ...data.tasks.map((name, i) => {
+      const key = make("i");
+      key.style.background = colour(i);
+      return make("li", {}, key, name);
+    }),
+  );
 }
 
 function copying() {
-  document.querySelectorAll("button[data-copy]").forEach((button) => button.addEventListener("click", async () => {
-    const text = place(button.dataset.copy).textContent;
-    try { await navigator.clipboard.writeText(text); }
-    catch { getSelection().selectAllChildren(place(button.dataset.copy)); document.execCommand("copy"); }
-    const before = button.textContent;
-    button.textContent = live.textContent = "copied";
-    setTimeout(() => { button.textContent = before; }, 1500);
-  }));
+  document.querySelectorAll("button[data-copy]").forEach((button) =>
+    button.addEventListener("click", async () => {
+      const text = place(button.dataset.copy).textContent;
+      try {
+        await navigator.clipboard.writeText(text);
+      } catch {
+        getSelection().selectAllChildren(place(button.dataset.copy));
+        document.execCommand("copy");
+      }
+      const before = button.textContent;
+      button.textContent = live.textContent = "copied";
+      setTimeout(() => {
+        button.textContent = before;
+      }, 1500);
+    }),
+  );
 }
 
 legend();
@@ -137,10 +244,23 @@ progress();
 targets();
 if (place("timeline-plot")) timeline(place("timeline-plot"), place("timeline-bar"), place("timeline-keys"));
 staleness();
-lines("concurrency-plot", "concurrency", { label: "Share of clients at work over time", x: { name: "virtual time", kind: "number" }, y: { kind: "share", floor: 0, ceiling: 1.001 } });
-lines("participation-plot", "participation", { label: "Updates of each client over the mean of all, the busiest first", x: { name: "share of clients, the busiest first", kind: "share" }, y: { kind: "number", floor: 0 }, refs: [{ y: 1, text: "equal shares" }] });
+lines("concurrency-plot", "concurrency", {
+  label: "Share of clients at work over time",
+  x: { name: "virtual time", kind: "number" },
+  y: { kind: "share", floor: 0, ceiling: 1.001 },
+});
+lines("participation-plot", "participation", {
+  label: "Updates of each client over the mean of all, the busiest first",
+  x: { name: "share of clients, the busiest first", kind: "share" },
+  y: { kind: "number", floor: 0 },
+  refs: [{ y: 1, text: "equal shares" }],
+});
 allocation();
-lines("personal-last", "last", { label: "Accuracy of each client's own model at the end, the worst first", x: { name: "share of clients, the worst first", kind: "share" }, y: { kind: "share", ceiling: 1.001 } });
+lines("personal-last", "last", {
+  label: "Accuracy of each client's own model at the end, the worst first",
+  x: { name: "share of clients, the worst first", kind: "share" },
+  y: { kind: "share", ceiling: 1.001 },
+});
 fans("personal-plots", "personal", { title: "Accuracy of clients' own models over time", kind: "share" });
 copying();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);

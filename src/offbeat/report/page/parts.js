@@ -24,8 +24,20 @@ const colour = (index) => `var(--c${index % 7})`;
 const dash = (index) => dashes[Math.floor(index / 7) % dashes.length];
 
 function sample(index) {
-  return svg("svg", { width: 18, height: 10, "aria-hidden": "true" },
-    svg("line", { x1: 1, x2: 17, y1: 5, y2: 5, stroke: colour(index), "stroke-width": 3, "stroke-linecap": "round", "stroke-dasharray": dash(index) }));
+  return svg(
+    "svg",
+    { width: 18, height: 10, "aria-hidden": "true" },
+    svg("line", {
+      x1: 1,
+      x2: 17,
+      y1: 5,
+      y2: 5,
+      stroke: colour(index),
+      "stroke-width": 3,
+      "stroke-linecap": "round",
+      "stroke-dasharray": dash(index),
+    }),
+  );
 }
 
 // rows: [{colour, name, value, less}]; what is shown is also said to those who cannot see it.
@@ -33,9 +45,15 @@ function showTip(x, y, title, rows) {
   const table = make("table");
   for (const row of rows) {
     const name = make("td");
-    if (row.colour) { const key = make("i"); key.style.background = row.colour; name.append(key); }
+    if (row.colour) {
+      const key = make("i");
+      key.style.background = row.colour;
+      name.append(key);
+    }
     name.append(row.name);
-    table.append(make("tr", {}, name, make("td", {}, row.value), ...(row.less ? [make("td", { class: "less" }, row.less)] : [])));
+    table.append(
+      make("tr", {}, name, make("td", {}, row.value), ...(row.less ? [make("td", { class: "less" }, row.less)] : [])),
+    );
   }
   tip.replaceChildren(make("b", {}, title), table);
   tip.hidden = false;
@@ -44,22 +62,31 @@ function showTip(x, y, title, rows) {
   tip.style.transform = `translate(${Math.max(8, left)}px, ${Math.max(8, Math.min(y - box.height / 2, innerHeight - box.height - 8))}px)`;
 }
 
-const hideTip = () => { tip.hidden = true; };
-const speak = () => { live.textContent = [tip.querySelector("b"), ...tip.querySelectorAll("tr")].map((n) => n.textContent).join("; "); };
+const hideTip = () => {
+  tip.hidden = true;
+};
+const speak = () => {
+  live.textContent = [tip.querySelector("b"), ...tip.querySelectorAll("tr")].map((n) => n.textContent).join("; ");
+};
 addEventListener("scroll", hideTip, { passive: true });
 
-// A row of choices of which one holds. options: [[value, text]].
+// A row of choices of which one holds. options: values, or [value, text] where they are not the same.
 let choices = 0;
 function choice(title, options, value, changed) {
   const name = `choice${choices++}`;
   const group = make("div");
-  for (const [key, text] of options) {
+  for (const [key, text = key] of options.map((option) => [option].flat())) {
     const input = make("input", { type: "radio", name, value: key });
     input.checked = key === value;
     input.addEventListener("change", () => changed(key));
     group.append(make("label", {}, input, make("span", {}, text)));
   }
-  return make("div", { class: "choice", role: "radiogroup", "aria-label": title }, make("span", { "aria-hidden": "true" }, title), group);
+  return make(
+    "div",
+    { class: "choice", role: "radiogroup", "aria-label": title },
+    make("span", { "aria-hidden": "true" }, title),
+    group,
+  );
 }
 
 // One legend for the whole page: what is hidden here is hidden in every plot and pale in the tables.
@@ -70,11 +97,23 @@ const redrawAll = () => redraws.forEach((draw) => draw());
 function legend() {
   const bar = document.getElementById("legend");
   data.series.forEach((name, index) => {
-    const button = make("button", { type: "button", "aria-pressed": "true", title: "Click to hide or show; double-click to see it alone" }, sample(index), name);
+    const button = make(
+      "button",
+      { type: "button", "aria-pressed": "true", title: "Click to hide or show; double-click to see it alone or all" },
+      sample(index),
+      name,
+    );
     button.addEventListener("click", () => setHidden(hidden.has(index) ? without(index) : new Set([...hidden, index])));
-    button.addEventListener("dblclick", () => setHidden(new Set([...data.series.keys()].filter((other) => other !== index))));
+    button.addEventListener("dblclick", () => setHidden(aloneOrAll(index)));
     bar.append(button);
   });
+}
+
+// All others, to hide them; nobody, if it is alone already.
+function aloneOrAll(index) {
+  const others = [...data.series.keys()].filter((other) => other !== index);
+  const alone = !hidden.has(index) && others.every((other) => hidden.has(other));
+  return new Set(alone ? [] : others);
 }
 
 const without = (index) => new Set([...hidden].filter((other) => other !== index));
@@ -82,16 +121,27 @@ const without = (index) => new Set([...hidden].filter((other) => other !== index
 function setHidden(wanted) {
   hidden.clear();
   wanted.forEach((index) => hidden.add(index));
-  document.querySelectorAll("#legend button").forEach((button, index) => button.setAttribute("aria-pressed", String(!hidden.has(index))));
-  document.querySelectorAll("tr[data-series]").forEach((row) => row.classList.toggle("hidden", hidden.has(Number(row.dataset.series))));
+  document
+    .querySelectorAll("#legend button")
+    .forEach((button, index) => button.setAttribute("aria-pressed", String(!hidden.has(index))));
+  document
+    .querySelectorAll("tr[data-series]")
+    .forEach((row) => row.classList.toggle("hidden", hidden.has(Number(row.dataset.series))));
   redrawAll();
 }
 
 // Draw now, when the width changes and when the legend says so.
 function onPage(host, draw) {
   let width = 0;
-  const again = () => { if (host.clientWidth) draw(host.clientWidth); };
-  new ResizeObserver(() => { if (host.clientWidth !== width) { width = host.clientWidth; again(); } }).observe(host);
+  const again = () => {
+    if (host.clientWidth) draw(host.clientWidth);
+  };
+  new ResizeObserver(() => {
+    if (host.clientWidth !== width) {
+      width = host.clientWidth;
+      again();
+    }
+  }).observe(host);
   redraws.push(again);
   return again;
 }
