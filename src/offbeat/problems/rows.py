@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Rows:
         self.draws = None if batch is None else Draws(self.shards, clients, keys, steps, batch, shuffle)
         self.kept: tuple[tuple[int, int], Batch] | None = None
 
-    @property
+    @cached_property
     def shares(self) -> Tensor:
         """What each client's own function is multiplied with, [n]."""
         return torch.from_numpy(self.shards.shares[self.which]).to(self.problem.device, torch.float32)
@@ -122,6 +123,8 @@ class Rows:
     def _slope(self, w: Vector, batch: Batch) -> Vector:
         p = self.problem
         if p.closed is None:
+            if p.replay is not None and len(w) > 1:
+                return p.replay(w, *batch, self.shares)
             return self._each(w, batch, self._gradient, grad(p.loss))
         g = p.closed.gradient(w, *batch)
         return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
@@ -22,6 +22,7 @@ from offbeat.data.splits import IID, Split
 from offbeat.models.build import build
 from offbeat.models.flat import Flat
 from offbeat.models.linear import ClosedForm
+from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.shards import Shards
 
@@ -69,6 +70,9 @@ class Supervised:
         # a gradient in closed form needs numbers for inputs
         self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
         self.scale = 1.0 if data.scale is None else data.scale
+        self.replay: Replay | None = None
+        if self.device.type == "cuda" and self.flat.vmappable:
+            self.replay = Replay(vmap(grad(self.loss)))
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # what each training sample counts in the global objective
         each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
