@@ -42,7 +42,7 @@ IMPOSSIBLE = {
     "evaluate.every=0": "every = 0.0: must be a positive number",
     "evaluate.targets=[80]": "targets holds 80.0: an accuracy is a share in (0, 1]",
     "trials=0": "trials = 0: must be at least 1",
-    "executor=fast": "executor = 'fast': must be 'auto', 'serial' or 'batched'",
+    "executor=fast": "executor = 'fast': must be one of auto, serial, batched, processes, ray",
     "device=gpu": "device = 'gpu': must be cpu, cuda or cuda:N",
     "device=mps": "device = 'mps': must be cpu, cuda or cuda:N",
     "algorithm.*.local.sgd.lr=-1": "algorithm[0].local.sgd: lr = -1.0: must be a positive number",

@@ -220,7 +220,7 @@ def test_large_but_finite_results_are_no_divergence() -> None:
 
 
 def test_an_unknown_executor_is_refused() -> None:
-    with pytest.raises(SettingError, match="must be 'auto', 'serial' or 'batched'"):
+    with pytest.raises(SettingError, match="must be one of auto, serial, batched, processes, ray"):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(updates=1), executor="gpu")
 
 

@@ -17,7 +17,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
 from offbeat.local.sgd import SGD
-from offbeat.simulate.execute import executor as named_executor
+from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare, run

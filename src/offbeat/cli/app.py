@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,12 +83,20 @@ def run(
     wandb: Annotated[
         str | None, typer.Option(metavar="PROJECT", help="Also send the runs to this project at Weights & Biases.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Spread the clients' work over so many processes (or Ray's workers)."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ADDRESS", help="Spread it over a Ray cluster; auto: one found, else this machine."),
+    ] = None,
 ) -> None:
     """Run an experiment: every algorithm in the file, under every seed.
 
     Ctrl-C saves the run at work; `offbeat resume DIR` goes on with it, to the same end bit for bit.
     """
-    experiment = read(file, [*(set_ or ()), *boards.settings(tensorboard, wandb)])
+    experiment = read(file, [*_spread(workers, ray), *(set_ or ()), *boards.settings(tensorboard, wandb)])
     experiment.check()
     if with_theory or experiment.top.theory:
         print("\n".join(suggestions(experiment)), file=sys.stderr)
@@ -165,6 +175,14 @@ def data(
             console.print(f"\n{row.name} is {row.state}: {row.get}", soft_wrap=not console.is_terminal)
 
 
+def _spread(workers: int | None, ray: str | None) -> list[str]:
+    """The settings that --workers and --ray stand for."""
+    settings = [] if ray is None else ["executor=ray", f"ray={json.dumps(ray)}"]
+    if workers is not None:
+        settings += [f"workers={workers}", *([] if ray is not None else ["executor=processes"])]
+    return settings
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point: errors made by offbeat are one line and exit code 1."""
     try:
@@ -176,7 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     results: list[dict[str, Any]] = []
-    with display(Console(stderr=True), len(experiment.runs)) as shown, interruptible(shown.say) as patience:
+    with (
+        closing(experiment),
+        display(Console(stderr=True), len(experiment.runs)) as shown,
+        interruptible(shown.say) as patience,
+    ):
         for spec in experiment.runs:
             done = read_result(folder / spec.folder)
             if done is not None:
@@ -213,5 +235,11 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
     if "tasks" in result:
         done = sum(task["time"] is not None for task in result["tasks"].values())
         metrics = f"{done} of {len(result['tasks'])} tasks done by time {result['time']:g}"
-    shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s")
+    shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s, {_ways(result)}")
     return result
+
+
+def _ways(result: Mapping[str, Any]) -> str:
+    """How it was computed."""
+    name, workers = result["executor"], result["workers"]
+    return f"{workers} {'process' if workers == 1 else name}" if name == "processes" else name

@@ -24,12 +24,14 @@ from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.execute import Executor, executor as named_executor
+from offbeat.simulate.choose import executor as named_executor
+from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import prepare
 from offbeat.simulate.tape import Arenas
+from offbeat.simulate.workers import Workers
 from offbeat.simulate.world import World
 from offbeat.timing import Times, Timing
 
@@ -63,15 +65,19 @@ class Top:
     until: Until = field(default_factory=lambda: Until(time=10.0))
     evaluate: Evaluate = field(default_factory=Evaluate)
     executor: str = "auto"
+    workers: int | None = None  # processes, or Ray's; None: as many as there are cores
+    ray: str | None = None  # address of a cluster; None: one that is found, else this machine
     device: str = "cpu"
     theory: bool = False  # say what the papers' theorems would choose
     boards: Boards = field(default_factory=Boards)
     threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
 
     def __post_init__(self) -> None:
-        positive(threads=self.threads)
+        positive(threads=self.threads, workers=self.workers)
         if self.trials < 1:
             raise SettingError(f"trials = {self.trials}: must be at least 1")
+        if self.ray is not None and self.executor != "ray":
+            raise SettingError(f"ray = {self.ray!r} is the address of a cluster: write executor = 'ray', too")
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ class Experiment:
             raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
         self.timing: Timing = _available(timing_from(table["timing"]), available)
         self.labels = _labels(table["algorithm"])
+        self._workers: Workers | None = None
+        self._chosen: dict[int, tuple[bool, str]] = {}  # (stacked, why), by algorithm
         self.shelf = shelf or Shelf(1)
         self.resolved = {  # every setting with its default, as the objects that run show themselves
             "experiment": repr(self.top),
@@ -171,17 +179,44 @@ class Experiment:
     def check(self) -> None:
         """Build the first run of every algorithm, so that a mistake is found before anything is written."""
         for spec in self.runs[: len(self.labels)]:
-            self.simulation(spec)
+            self.simulation(spec, tried=False)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def _executor(self, index: int, problems: Sequence[Problem], world: World | None, tried: bool) -> Executor:
+        """How a run of this algorithm is computed: workers serve all runs, and what a trial showed holds for all."""
+        top = self.top
+        if self._workers is not None:
+            return self._workers
+        if world is None and index in self._chosen:
+            stacked, reason = self._chosen[index]
+            return Executor(stacked, reason=reason)
+        halves = self.algorithm(index, top.seed).locals(len(problems)) if tried else ()
+        made = named_executor(
+            top.executor, problems, halves, workers=top.workers, address=top.ray or "auto", world=world
+        )
+        if isinstance(made, Workers):
+            self._workers = made
+        elif tried and world is None:
+            self._chosen[index] = made.stacked, made.reason
+        return made
 
     def simulation(
         self,
         spec: Spec,
         watchers: Sequence[Watcher] = (),
         world: World | None = None,
-        shared: Callable[[Executor], Executor] = lambda executor: executor,
+        shared: Callable[[Executor], Executor] | None = None,
         arenas: Arenas | None = None,
+        tried: bool = True,
     ) -> Simulation:
-        """One run, from its beginning or from a saved world; runs of a program share an executor and arenas."""
+        """One run, from its beginning or from a saved world; runs of a program share an executor and arenas.
+
+        tried: the executor `auto` may make a trial.
+        """
         problems = self.problems(spec.seed)
         stacks = all(problem.stacks for problem in problems)
         torch.set_num_threads(self.top.threads or (1 if stacks else os.cpu_count() or 1))
@@ -189,6 +224,11 @@ class Experiment:
             if not isinstance(problems[0], Supervised):
                 raise SettingError(f"algorithm[{spec.index}]: {problems[0].name} has no data that could be pooled")
             problems = [problems[0].pooled()]
+        executor = self._executor(spec.index, problems, world, tried and shared is None)
+        if shared is not None:
+            if isinstance(executor, Workers):
+                raise SettingError(f"executor = {executor.name!r}: a sweep has processes of its own; say --workers")
+            executor = shared(executor)
         return prepare(
             problems,
             self.algorithm(spec.index, spec.seed),
@@ -196,7 +236,7 @@ class Experiment:
             self.top.until,
             seed=spec.seed,
             evaluate_every=self.top.evaluate.every,
-            executor=shared(named_executor(self.top.executor, problems)),
+            executor=executor,
             watchers=watchers,
             world=world,
             personal=self.top.evaluate.personal,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from offbeat.core.errors import DivergedError, SettingError, positive
+from offbeat.core.errors import DivergedError, positive
 from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.problem import Problem
@@ -89,15 +89,6 @@ class Executor:
             return []
         late, self.late = self.late, []
         return [error for look in late for error in look()]
-
-
-def executor(name: str, problems: Iterable[Problem]) -> Executor:
-    """The executor of this name; `auto` stacks where the problems say that stacking pays."""
-    if name == "auto":
-        return Executor(stacked=all(p.stacks for p in problems))
-    if name in ("serial", "batched"):
-        return Executor(stacked=name == "batched")
-    raise SettingError(f"executor = {name!r}: must be 'auto', 'serial' or 'batched'")
 
 
 def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:

@@ -10,7 +10,8 @@ from offbeat.core.errors import SettingError, positive
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
-from offbeat.simulate.execute import Executor, executor as named_executor
+from offbeat.simulate.choose import executor as named_executor
+from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Row, Watcher, time_to
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal, Shared
@@ -85,7 +86,7 @@ def prepare(
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
     evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
-    executor: its name, or one that several runs share, with their `arenas`.
+    executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share, with their `arenas`.
     terms: by task, the times from which and until which it is there.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
@@ -95,12 +96,15 @@ def prepare(
     for each in problems:
         if personal is not None and not isinstance(each, Shared):
             raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
-    return Simulation(
+    halves = algorithm.locals(len(problems))
+    if isinstance(executor, str):
+        executor = named_executor(executor, problems, halves, world=world)
+    simulation = Simulation(
         problems,
         algorithm.server,
-        algorithm.locals(len(problems)),
+        halves,
         timing.bind(problems[0].clients, seed, [each.name for each in problems]),
-        named_executor(executor, problems) if isinstance(executor, str) else executor,
+        executor,
         until,
         seed,
         evaluate_every,
@@ -110,6 +114,8 @@ def prepare(
         terms,
         arenas,
     )
+    simulation.world.executor = executor.name
+    return simulation
 
 
 def run(
@@ -125,5 +131,9 @@ def run(
     """Run to the end in virtual time; options as for `prepare`."""
     history = History(keep_events)
     simulation = prepare(problem, algorithm, timing, until, watchers=[history, *watchers], **options)
-    world = simulation.run()
+    try:
+        world = simulation.run()
+    finally:
+        if not isinstance(options.get("executor"), Executor):
+            simulation.executor.close()
     return Run(world, simulation, history.measurements, history.events)

@@ -88,8 +88,8 @@ class Workers(Executor):
         super().__init__(stacked=False, reason=reason)
         if workers < 1:
             raise SettingError(f"workers = {workers}: must be at least 1")
-        self.workers, self.attempts = workers, attempts
-        self.ahead = (_DEPTH + 1) * workers
+        self.attempts = attempts
+        self.resize(workers)
         self.hired: list[Worker] = []
         self.tickets: dict[tuple[Any, int], Ticket] = {}
         self.queue: list[Ticket] = []  # not handed out yet
@@ -101,6 +101,11 @@ class Workers(Executor):
     @property
     def name(self) -> str:
         return self.kind
+
+    def resize(self, workers: int) -> None:
+        """Have so many from now on."""
+        self.workers = workers
+        self.ahead = (_DEPTH + 1) * workers
 
     # What a kind of worker has to say
 

@@ -135,3 +135,4 @@ class World(State):
     finished: dict[int, str] = field(default_factory=dict)  # task -> reason
     ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
     stopped: str = ""
+    executor: str = ""  # what it began with: another one would round differently

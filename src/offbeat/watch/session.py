@@ -124,6 +124,8 @@ def summary(simulation: Simulation, recorder: Recorder | History, wall: float, t
         "computed": tally.computed,
         "stopped": world.stopped,
         "executor": simulation.executor.name,
+        "executor_reason": simulation.executor.reason or "asked for",
+        "workers": getattr(simulation.executor, "workers", 1),
         "wall_s": wall,
         "updates_per_s": tally.updates / wall if wall > 0 else 0.0,
     }

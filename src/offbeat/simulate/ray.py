@@ -1,0 +1,170 @@
+"""Jobs spread over a Ray cluster, or over this machine as one.
+
+The problem is put into Ray's object store once and fetched once a node; a job carries its vectors and nothing else. Ray
+is imported when the first job is handed out.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from offbeat.core.errors import SettingError
+from offbeat.core.problem import Problem
+from offbeat.simulate.pack import Arrays, Bytes, pack, unpack
+from offbeat.simulate.pool import cores
+from offbeat.simulate.workers import Answer, DeadError, Ticket, Wire, Worker, Workers, work
+
+
+def _ray() -> Any:
+    return import_module("ray")
+
+
+class Hand:
+    """What runs on the cluster. path: where the run looks for modules, for those that are there too."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        sys.path += [place for place in path if place not in sys.path]
+        torch.set_num_threads(1)
+        self.packed: dict[int, tuple[bytes, dict[int, Any]]] = {}
+        self.problems: dict[int, Problem] = {}
+
+    def hello(self) -> None:
+        """Report for work."""
+
+    def learn(self, number: int, packed: bytes, stored: dict[int, Any]) -> None:
+        """A problem, and where its large arrays are."""
+        self.packed[number] = packed, stored
+
+    def work(self, number: int, wire: Wire) -> Answer:
+        """Do a job."""
+        ray = _ray()
+        if number not in self.problems:
+            packed, stored = self.packed[number]
+            self.problems[number] = unpack(packed, lambda blob: cast("Bytes", ray.get(stored[blob])))
+        return work(self.problems[number], wire)
+
+
+class Stored:
+    """Arrays in the object store, each once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, int], int] = {}  # (address, bytes) -> number
+        self.kept: list[tuple[Bytes, Any]] = []  # the array is kept, so that its address stays its own
+
+    def put(self, array: Bytes) -> int:
+        """The number of this array."""
+        ray = _ray()
+        where = (array.ctypes.data, array.nbytes)
+        if where not in self.numbers:
+            self.numbers[where] = len(self.kept)
+            self.kept.append((array, ray.put(array)))
+        return self.numbers[where]
+
+    def references(self) -> dict[int, Any]:
+        """All of them."""
+        return {number: reference for number, (_, reference) in enumerate(self.kept)}
+
+
+class Actor(Worker):
+    """A worker that is an actor somewhere on the cluster."""
+
+    def __init__(self, actor: Any, stored: Stored) -> None:
+        super().__init__()
+        self.actor, self.stored = actor, stored
+        self.answers = [actor.hello.remote()]  # in the order in which they will come
+
+    def learn(self, number: int, problem: Problem) -> None:
+        packed = pack(problem, self.stored.put)
+        self.actor.learn.remote(number, packed, self.stored.references())
+
+    def give(self, ticket: Ticket) -> None:
+        self.answers.append(self.actor.work.remote(ticket.problem, ticket.wire()))
+
+    def hear(self) -> Answer | BaseException | None:
+        """Its first answer, which is there."""
+        ray = _ray()
+        try:
+            answer = ray.get(self.answers.pop(0))
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
+            cause.add_note("on the cluster:\n" + "".join(traceback.format_exception(error)))
+            return cause
+        except ray.exceptions.RayError as error:
+            return DeadError(str(error).strip().splitlines()[0])
+        return None if answer is None else (_own(answer[0]), _own(answer[1]))
+
+    def close(self) -> str:
+        _ray().kill(self.actor)
+        return ""
+
+
+class Cluster(Workers):
+    """Workers that are Ray's actors.
+
+    address: of a cluster; "auto": the one that this process knows or finds, else one on this machine for the time of
+    the run.   workers: how many, by default one for every CPU that the cluster has.
+    """
+
+    kind = "ray"
+
+    def __init__(self, address: str = "auto", workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
+        if find_spec("ray") is None:
+            raise SettingError("executor = 'ray' needs Ray, which is not installed: pip install 'offbeat[ray]'")
+        super().__init__(cores() if workers is None else workers, attempts, reason)
+        self.address, self.wanted = address, workers
+        self.stored = Stored()
+        self.began = False  # whether Ray was started here
+        self.maker: Any = None
+
+    def hire(self) -> Worker:
+        if self.maker is None:
+            self._connect()
+        return Actor(self.maker.remote(sys.path), self.stored)
+
+    def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
+        ray = _ray()
+        speakers = {worker.answers[0]: worker for worker in cast("list[Actor]", self.hired) if worker.answers}
+        ready, _ = ray.wait(list(speakers), num_returns=1)
+        for reference in ready:
+            yield speakers[reference], speakers[reference].hear()
+
+    def close(self) -> None:
+        super().close()
+        self.stored = Stored()
+        self.maker = None
+        if self.began:
+            _ray().shutdown()
+            self.began = False
+
+    def _connect(self) -> None:
+        ray = _ray()
+        if not ray.is_initialized():
+            self._start()
+        self.maker = ray.remote(num_cpus=1, max_restarts=0)(Hand)
+        if self.wanted is None:
+            self.resize(max(1, int(ray.cluster_resources().get("CPU", self.workers))))
+
+    def _start(self) -> None:
+        ray = _ray()
+        quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+        try:
+            ray.init(address=self.address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if self.address != "auto":
+                raise SettingError(f"ray = {self.address!r}: no Ray cluster answers there ({error})") from None
+            ray.init(address="local", num_cpus=self.workers, include_dashboard=False, **quiet)
+        self.began = True
+
+
+def _own(given: Arrays) -> Arrays:
+    """Copies: what Ray gives lies in its store."""
+    return {name: v if isinstance(v, float) else np.array(v) for name, v in given.items()}
