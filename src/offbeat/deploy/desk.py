@@ -113,7 +113,7 @@ def write_desk(
 
 
 def _unanswered(ledger: Ledger, client: int) -> list[Judging]:
-    there = ledger.seats[client].present and not ledger.stopped
+    there = ledger.seats[client].present
     return [judging for judging in ledger.judging.values() if there and client not in judging.counts]
 
 

@@ -218,7 +218,7 @@ class Host:
         if not ledger.stopped or self.evaluating:
             return False
         if self.keeper.every is None or self.keeper.asks:
-            return True
+            return not ledger.judging or time.monotonic() - self.keeper.folded_at > 5.0
         return all(
             ledger.measured[task] >= ledger.ends.get(task, ledger.now)
             for task in range(len(self.plan.locals))

@@ -49,23 +49,28 @@ class Link:
         self.root = f"offbeat.{creds.federation}"
         self.reconnected: list[Callable[[], Awaitable[None]]] = []
         self.denied = ""  # the last thing that the broker refused
+        self.trouble = ""  # the last thing that went wrong
+        self.unknown = asyncio.Event()  # the broker does not know our key
         self.bytes_in = self.bytes_out = 0
 
     async def connect(self, patience: float | None = None) -> None:
-        """Connect; keep trying, for so long or for ever."""
+        """Connect; keep trying, for so long or for ever. A key that the broker does not know is an error at once."""
         self.client._public_nkey = self.creds.public
-        waited = 0.0
-        while True:
-            try:
-                await self._connect()
-                break
-            except (*FAILURES, ssl.SSLError) as error:
-                if "uthorization" in str(error):
-                    raise OffbeatError(f"{self.url} does not know this key ({self.creds!r})") from None
-                if patience is not None and waited >= patience:
-                    raise OffbeatError(f"cannot reach the broker at {self.url}: {error}") from None
-                waited += 0.5
-                await asyncio.sleep(0.5)
+        connecting = asyncio.create_task(self._connect())
+        unknown = asyncio.create_task(self.unknown.wait())
+        await asyncio.wait([connecting, unknown], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        unknown.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, *FAILURES):
+                await connecting
+            if self.unknown.is_set():
+                raise OffbeatError(f"{self.url} does not know this key ({self.creds!r})")
+            raise OffbeatError(f"cannot reach the broker at {self.url}: {self.trouble or 'no answer'}")
+        try:
+            connecting.result()
+        except (*FAILURES, ssl.SSLError) as error:
+            raise OffbeatError(f"cannot reach the broker at {self.url}: {error}") from None
         self.js: JetStreamContext = self.client.jetstream(timeout=4)
 
     async def _connect(self) -> None:
@@ -88,8 +93,11 @@ class Link:
         )
 
     async def _error(self, error: Exception) -> None:
-        if "permissions violation" in str(error).lower():
-            self.denied = str(error)
+        self.trouble = str(error)
+        if "permissions violation" in self.trouble.lower():
+            self.denied = self.trouble
+        if "authorization violation" in self.trouble.lower():
+            self.unknown.set()
         log.debug("broker: %s", error)
 
     async def _again(self) -> None:

@@ -147,7 +147,8 @@ class Member:
         self.current: Job | None = None
         self.interrupted = False
         self.wanted = ""  # digest of the model that is being fetched
-        self.judging = 0
+        self.judging = 0  # the last evaluation that was begun
+        self.answering = False
         self.leaving = self.over = self.recovering = False
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.told = self.signed = self.asked = float("-inf")
@@ -221,9 +222,11 @@ class Member:
         try:
             if data is not None:
                 self.models[name] = read_model(data, name)
-                return self._work()
+                return self._move() if self.desk and self.desk.stopped else self._work()
         except RefusedError:
             pass
+        gone = [number for number, _, model in (self.desk.judge if self.desk else ()) if model == name]
+        self.judging = max([self.judging, *gone])  # a model that is not there any more is not evaluated
         job = next((job for job, payload in (self.desk.jobs if self.desk else ()) if payload == name), None)
         return [] if job is None else self._pend(job, None, "its model is not there any more")
 
@@ -249,11 +252,13 @@ class Member:
 
     def judged(self, number: int, right: int, total: int, loss: float, now: float) -> list[Effect]:
         """An evaluation is done."""
-        self.now = now
-        if self.memoir is None:
+        self.now, self.answering = now, False
+        if self.memoir is None or self.desk is None:
             return []
         header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss)
-        return [Tell(wire.pack("judged", vars(header)), f"{self.run}.{self.client}.{self.memoir.epoch}.j{number}")]
+        tell = Tell(wire.pack("judged", vars(header)), f"{self.memoir.nonce}.judged.{number}")
+        over = self.desk.stopped and self.memoir.pending is None
+        return [tell, *(self._evaluate(self.desk) or self._done_with(self.desk) if over else self._work())]
 
     def leave(self, now: float) -> list[Effect]:
         """Go away, and say so; work that is not done is lost."""
@@ -308,7 +313,7 @@ class Member:
             return self._first(desk)  # our disk is older than what the server has settled
         self.memoir = after
         if desk.stopped and after.pending is None:
-            return self._exit("")
+            return self._evaluate(desk) or self._done_with(desk)
         if not after.accepted and after is not before:
             return self._keep()  # a doubt was settled: written down before the next greeting relies on it
         effects = self._speak() if self._unheard() else []
@@ -412,6 +417,9 @@ class Member:
             return []
         if (desk.epoch, desk.nonce) != (memoir.epoch, memoir.nonce) or self.recovering:
             return []
+        return [*self._evaluate(desk), *self._go_on(desk, memoir)]
+
+    def _go_on(self, desk: Desk, memoir: Memoir) -> list[Effect]:
         if self.current is not None:
             return self._watch(desk, self.current)
         if memoir.pending is not None:
@@ -419,7 +427,7 @@ class Member:
         for task in desk.recalls:
             if task in self.kept:
                 return self._pend(self.kept[task].job, self.kept.pop(task))
-        return self._next(desk) or self._evaluate(desk)
+        return self._next(desk)
 
     def _watch(self, desk: Desk, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
@@ -441,10 +449,7 @@ class Member:
             if job.hold and kept is not None and kept.job.number >= job.number:
                 continue
             if name not in self.models:
-                if self.wanted == name:
-                    return []
-                self.wanted, self.asked = name, self.now
-                return [Fetch(name)]
+                return self._get(name)
             if job.hold and desk.recalls.get(job.task):
                 job = job._replace(steps=0)  # wanted at once, before its first step
             self.current = job
@@ -455,13 +460,26 @@ class Member:
         return []
 
     def _evaluate(self, desk: Desk) -> list[Effect]:
-        for number, task, name in desk.judge:
+        """Begin the next evaluation that is asked for, beside whatever job is at work."""
+        for number, task, name in desk.judge if not self.answering else ():
             if number > self.judging:
-                self.judging = number  # asked once: a model that is gone by now is not worth another attempt
                 if name not in self.models:
-                    return []
+                    return self._get(name)
+                self.judging, self.answering = number, True
                 return [Judge(number, task, self.models[name])]
         return []
+
+    def _get(self, name: str) -> list[Effect]:
+        """Fetch a model, one at a time."""
+        if self.wanted:
+            return []
+        self.wanted, self.asked = name, self.now
+        return [Fetch(name)]
+
+    def _done_with(self, desk: Desk) -> list[Effect]:
+        """The run is over; leave as soon as nothing is asked for any more."""
+        waiting = self.answering or any(number > self.judging for number, _, _ in desk.judge)
+        return [] if waiting else self._exit("")
 
     def _exit(self, error: str) -> list[Effect]:
         self.over = True

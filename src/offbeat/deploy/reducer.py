@@ -468,6 +468,9 @@ class Reducer:
 
     def _end(self, reason: str) -> None:
         if not self.ledger.stopped:
+            if self.ledger.asked:  # the clients evaluate: once more, at the end
+                for task in range(len(self.plan.locals)):
+                    self._ask(task)
             self.ledger.stopped = reason or "stopped"
             for client in range(len(self.ledger.seats)):
                 self.traffic.touch(client)

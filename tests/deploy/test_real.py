@@ -1,0 +1,129 @@
+"""Real processes from the command line: up, serve and join, and what their folders are good for afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command import ended, offbeat, started
+from federation import Federation
+from safetensors.torch import load_file
+
+from offbeat.cli.deploy import _part
+from offbeat.core.errors import SettingError
+
+SMALL = """
+until = { updates = 60, time = 60.0 }
+evaluate = { every = 0.5 }
+
+[problem]
+data = "digits"
+clients = 3
+split = { dirichlet = 0.5 }
+
+[timing]
+exponential = { rate = 20.0 }
+
+[[algorithm]]
+name = "area"
+every = 3
+local = { sgd = { lr = 1.0, batch = 16 } }
+
+[[algorithm]]
+name = "favano"
+sampled = 2
+period = 0.1
+local = { sgd = { lr = 0.5, steps = 4, batch = 16 } }
+"""
+
+
+def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp_path: Path) -> None:
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(SMALL)
+    outcome = ended(started("up", file, "--processes", "1", "--pace", "1", "--out", out, "--json"))
+    assert outcome.code == 0, outcome.err
+    runs = outcome.runs
+    assert [run["algorithm"] for run in runs] == ["area", "favano"]
+    for run in runs:
+        assert run["updates"] == 60
+        assert run["metrics"]["accuracy"] > 0.5
+    for name in ("area-0", "favano-0"):
+        said = offbeat("replay", out / name)
+        assert said.code == 0, said.err
+        assert "the same state" in said.out
+    assert offbeat("export", out / "area-0", tmp_path / "m.safetensors").code == 0
+    assert sum(t.numel() for t in load_file(tmp_path / "m.safetensors").values()) == 640
+    assert offbeat("report", out).code == 0
+    assert offbeat("trace", out / "area-0", "--out", tmp_path / "trace.csv").code == 0
+    traced = SMALL.replace("exponential = { rate = 20.0 }", f'trace = {{ file = "{tmp_path / "trace.csv"}" }}')
+    file.write_text(traced)
+    simulated = offbeat("run", file, "--out", tmp_path / "virtual", "--json")
+    assert simulated.code == 0, simulated.err
+    ratio = simulated.runs[0]["time"] / runs[0]["time"]
+    assert 0.5 < ratio < 2.0  # the traced federation takes about as long
+    secrets = [json.loads(path.read_text())["seed"] for path in (out / "keys").glob("*.creds")]
+    logs = "".join(path.read_text() for path in out.rglob("*.log"))
+    assert "serving" in logs
+    assert not any(secret in logs for secret in secrets)
+
+
+OWN = """
+until = { updates = 30, time = 120.0 }
+evaluate = { every = 0.5 }
+
+[problem]
+data = "own"
+shape = [4]
+classes = 3
+clients = 2
+
+[timing]
+exponential = { rate = 20.0 }
+
+[[algorithm]]
+name = "fedbuff"
+size = 2
+local = { sgd = { lr = 0.5, batch = 8 } }
+"""
+
+LOADER = """
+import torch
+
+def load():
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :3].argmax(dim=1)
+"""
+
+
+def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mysite.py").write_text(LOADER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Federation(tmp_path / "fed", OWN, clients=2) as federation:
+        federation.serve()
+        for name in federation.names:
+            federation.join(name, "--data", "mysite:load")
+        result = federation.wait()
+        assert result["updates"] == 30
+        assert result["metrics"]["accuracy"] > 0.5  # counted by the clients, on what they held out
+        assert [process.wait(20) for process in federation.clients.values()] == [0, 0]
+
+
+def test_without_the_extra_packages_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'nats'", name="nats")
+
+    monkeypatch.setattr("offbeat.cli.deploy.importlib.import_module", missing)
+    with pytest.raises(SettingError, match=r"offbeat\[deploy\]"):
+        _part("offbeat.cli.serving")
+
+
+def test_what_cannot_be_deployed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(SMALL.replace('name = "area"\nevery = 3', 'name = "centralised"'))
+    outcome = offbeat("up", file, "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert "cannot be deployed" in outcome.err
+    assert not (tmp_path / "out").exists()
