@@ -23,7 +23,7 @@ from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
 _DIGITS = 7  # of every number on the page; metrics are single precision
-_SAID = 40  # lines about what is missing, at most
+_SAID = 8  # lines about what is missing that are shown at once
 
 
 def page(content: Content) -> str:
@@ -233,11 +233,11 @@ def _facts(content: Content) -> Iterator[str]:
     yield _count(len({run.seed for run in runs}), "seed")
     for folder in content.folders:
         table = folder.experiment or {}
-        problem, clients = table.get("problem"), table.get("clients")
+        problem, clients, tasks = table.get("problem"), table.get("clients"), table.get("task")
         if isinstance(problem, dict):
             yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
-        elif isinstance(clients, dict):
-            yield f"{_count(len(content.tasks), 'task')}, {clients.get('count', '?')} clients"
+        elif isinstance(clients, dict) and isinstance(tasks, list):
+            yield f"{_count(len(tasks), 'task')}, {clients.get('count', '?')} clients"
     times = [time for run in runs if (time := run.number("time")) is not None]
     if times:
         yield f"virtual time {max(times):g}"
@@ -249,10 +249,10 @@ def _facts(content: Content) -> Iterator[str]:
 def _missing(said: Sequence[str]) -> str:
     if not said:
         return ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in said[:_SAID])
-    if len(said) > _SAID:
-        lines += f"<li>and {len(said) - _SAID} more</li>"
-    return f'<aside class="missing" aria-label="What is missing"><h2>Not all could be read</h2><ul>{lines}</ul></aside>'
+    first, rest = ("".join(f"<li>{escape(line)}</li>" for line in lines) for lines in (said[:_SAID], said[_SAID:]))
+    more = f"<details><summary>and {len(said) - _SAID:,} more</summary><ul>{rest}</ul></details>" if rest else ""
+    head = "<h2>Not all could be read</h2>"
+    return f'<aside class="missing" aria-label="What is missing">{head}<ul>{first}</ul>{more}</aside>'
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], content: Content) -> str:

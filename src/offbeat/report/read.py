@@ -233,4 +233,4 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _short(error: BaseException) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return words if len(words) <= 120 else words[:117] + "…"
+    return words if len(words) <= 200 else words[:199] + "…"
