@@ -154,7 +154,7 @@ def measure(workload: Workload, quick: bool, device: str, turns: int | None, say
     """One workload, all of its contenders in turns."""
     turns = turns or (QUICK_TURNS if quick else workload.turns)
     names = workload.on_cuda if device == "cuda" else workload.contenders
-    updates = workload.quick if quick else workload.cuda if device == "cuda" else workload.updates
+    updates = workload.cuda if device == "cuda" else workload.quick if quick else workload.updates
     contenders: list[Contender] = []
     try:
         for name in names:  # one after the other, so that they do not load data against each other

@@ -111,6 +111,7 @@ WORKLOADS = {
             check=Check("accuracy", 0.1),
             contenders=(OFFBEAT, LEAN, PLAIN, BOTH),
             turns=3,
+            cuda=300,
             aims={PLAIN: 1.0, BOTH: 1.8},
             cuda_aims={SERIAL: 8.0, SWEEP: 8.0},
         ),
