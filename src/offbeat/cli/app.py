@@ -31,6 +31,7 @@ from offbeat.cli.outcome import conclude
 from offbeat.cli.problem import QUADRATIC
 from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
 from offbeat.cli.report import report as report_runs
+from offbeat.cli.reproduce import reproduce, resume_reproduction
 from offbeat.cli.sweep import resume_sweep, sweep
 from offbeat.cli.theory import suggestions, theory
 from offbeat.cli.timing import TIMINGS
@@ -52,6 +53,7 @@ app = typer.Typer(
 app.add_typer(theory, name="theory")
 app.command("report")(report_runs)
 app.command("sweep")(sweep)
+app.command()(reproduce)
 app.command()(bench)
 register_deploy(app)
 
@@ -109,6 +111,8 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with an experiment that was stopped; finished runs are kept as they are."""
+    if resume_reproduction(folder, as_json):
+        return
     experiment = open_experiment(folder)
     for change in changes(folder):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)

@@ -32,7 +32,8 @@ class Point:
 class Grid:
     """Every algorithm of the file, under every seed, at every combination of the values given for keys in [sweep].
 
-    A key of one algorithm (`algorithm.area.lr`) multiplies the runs of that algorithm alone.
+    A key of one algorithm (`algorithm.area.lr`) multiplies the runs of that algorithm alone. Several keys joined by
+    ` & ` get the same value and are one axis.
     """
 
     def __init__(self, table: Mapping[str, Any]) -> None:
@@ -51,7 +52,8 @@ class Grid:
                 raise SettingError(f"sweep.{path}: is the same for all runs; set it outside [sweep]")
             if path == "seed" and self.experiment.top.trials > 1:
                 raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
-            assign(copy.deepcopy(self.base), path, values[0], f"sweep.{path}")
+            for key in path.split(" & "):
+                assign(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
 
     def _points(self) -> Iterator[Point]:
         first, trials = self.experiment.top.seed, self.experiment.top.trials
@@ -70,7 +72,8 @@ class Grid:
     def _experiment(self, index: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         table = copy.deepcopy(self.base)
         for path, value in settings.items():
-            assign(table, path, value, f"sweep.{path}")
+            for key in path.split(" & "):
+                assign(table, key, value, f"sweep.{path}")
         table["algorithm"] = [{**table["algorithm"][index], "label": self.experiment.labels[index]}]
         return {**table, "seed": int(seed), "trials": 1}
 
@@ -89,7 +92,7 @@ def short(settings: Mapping[str, Any]) -> dict[str, str]:
     shown: dict[str, str] = {}
     for path, value in settings.items():
         keys, count = path.split("."), 1
-        while sum(other.split(".")[-count:] == keys[-count:] for other in settings) > 1:
+        while count < len(keys) and sum(other.split(".")[-count:] == keys[-count:] for other in settings) > 1:
             count += 1
         shown[".".join(keys[-count:])] = f"{value:g}" if isinstance(value, float) else _text(value)
     return shown

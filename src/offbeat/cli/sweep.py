@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -87,7 +88,12 @@ def resume_sweep(folder: Path, as_json: bool) -> bool:
 
 
 def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -> None:
-    """Do what is not done yet, and sum up."""
+    """Do what is not done yet, sum up and print."""
+    _print(folder, do(folder, grid, options), as_json)
+
+
+def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
+    """Do what is not done yet, and write what came out."""
     began = time.perf_counter()
     results = _finished(folder)
     known = {result["run"] for result in results}
@@ -105,7 +111,7 @@ def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -
                 f"stopped with {len(results)} of {len(grid.points)} runs finished; go on with `offbeat resume {folder}`"
             )
     results.sort(key=lambda result: int(result["run"]))
-    _sum_up(folder, grid, results, board, time.perf_counter() - began, orders, as_json)
+    return _sum_up(folder, grid, results, board, time.perf_counter() - began, orders)
 
 
 def _take(message: Message, results: list[dict[str, Any]], record: TextIO, board: Board) -> None:
@@ -184,8 +190,9 @@ class Board:
         todo = len(self.grid.points) - self.before
         left = f", about {_duration(spent * (todo - done) / done)} left" if done > 0.01 * todo else ""
         line = (
-            f"{len(self.results):,} of {len(self.grid.points):,} runs finished, {min(done / max(todo, 1), 1):.0%} of the work "
-            f"done, {updates / max(spent, 1e-9):,.0f} updates/s, {_duration(spent)}{left}"
+            f"{len(self.results):,} of {len(self.grid.points):,} runs finished, "
+            f"{min(done / max(todo, 1), 1):.0%} of the work done, "
+            f"{updates / max(spent, 1e-9):,.0f} updates/s, {_duration(spent)}{left}"
         )
         return Group(self.table(_SHOWN), Text(line, style="dim"))
 
@@ -233,6 +240,16 @@ class Board:
         return shown
 
 
+@dataclass(frozen=True)
+class Done:
+    """A finished sweep. content: of its summary.   page: of its report, None if it could not be drawn."""
+
+    results: list[dict[str, Any]]
+    content: dict[str, Any]
+    board: Board
+    page: Path | None
+
+
 def _value(result: Mapping[str, Any], best: str) -> float | None:
     """What a finished run is judged by; None where it has none, as after a divergence."""
     if "error" in result:
@@ -244,15 +261,7 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
     return None if found is None else float(found)
 
 
-def _sum_up(
-    folder: Path,
-    grid: Grid,
-    results: Sequence[dict[str, Any]],
-    board: Board,
-    wall: float,
-    orders: Orders,
-    as_json: bool,
-) -> None:
+def _sum_up(folder: Path, grid: Grid, results: list[dict[str, Any]], board: Board, wall: float, orders: Orders) -> Done:
     write_table(_runs_table(results), folder / "runs.parquet")
     write_table(_curves_table(results), folder / "metrics.parquet")
     plain = [{k: v for k, v in result.items() if k != "curve"} for result in results]
@@ -272,19 +281,25 @@ def _sum_up(
         if "error" in r
     ]
     report(folder, grid.experiment, _markdown(board), errors)
-    page = draw_report(folder)
+    return Done(results, content, board, draw_report(folder))
+
+
+def _print(folder: Path, done: Done, as_json: bool) -> None:
     if as_json:
-        print(json_text(content))
+        print(json_text(done.content))
         return
     console = Console()
     console.width = max(console.width, 80 if console.is_terminal else 120)
-    console.print(board.table(_LINES))
-    print(f"{len(results):,} runs, {updates:,} updates in {_duration(wall)} with {orders.workers} workers")
-    if page is not None:
-        print(f"report: {page}")
+    console.print(done.board.table(_LINES))
+    total, workers = len(done.results), done.content["workers"]
+    spent = _duration(done.content["wall_s"])
+    print(f"{total:,} runs, {done.content['updates']:,} updates in {spent} with {workers} workers")
+    if done.page is not None:
+        print(f"report: {done.page}")
     print(f"sweep folder: {folder}")
-    if errors:
-        print(f"offbeat: {len(errors)} of {len(results)} runs diverged; {RUNS} says which", file=sys.stderr)
+    failed = sum("error" in result for result in done.results)
+    if failed:
+        print(f"offbeat: {failed} of {total} runs diverged; {RUNS} says which", file=sys.stderr)
 
 
 def _runs_table(results: Sequence[Mapping[str, Any]]) -> pa.Table:

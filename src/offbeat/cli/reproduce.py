@@ -1,0 +1,159 @@
+"""`offbeat reproduce`: a paper's experiment, with our numbers beside its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
+from offbeat.cli.grid import Grid
+from offbeat.cli.sweep import do
+from offbeat.core.errors import FolderError, SettingError
+from offbeat.papers import Entry, Outcome, conclude, load, names
+from offbeat.papers.outcome import remark, shown
+
+ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
+
+_STYLES = {"held": "green", "not held": "red", "undecided": "yellow", "not checked": "dim"}
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which one; without it, a list of all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, in minutes on two cores; the default.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The paper's protocol.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/NAME-SCALE-TIME.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default as for `offbeat sweep`.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
+    ] = False,
+) -> None:
+    """Run a paper's experiment and print our numbers next to the paper's, and which of its claims held.
+
+    Ctrl-C saves what is at work; `offbeat resume DIR` goes on with it.
+    """
+    if name is None:
+        _list(as_json)
+        return
+    if quick and full:
+        raise SettingError("--quick and --full: choose one of them")
+    scale = "full" if full else "quick"
+    entry = load(name, scale)
+    for experiment in entry.experiments.values():  # a mistake is found before anything is written
+        Grid({**experiment, "device": device}).experiment.check()
+    folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
+        raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / ASKED, {"name": name, "scale": scale, "device": device, "workers": workers})
+    except OSError as error:
+        raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
+    _go_on(folder, as_json)
+
+
+def resume_reproduction(folder: Path, as_json: bool) -> bool:
+    """Go on with the reproduction in this folder; False if it holds none."""
+    if not (folder / ASKED).is_file():
+        return False
+    _go_on(folder, as_json)
+    return True
+
+
+def _go_on(folder: Path, as_json: bool) -> None:
+    """Do what is not done yet, compare and print."""
+    try:
+        asked = json.loads((folder / ASKED).read_text(encoding="utf-8"))
+        entry = load(asked["name"], asked["scale"])
+    except (ValueError, KeyError, TypeError):
+        raise FolderError(f"{folder / ASKED} is damaged; start anew in another folder") from None
+    options = {"events": entry.events, "best": None, "workers": asked["workers"]}
+    runs: dict[str, Sequence[dict[str, Any]]] = {}
+    pages: list[Path | None] = []
+    for name, table in entry.experiments.items():
+        place = folder / name if len(entry.experiments) > 1 else folder
+        grid = Grid({**table, "device": asked["device"]})
+        if not (place / EXPERIMENT).exists():
+            create(place, grid.experiment, {"axes": table.get("sweep", {}), "options": options})
+        for change in changes(place):
+            print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+        if not as_json:
+            print(f"{name}: {len(grid.points):,} runs", file=sys.stderr)
+        began = time.perf_counter()
+        try:
+            done = do(place, grid, options)
+        finally:  # what an interrupted one has cost counts, too
+            asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
+            write_json(folder / ASKED, asked)
+        runs[name] = done.results
+        pages.append(done.page)
+    outcome, wall = conclude(entry, runs), asked["wall_s"]
+    _write(folder, entry, outcome, asked, wall)
+    if as_json:
+        print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder)}))
+        return
+    _print(entry, outcome)
+    print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
+    for page in pages:
+        if page is not None:
+            print(f"report: {page}")
+    print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
+
+
+def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float) -> None:
+    command = ["offbeat", "reproduce", entry.name, f"--{entry.scale}", "--device", asked["device"]]
+    data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
+    data["seeds"] = {
+        name: list(range(table.get("seed", 0), table.get("seed", 0) + table.get("trials", 1)))
+        for name, table in entry.experiments.items()
+    }
+    write_json(folder / FOUND, data)
+    end = f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
+    (folder / PAGE).write_text(outcome.markdown + end, encoding="utf-8")
+
+
+def _list(as_json: bool) -> None:
+    entries = [load(name) for name in names()]
+    if as_json:
+        lines = [{"name": e.name, "paper": e.paper, "where": e.where, "title": e.title} for e in entries]
+        print(json_text({"reproductions": lines}))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a line each, for grep
+    grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for entry in entries:
+        grid.add_row(entry.name, f"{entry.paper}, {entry.where}", entry.title)
+    console.print(grid)
+
+
+def _print(entry: Entry, outcome: Outcome) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, 80 if console.is_terminal else 150)
+    console.print(f"{entry.name}: {entry.title} ({entry.paper}, {entry.where})", style="bold", markup=False)
+    if entry.says:
+        console.print(f"quick: {entry.says}", style="yellow", markup=False)
+    for note in entry.notes:
+        console.print(f"- {note}", style="dim", markup=False)
+    if outcome.cells:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for column in ("cell", "ours", "paper", ""):
+            table.add_column(column, justify="right" if column in ("ours", "paper") else "left", overflow="fold")
+        for cell in outcome.cells:
+            style = "yellow" if cell.outside else "dim" if cell.ours.mean is None else None
+            table.add_row(cell.name, shown(cell.ours), cell.paper.text, remark(cell), style=style)
+        console.print(table)
+    for judged in outcome.claims:
+        console.print(f"{judged.state:>11}", style=_STYLES[judged.state], end="  ")
+        console.print(judged.claim.text, markup=False)
+    print()

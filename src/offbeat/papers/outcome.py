@@ -1,0 +1,172 @@
+"""Ours beside the paper's, and which claims held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import isfinite
+from typing import Any
+
+from offbeat.papers.cells import Cell, Run, compute
+from offbeat.papers.claims import Interval, MissingCellError, judge, term
+from offbeat.papers.entry import Claim, Entry, Printed
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One cell. outside: whether our mean is not within the paper's range; None where it prints no range.
+
+    why: the most likely reason for a difference, where somebody found one.
+    """
+
+    name: str
+    shows: str
+    ours: Cell
+    paper: Printed
+    outside: bool | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One claim. compared: the intervals on both sides."""
+
+    claim: Claim
+    state: str
+    compared: Sequence[tuple[Interval, Interval]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All of a reproduction."""
+
+    entry: Entry
+    cells: Sequence[Compared]
+    claims: Sequence[Judged]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.entry.name,
+            "scale": self.entry.scale,
+            "title": self.entry.title,
+            "paper": self.entry.paper,
+            "where": self.entry.where,
+            "says": self.entry.says,
+            "notes": list(self.entry.notes),
+            "cells": [_cell_data(cell) for cell in self.cells],
+            "claims": [
+                {"claim": j.claim.text, "state": j.state, "compared": [[list(a), list(b)] for a, b in j.compared]}
+                for j in self.claims
+            ],
+        }
+
+    @property
+    def markdown(self) -> str:
+        """For people."""
+        entry = self.entry
+        lines = [f"# {entry.name}: {entry.title}", "", f"{entry.paper}, {entry.where}; scale: {entry.scale}."]
+        lines += [f"{entry.says}"] if entry.says else []
+        lines += ["", *(f"- {note}" for note in entry.notes), ""] if entry.notes else [""]
+        lines += ["| cell | ours | paper | |", "|---|---:|---:|---|"]
+        lines += [f"| {c.name} | {shown(c.ours)} | {c.paper.text} | {remark(c)} |" for c in self.cells]
+        if self.claims:
+            lines += ["", "| claim | |", "|---|---|"]
+            lines += [f"| {j.claim.text} | **{j.state}** |" for j in self.claims]
+        return "\n".join(lines) + "\n"
+
+
+def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]]) -> Outcome:
+    """Compare with the paper."""
+    cells = compute(entry, runs)
+    for derived in entry.derived:
+        cells[derived.name] = _derived(derived.term, derived.scale, cells)
+    printed = dict(_printed(entry))
+    compared = [
+        Compared(name, _shows(entry, name), cells[name], printed[name], _outside(cells[name], printed[name]), "")
+        for name in entry.cells
+    ]
+    compared = [_with_reason(entry, cell) for cell in compared]
+    return Outcome(entry, compared, [Judged(claim, *judge(claim, cells)) for claim in entry.claims])
+
+
+def shown(cell: Cell) -> str:
+    """A cell as the papers print one."""
+    if cell.mean is None:
+        return cell.note or "–"
+    if cell.beyond is not None:
+        return f"> {_digits(cell.beyond)}" + (f" ({cell.note})" if cell.note else "")
+    text = _digits(cell.mean)
+    if cell.low is not None and cell.high is not None and cell.seeds > 1:
+        text += f" ({_digits(cell.low)} - {_digits(cell.high)})"
+    return text + (f", {cell.note}" if cell.note else "")
+
+
+def remark(cell: Compared) -> str:
+    """What a reader should notice."""
+    if cell.outside:
+        return "outside the paper's range" + (f": {cell.why}" if cell.why else "")
+    ours, theirs = cell.ours, cell.paper
+    if ours.mean is None or theirs.mean is None or cell.outside is not None:
+        return ""
+    if (ours.beyond is None) != (theirs.beyond is None):
+        return "one of them does not get there" + (f": {cell.why}" if cell.why else "")
+    if ours.beyond is not None or not isfinite(ours.mean) or theirs.mean == 0:
+        return ""
+    return f"× {ours.mean / theirs.mean:.2g}" + (f": {cell.why}" if cell.why else "")
+
+
+def _digits(value: float) -> str:
+    """As many decimals as the papers have."""
+    return f"{value:.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
+
+
+def _printed(entry: Entry) -> Iterator[tuple[str, Printed]]:
+    for line in entry.lines:
+        for quantity, printed in line.paper.items():
+            yield f"{line.name}:{quantity}", printed
+    for derived in entry.derived:
+        yield derived.name, derived.paper
+
+
+def _shows(entry: Entry, name: str) -> str:
+    quantity = name.rpartition(":")[2]
+    return (entry.quantities[quantity].shows or quantity) if quantity in entry.quantities else name
+
+
+def _derived(value: Any, scale: float, cells: Mapping[str, Cell]) -> Cell:
+    try:
+        low, high = term(value, cells)
+    except MissingCellError as error:
+        return Cell(None, note=f"without {error}")
+    if low == high:
+        return Cell(scale * low)
+    if isfinite(low):
+        return Cell(scale * high, beyond=scale * low)
+    return Cell(None, note="not reached")
+
+
+def _outside(ours: Cell, theirs: Printed) -> bool | None:
+    if ours.mean is None or theirs.low is None or theirs.high is None:
+        return None
+    return not theirs.low <= round(ours.mean, 2) <= theirs.high
+
+
+def _with_reason(entry: Entry, cell: Compared) -> Compared:
+    why = next((text for pattern, text in entry.reasons if fnmatchcase(cell.name, pattern)), "")
+    return Compared(cell.name, cell.shows, cell.ours, cell.paper, cell.outside, why)
+
+
+def _cell_data(cell: Compared) -> dict[str, Any]:
+    ours, theirs = cell.ours, cell.paper
+    return {
+        "cell": cell.name,
+        "ours": {"mean": ours.mean, "min": ours.low, "max": ours.high, "seeds": ours.seeds, "beyond": ours.beyond},
+        "paper": {"mean": theirs.mean, "min": theirs.low, "max": theirs.high, "beyond": theirs.beyond},
+        "printed": theirs.text,
+        "note": ours.note,
+        "outside": cell.outside,
+        "why": cell.why,
+    }
