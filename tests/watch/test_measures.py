@@ -173,3 +173,17 @@ def test_nothing_happened(tmp_path: Path) -> None:
     assert found["waiting"] is None
     assert found["concurrency"]["mean"] == pytest.approx(1.0)
     assert found["bytes"]["up"] == 0
+
+
+def test_what_messages_weigh_is_written_down(tmp_path: Path) -> None:
+    """One number each way; the eleventh and twelfth job of the two clients are on their way at the end."""
+    found = measured(tmp_path, Line([0.0] * 2), FedAsync(), Scripted([[1.0]]), Until(time=5.5))
+    assert found["wires"] == [{"down": 4, "up": 4, "jobs": 12}]
+    assert found["bytes"] == {"down": 4 * 12, "up": 4 * 10}
+
+
+def test_jobs_that_the_end_finds_on_their_way_are_written_down(tmp_path: Path) -> None:
+    measured(tmp_path, Line([0.0] * 2), FedAsync(), Scripted([[1.0], [4.0]]), Until(time=5.5))
+    table = pq.read_table(tmp_path / "underway.parquet").to_pydict()
+    assert (table["client"], table["sent"], table["finished"]) == ([1, 0], [4.0, 5.0], [8.0, 6.0])
+    assert table["version"] == [4, 6]  # client 1 reported first at time 4: three results of client 0 and its own
