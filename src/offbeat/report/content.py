@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
-from offbeat.report.read import Columns, Floats, Folder, Run, read
+from offbeat.report.read import Folder, read
+from offbeat.report.run import Columns, Floats, Run
 from offbeat.report.timeline import Timeline, timeline
 from offbeat.report.wires import Wires, bytes_by, wires_of
 from offbeat.report.work import (

@@ -18,6 +18,13 @@ class Cell(NamedTuple):
     detail: str = ""
 
 
+def check(result: Result) -> None:
+    """An error, of one kind or another, unless tables can be made of this result."""
+    rows([result], [float(target) for target in result.get("time_to", ())])
+    work_rows([result])
+    task_rows([result] if "tasks" in result else [], "")
+
+
 def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[Cell]]]:
     """Head (with line breaks) and body: one line an algorithm, means over its seeds."""
     finished = [r for r in results if "error" not in r]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from offbeat.report.read import Columns
+from offbeat.report.run import Columns
 from offbeat.report.tables import Cell, spread
 
 _LADDER = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # looked at besides those that were asked for

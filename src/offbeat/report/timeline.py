@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offbeat.report.bands import thin
-from offbeat.report.read import Columns, Floats, Ints
+from offbeat.report.run import Columns, Floats, Ints
 
 TICKS = 1_000_000  # times are whole numbers of the run's length over this
 LANES, FEWEST = 40, 16  # lanes to show: at most, and at least before time is cut

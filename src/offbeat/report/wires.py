@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.report.read import Columns, Floats, Run
+from offbeat.report.run import Columns, Floats, Run
 
 _MOST = {"down": 10**12, "up": 10**12, "jobs": 10**8}  # beyond it, a number is damage
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from offbeat.report.bands import Band, Curve, band, clean
-from offbeat.report.read import Columns, Floats, Ints, Run
+from offbeat.report.run import Columns, Floats, Ints, Run
 
 WINDOWS = 60  # of equal length, over a run's time
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -1,0 +1,66 @@
+"""The runs of a sweep: a line for each in `runs.jsonl`, and folders only where events were kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offbeat.report.run import DAMAGE, Columns, Run, short
+from offbeat.report.tables import check
+
+SWEEP = "runs.jsonl"
+
+
+def sweep_runs(home: Path, said: list[str]) -> list[Run]:
+    """Every run that is finished, in the order of the grid; settings are part of its label."""
+    found: dict[int, Run] = {}
+    try:
+        lines = (home / SWEEP).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        said.append(f"{SWEEP} cannot be read ({error.strerror})")
+        return []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            found[int(entry["run"])] = _run(home, entry)
+        except (*DAMAGE, RecursionError) as error:
+            said.append(f"line {number} of {SWEEP} is damaged and left out ({short(error)})")
+    return [found[number] for number in sorted(found)]
+
+
+def _run(home: Path, entry: dict[str, Any]) -> Run:
+    """The run of this line; an error if no table could be made of it."""
+    curve = _curve(entry.pop("curve", []))
+    settings = ", ".join(f"{name} = {_text(value)}" for name, value in _brief(entry["settings"]).items())
+    label = f"{entry['algorithm']}{', ' if settings else ''}{settings}"
+    check(entry)
+    return Run(home / "runs" / f"{int(entry['run']):05d}", label, int(entry["seed"]), entry, curve)
+
+
+def _curve(points: list[Any]) -> Columns:
+    """Measurements, (task, time, updates, version, metrics, …) each, as columns."""
+    names = sorted({str(name) for point in points for name in point[4]})
+    columns: Columns = {
+        "task": np.array([point[0] for point in points], dtype=np.int64),
+        "time": np.array([point[1] for point in points], dtype=np.float64),
+        "updates": np.array([point[2] for point in points], dtype=np.int64),
+        "version": np.array([point[3] for point in points], dtype=np.int64),
+    }
+    for name in names:
+        values = [point[4].get(name) for point in points]
+        columns[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    return columns
+
+
+def _brief(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings by the last word of their keys, where that tells them apart."""
+    last = {key: key.rsplit(".", 1)[-1] for key in settings}
+    alone = {key for key, word in last.items() if list(last.values()).count(word) == 1}
+    return {last[key] if key in alone else key: value for key, value in settings.items()}
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,144 @@
+"""One run of an experiment, read from its folder; what cannot be read is left out and said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Columns = dict[str, npt.NDArray[Any]]
+
+_REAL, _WHOLE = pa.float64(), pa.int64()
+_TIMES = {"sent": _REAL, "started": _REAL, "finished": _REAL}
+_JOB = {"client": _WHOLE, "task": _WHOLE, "job": _WHOLE, "version": _WHOLE, **_TIMES}
+_EVENT = {"time": _REAL, "event": pa.string(), "staleness": _WHOLE, "reason": pa.string(), **_JOB}
+_METRICS = {"task": _WHOLE, "time": _REAL, "updates": _WHOLE, "version": _WHOLE}
+_PERSONAL = {"task": _WHOLE, "time": _REAL, "client": _WHOLE, "accuracy": _REAL}
+_CLIENTS = {"client": _WHOLE, "updates": _WHOLE, "busy": _REAL, "idle": _REAL}
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.ArrowException)
+
+
+@dataclass
+class Run:
+    """One run: an algorithm under a seed. Its tables are read when they are asked for.
+
+    said: a line for everything that could not be read.   result: None while the run is not finished.
+    curve: its measurements, where they are not in a file of their own; such a run may have no other files either.
+    """
+
+    path: Path
+    label: str
+    seed: int
+    result: dict[str, Any] | None
+    curve: Columns | None = None
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, if it did."""
+        return str(self.result["error"]) if self.result and "error" in self.result else None
+
+    def number(self, *path: str) -> float | None:
+        """A number of the result, None where it has none."""
+        value = self.value(*path)
+        return float(value) if isinstance(value, int | float) else None
+
+    def value(self, *path: str) -> Any:
+        """Whatever the result holds at this path of keys."""
+        found: Any = self.result
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def metrics(self) -> Columns | None:
+        """One row a measurement: task, time, updates, version and a column for each metric."""
+        if self.curve is not None:
+            return dict(self.curve)
+        return self._table("metrics.parquet", _METRICS, others=_REAL)
+
+    def personal(self) -> Columns | None:
+        """One row a measurement and client; None without any word where none were judged."""
+        there = (self.path / "personal.parquet").is_file()
+        return self._table("personal.parquet", _PERSONAL) if there else None
+
+    def clients(self) -> Columns | None:
+        """One row a client."""
+        wanted = self.result and not self.error and not self._bare
+        return self._table("clients.parquet", _CLIENTS) if wanted else None
+
+    def underway(self) -> Columns | None:
+        """One row a job that the end of the run found on its way."""
+        there = (self.path / "underway.parquet").is_file()
+        return self._table("underway.parquet", _JOB) if there else None
+
+    def events(self) -> Columns | None:
+        """One row an event, of all parts that can be read."""
+        if self._bare:
+            return None
+        names = sorted(path.name for path in (self.path / "events").glob("part-*.parquet"))
+        if not names:
+            self.say("events/ is missing or empty")
+            return None
+        numbers = [int(name[5:10]) for name in names if name[5:10].isdigit()]
+        for lost in sorted(set(range(max(numbers, default=0))) - set(numbers)):
+            self.say(f"events/part-{lost:05d}.parquet is missing")
+        parts = [part for name in names if (part := self._table(f"events/{name}", _EVENT)) is not None]
+        return {name: np.concatenate([part[name] for part in parts]) for name in _EVENT} if parts else None
+
+    def say(self, what: str) -> None:
+        """Remember that something is missing, once."""
+        line = f"{self.path.name}: {what}"
+        if line not in self.said:
+            self.said.append(line)
+
+    @property
+    def _bare(self) -> bool:
+        return self.curve is not None and not self.path.is_dir()
+
+    def _table(self, name: str, columns: dict[str, pa.DataType], others: pa.DataType | None = None) -> Columns | None:
+        path = self.path / name
+        if not path.is_file():
+            self.say(f"{name} is missing")
+            return None
+        try:
+            table = pq.read_table(path, partitioning=None)
+            wanted = dict(columns)
+            if others is not None:
+                wanted |= {column: others for column in table.column_names if column not in wanted}
+            return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})
+        except DAMAGE as error:
+            self.say(f"{name} is damaged and left out ({short(error)})")
+            return None
+
+
+def _array(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
+    """The column as numpy; no value is nan or −1."""
+    column = column.cast(kind)
+    if column.null_count:
+        column = column.fill_null({_WHOLE: -1, _REAL: float("nan")}.get(kind, ""))
+    return np.asarray(column.to_numpy())
+
+
+def _plausible(columns: Columns) -> Columns:
+    """The columns, unless flipped bits have made numbers of them for which no memory would be enough."""
+    for name, most in (("client", 10**7), ("task", 10**4), ("job", 10**9)):
+        if name in columns and len(columns[name]) and not -1 <= columns[name].min() <= columns[name].max() < most:
+            raise ValueError(f"{name} has numbers out of all proportion")
+    return columns
+
+
+def short(error: BaseException) -> str:
+    """What an error says, in a line."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words if len(words) <= 200 else words[:199] + "…"

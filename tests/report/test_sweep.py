@@ -1,0 +1,51 @@
+"""The report of a sweep: settings become labels, seeds become bands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import DIGITS, offbeat
+from report.folders import embedded
+
+from offbeat.report import write
+
+
+@pytest.fixture(scope="module", params=[(), ("--events",)], ids=["without events", "with events"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sweep")
+    file = place / "sweep.toml"
+    file.write_text("trials = 2\n" + DIGITS + '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.5, 1.0]\n')
+    outcome = offbeat("sweep", file, "--out", place / "out", "--workers", "1", *request.param)
+    assert outcome.code == 0, outcome.err
+    return place / "out"
+
+
+def test_settings_are_part_of_the_labels_and_seeds_are_bands(folder: Path) -> None:
+    page = write(folder)
+    found = embedded(page)
+    assert found["series"] == ["area, lr = 0.5", "area, lr = 1", "fedbuff, lr = 0.5", "fedbuff, lr = 1"]
+    assert found["totals"] == [2, 2, 2, 2]
+    assert "Not all could be read" not in page.read_text()
+    kept = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    mine = [
+        r["curve"] for r in kept if r["algorithm"] == "fedbuff" and r["settings"]["algorithm.*.local.sgd.lr"] == 1.0
+    ]
+    band = next(p for p in found["progress"] if (p["series"], p["metric"], p["axis"]) == (3, "accuracy", "time"))
+    values = np.array([[point[4]["accuracy"] for point in curve] for curve in mine])
+    assert band["mean"] == pytest.approx(values.mean(axis=0), rel=1e-6)
+    with_events = (folder / "runs").is_dir()
+    assert len(found["timelines"]) == (4 if with_events else 0)
+
+
+def test_a_damaged_line_costs_one_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text((folder / "experiment.json").read_text())
+    first, *others = (folder / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join([first[:100], '{"run": 3}', *others]))
+    page = write(tmp_path)
+    text = page.read_text()
+    assert "line 1 of runs.jsonl is damaged and left out" in text
+    assert "line 2 of runs.jsonl is damaged and left out" in text
+    assert sorted(embedded(page)["totals"]) == [1, 2, 2, 2]
