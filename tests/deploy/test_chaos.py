@@ -14,7 +14,7 @@ import torch
 from federation import AREA, Federation
 
 from offbeat.cli.experiment import read
-from offbeat.cli.real import Options, plan_of
+from offbeat.cli.real import Options, plan_of, run_name
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.host import refold
@@ -77,8 +77,8 @@ def wait_for_updates(federation: Federation, patience: float = 120.0) -> None:
 def final_ledger(federation: Federation) -> Ledger:
     """The state at the end of the log."""
     experiment = read(federation.file, [f"problem.clients={len(federation.names)}"])
-    options = Options(limits=Limits(lease=10.0, patience=PATIENCE))
-    plan = plan_of(experiment, experiment.runs[0], "area-0", federation.names, options)
+    options, spec = Options(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
+    plan = plan_of(experiment, spec, run_name(spec, federation.out / spec.folder), federation.names, options)
 
     async def fold() -> Ledger:
         link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)

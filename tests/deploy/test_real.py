@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -96,13 +97,25 @@ def load():
 """
 
 
+def wait_for(path: Path, federation: Federation) -> None:
+    """Until the server has said that it serves."""
+    for _ in range(3000):
+        if path.exists() and "serving" in path.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(federation.said("server"))
+
+
 def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mysite.py").write_text(LOADER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Federation(tmp_path / "fed", OWN, clients=2) as federation:
-        federation.serve()
+        federation.serve("--trim")
+        wait_for(federation.out / "fedbuff-0" / "server.log", federation)
+        said = offbeat("status", "--keys", federation.keys / "site0.creds", "--nats", federation.url, "--json")
+        assert json.loads(said.out)["state"] == "waiting for clients", said.err
         for name in federation.names:
             federation.join(name, "--data", "mysite:load")
         result = federation.wait()

@@ -35,6 +35,7 @@ Patience = Annotated[float, typer.Option(help="Seconds without a sign of life af
 Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates that are longer.")]
 Window = Annotated[int | None, typer.Option("--max-staleness", help="Refuse updates that are more versions old.")]
 Slot = Annotated[bool, typer.Option("--one-slot", help="One update a client between two server steps.")]
+Trim = Annotated[bool, typer.Option("--trim", help="Keep no more of the log than is needed to go on.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send half as many bytes, rounded.")]
 
 
@@ -64,13 +65,13 @@ def _read(file: Path | None, overrides: list[str] | None, clients: int | None) -
     return read(file, given)
 
 
-def _folder(out: Path | None, experiment: Experiment) -> tuple[Path, bool]:
-    """The run folder, and whether it is a new one; one that holds the same experiment goes on."""
+def _folder(out: Path | None, experiment: Experiment) -> Path:
+    """The run folder; one that holds the same experiment goes on."""
     if out is None or not (out / EXPERIMENT).exists():
-        return create(out, experiment), True
+        return create(out, experiment)
     if open_experiment(out).table != experiment.table:
         raise FolderError(f"{out} holds another experiment; name another folder")
-    return out, False
+    return out
 
 
 def up(
@@ -104,7 +105,7 @@ def up(
     options = real.Options(pace or 1.0, pace is not None, limits, "bfloat16" if half else "")
     for spec in experiment.runs[: len(experiment.labels)]:
         real.problems_of(experiment, spec)  # mistakes are found before anything is written
-    folder, _ = _folder(out, experiment)
+    folder = _folder(out, experiment)
     results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
     conclude(experiment, folder, results, as_json)
 
@@ -116,7 +117,6 @@ def serve(
     embedded: Annotated[bool, typer.Option(help="Run the broker too, beside the keys.")] = False,
     algorithm: Annotated[str | None, typer.Option(help="Which of the file's algorithms, by label.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which of the file's seeds.")] = None,
-    name: Annotated[str | None, typer.Option(help="The run's name on the broker; default LABEL-SEED.")] = None,
     wait: Annotated[int | None, typer.Option(help="Begin when so many clients are there; default all.")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write; one that holds this run goes on with it.")] = None,
@@ -127,6 +127,7 @@ def serve(
     window: Window = None,
     slot: Slot = False,
     half: Half = False,
+    trim: Trim = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve one run of an experiment to the clients on the roster.
@@ -144,11 +145,11 @@ def serve(
         listed = ", ".join(s.name for s in experiment.runs)
         raise SettingError(f"the file asks for several runs ({listed}); choose one with --algorithm and --seed")
     limits = Limits(norm=norm, window=window, slot=slot, lease=lease, patience=patience)
-    options = _part("offbeat.cli.real").Options(limits=limits, dtype="bfloat16" if half else "")
-    folder, fresh = _folder(out, experiment)
+    options = _part("offbeat.cli.real").Options(limits=limits, dtype="bfloat16" if half else "", trim=trim)
+    folder = _folder(out, experiment)
     serving = _part("offbeat.cli.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)
-    result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, fresh, place, name, wait, options, metrics))
+    result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
     conclude(experiment, folder, [result], as_json)
 
 

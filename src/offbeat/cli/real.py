@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +42,7 @@ class Options:
     paced: bool = False
     limits: Limits = field(default_factory=Limits)
     dtype: str = ""
+    trim: bool = False
 
 
 class Watched:
@@ -55,9 +59,13 @@ class Watched:
         return self.host.ledger
 
 
-def run_name(spec: Spec) -> str:
-    """A run's name on the broker."""
-    return check_name("run", spec.folder.replace(".", "_"))
+def run_name(spec: Spec, folder: Path) -> str:
+    """A run's name on the broker: like no other's, and the same when its folder is served again."""
+    path = folder / "run.json"
+    if not path.exists():
+        label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40]
+        path.write_text(json.dumps({"run": f"{label}-{secrets.token_hex(4)}"}), encoding="utf-8")
+    return check_name("run", str(json.loads(path.read_text(encoding="utf-8"))["run"]))
 
 
 def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str], options: Options) -> Plan:

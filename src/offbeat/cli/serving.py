@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
-from nats.js.errors import NotFoundError
 from rich.console import Console
 
 from offbeat.cli.experiment import Experiment, Spec
 from offbeat.cli.folder import finish_run, read_result
 from offbeat.cli.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
-from offbeat.core.errors import FolderError, OffbeatError
+from offbeat.core.errors import OffbeatError
 from offbeat.deploy import keys, wire
-from offbeat.deploy.broker import Broker
+from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.host import Host, fingerprint, refold
 from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.metrics import expose
@@ -61,7 +60,7 @@ async def serve_all(
                 else:
                     last = spec is experiment.runs[-1]
                     done = await _serve_one(
-                        experiment, spec, folder, link, run_name(spec), names, options, shown, metrics, None, last, crew
+                        experiment, spec, folder, link, names, options, shown, metrics, None, last, crew
                     )
                 results.append(done)
         await link.store("charter", as_json({"closed": True}))
@@ -92,7 +91,14 @@ class Crew:
         command = [sys.executable, "-c", "from offbeat.cli import main; main()", "join", *words]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
     def look(self) -> None:
         """Start again what has died."""
@@ -131,7 +137,6 @@ async def _serve_one(
     spec: Spec,
     folder: Path,
     link: Link,
-    name: str,
     roster: Sequence[str],
     options: Options,
     shown: Display,
@@ -142,10 +147,11 @@ async def _serve_one(
 ) -> dict[str, Any]:
     """Serve one run to its end and give its numbers."""
 
-    plan = plan_of(experiment, spec, name, roster, options)
     problems = problems_of(experiment, spec)
     place = folder / spec.folder
     place.mkdir(parents=True, exist_ok=True)
+    name = run_name(spec, place)
+    plan = plan_of(experiment, spec, name, roster, options)
     shown.begin(spec.name)
 
     def tick(host: Host) -> None:
@@ -163,6 +169,7 @@ async def _serve_one(
             every=experiment.top.evaluate.every,
             wait=wait,
             tick=tick,
+            trim=options.trim,
         )
         watched = Watched(host, problems)
         await _serving(host, metrics)
@@ -248,32 +255,21 @@ async def serve_one(
     experiment: Experiment,
     spec: Spec,
     folder: Path,
-    fresh: bool,
     place: Place,
-    name: str | None,
     wait: int | None,
     options: Options,
     metrics: int | None,
 ) -> dict[str, Any]:
-    """Serve one run of an experiment; `fresh`: it must not be on the broker yet."""
-    run = name or run_name(spec)
+    """Serve one run of an experiment."""
     broker = place.broker() if place.embedded else None
     if broker is not None:
         broker.start()
     link = Link(place.creds, broker.url if broker is not None else place.url)
     try:
         await link.connect(30)
-        if fresh:
-            with contextlib.suppress(NotFoundError):
-                info = await link.js.stream_info(link.stream(run, "log"))
-                if info.state.last_seq:
-                    raise FolderError(
-                        f"the broker has a run called {run} already; go on with it with --out and its folder, or give "
-                        f"this one another --name"
-                    )
         with display(Console(stderr=True), 1) as shown:
             names = list(place.roster.clients)
-            return await _serve_one(experiment, spec, folder, link, run, names, options, shown, metrics, wait, False)
+            return await _serve_one(experiment, spec, folder, link, names, options, shown, metrics, wait, False)
     finally:
         await link.close()
         if broker is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import shutil
 import signal
 import socket
@@ -43,7 +45,9 @@ class Broker:
         """Start it and wait until it takes connections."""
         with (self.folder / "broker.log").open("ab") as log:
             command = [program(), "-c", str(self.config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+            )
         until = time.monotonic() + patience
         while time.monotonic() < until:
             if self.process.poll() is not None:
@@ -65,6 +69,12 @@ class Broker:
                 self.process.kill()
                 self.process.wait()
         self.process = None
+
+
+def die_with_parent() -> None:
+    """In a new process: end when the one that made it ends, however it does. Linux only; elsewhere it lives on."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def program() -> str:

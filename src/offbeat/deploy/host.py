@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class Host:
     """One run's server. `folder` holds its checkpoint and its record; begun again there, it goes on.
 
     measure: metrics of a task's model; None: the clients evaluate.   charter: what clients are told about the run.
-    save_every: seconds between checkpoints.   tick: called now and then, for a display.
+    save_every: seconds between checkpoints.   tick: called now and then, for a display.   trim: remove entries that the
+    checkpoints have behind them from the log, which then cannot be folded again from its beginning.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Host:
         wait: int | None = None,
         save_every: float = 10.0,
         models: int = 1 << 30,
+        trim: bool = False,
         tick: Callable[[Host], None] | None = None,
     ) -> None:
         self.plan, self.link, self.folder, self.charter = plan, link, folder, charter
@@ -85,6 +88,9 @@ class Host:
         self.evaluating: set[asyncio.Task[None]] = set()
         self.began = self.saved = time.monotonic()
         self.asked = False  # to stop serving
+        self.trim = trim
+        self.safe = [0]  # the positions of the last two checkpoints
+        self.parted: deque[tuple[int, str]] = deque()  # (position, subject) of large updates beside the log
 
     @property
     def ledger(self) -> Ledger:
@@ -123,6 +129,16 @@ class Host:
         extra = {"record": self.recorder.state, "trips": self.trips.state, "worked": self.wall}
         checkpoint.save(self.folder, self.ledger, extra)
         self.saved = time.monotonic()
+        self.safe = [*self.safe[-1:], self.ledger.position]
+
+    async def _trim(self) -> None:
+        """Remove from the broker what both checkpoints have behind them."""
+        position = self.safe[0]
+        with contextlib.suppress(*FAILURES):
+            await self.link.js.purge_stream(self.link.stream(self.plan.run, "log"), seq=position + 1)
+            parts = self.link.stream(self.plan.run, "part")
+            while self.parted and self.parted[0][0] <= position:
+                await self.link.js.purge_stream(parts, subject=f"{self.link.root}.{self.parted.popleft()[1]}.>")
 
     # The log
 
@@ -149,7 +165,11 @@ class Host:
             await asyncio.wait_for(self.waiting.wait(), 0.05)
         self.waiting.clear()
         while not self.entries.empty():
-            entry = await whole(self.link, self.plan, self.entries.get_nowait())
+            came = self.entries.get_nowait()
+            entry = await whole(self.link, self.plan, came)
+            if entry.data is not came.data and self.trim:
+                subject = f"{self.plan.run}.part.{entry.sender}.{wire.digest(entry.data)}"
+                self.parted.append((entry.seq, subject))
             await self._obey(self.keeper.fold(entry, time.monotonic()))
             self.lag = max(0.0, time.time() - entry.stamp)
             if self.keeper.code not in ("", APPLIED):
@@ -162,6 +182,8 @@ class Host:
             job.add_done_callback(self.evaluating.discard)
         if clock - self.saved > self.save_every:
             self.save()
+            if self.trim:
+                await self._trim()
         await self.reader.watch()
         if self.tick is not None:
             self.tick(self)

@@ -506,10 +506,16 @@ class Reducer:
         )
         for watcher in self.watchers:
             watcher.event(row)
-            if flight is not None and job is not None and result is not None and isinstance(watcher, Clockwatcher):
-                whole = (ledger.now - flight.sent) * unit
-                upload = max(0.0, whole - result.download - result.wait - result.compute)
-                watcher.trip(Trip(client, job.id, task, result.download, result.wait, result.compute, upload))
+            if isinstance(watcher, Clockwatcher) and flight is not None and result is not None and staleness >= 0:
+                watcher.trip(self._trip(flight, result))
+
+    def _trip(self, flight: Flight, result: wire.Result) -> Trip:
+        """What the job took; one that was interrupted would have taken longer, by the steps that were left."""
+        job, unit = flight.job, self.plan.unit
+        compute = result.compute * job.steps / result.steps if result.steps else _NAN  # after no step nobody knows
+        done = flight.sent + (result.download + result.wait + result.compute) / unit
+        upload = self.ledger.now - max(done, flight.since if job.hold else done)  # held work waits to be recalled
+        return Trip(job.client, job.id, job.task, result.download, result.wait, compute, max(0.0, upload * unit))
 
 
 class Clockwatcher:

@@ -9,29 +9,29 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from offbeat.core.errors import FolderError
 from offbeat.deploy.reducer import Clockwatcher, Trip
 from offbeat.simulate.log import Measurement, Row
 from offbeat.watch.record import write_table
 
-TRIPS = "trips.parquet"
+TRIPS = "trips"
 
 
 class Trips(Clockwatcher):
-    """A watcher that writes `trips.parquet`: seconds of download, waiting, computing and upload of every job."""
+    """A watcher that writes `trips/part-*.parquet`: seconds of download, waiting, computing and upload of every job."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
-        self.path = folder / TRIPS
+        self.folder = folder / TRIPS
         self.rows: list[Trip] = []
-        if state is not None and self.path.exists():
-            kept = pq.read_table(self.path).to_pylist()[: int(state["rows"])]
-            self.rows = [Trip(**row) for row in kept]
+        self.parts = 0 if state is None else int(state["parts"])
+        for path in list(self.folder.glob("part-*.parquet*")):
+            if int(path.name[5:10]) >= self.parts:  # written after the checkpoint; it will be written again
+                path.unlink()
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"rows": len(self.rows)}
+        return {"parts": self.parts}
 
     def event(self, row: Row) -> None:
         """Of no interest here."""
@@ -45,15 +45,17 @@ class Trips(Clockwatcher):
     def flush(self) -> None:
         """Everything seen so far is on disk."""
         if self.rows:
-            columns = dict(zip(Trip._fields, zip(*self.rows, strict=True), strict=True))
-            write_table(pa.table({name: list(column) for name, column in columns.items()}), self.path)
+            self.folder.mkdir(exist_ok=True)
+            columns = dict(zip(Trip._fields, map(list, zip(*self.rows, strict=True)), strict=True))
+            write_table(pa.table(columns), self.folder / f"part-{self.parts:05d}.parquet")
+            self.parts, self.rows = self.parts + 1, []
 
 
 def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
     """A trace (docs/timing.md) of a real run: its jobs' times and its clients' stays; gives the number of rows."""
-    if not (run / TRIPS).is_file():
+    if not (run / TRIPS).is_dir():
         raise FolderError(f"{run} has no {TRIPS}: it is not the folder of a real run with at least one update")
-    trips = pq.read_table(run / TRIPS).to_pylist()
+    trips = ds.dataset(run / TRIPS, format="parquet").to_table().to_pylist()
     rows: list[dict[str, Any]] = [
         {
             "client": trip["client"],
@@ -62,6 +64,7 @@ def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
             "upload": trip["upload"] / unit,
         }
         for trip in trips
+        if trip["compute"] == trip["compute"]  # unless it was interrupted before its first step
     ]
     rows += _stays(run)
     rows.sort(key=lambda row: int(row["client"]))  # a trace's clients are numbered in the order in which they appear

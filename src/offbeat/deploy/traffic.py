@@ -47,7 +47,8 @@ class Traffic:
         if not seat.held.get(recall.task):
             raise ValueError(f"recall of client {recall.client}, which holds no work of task {recall.task}")
         seat.recalls[recall.task] = recall.partial
-        self.ledger.flights[seat.held[recall.task][-1]].since = self.ledger.now  # its lease begins
+        for number in seat.held[recall.task]:
+            self.ledger.flights[number].since = self.ledger.now  # its lease begins
         self.touch(recall.client)
 
     def land(self, job: Job) -> None:
