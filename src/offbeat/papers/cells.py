@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isfinite
 from statistics import fmean
 from typing import Any
@@ -120,10 +121,11 @@ def _over_seeds(quantity: Quantity, runs: Sequence[Run]) -> Cell:
         return _time_to(quantity, runs)
     if quantity.of == "finish":
         return _finish(quantity, runs)
-    values = [_final(quantity, run) if quantity.of == "final" else _measure(quantity, run) for run in runs]
+    read = {"final": _final, "measure": _measure, "swing": _swing, "step time": _step_time}[quantity.of]
+    values = [read(quantity, run) for run in runs]
     numbers = [quantity.scale * v for v in values if v is not None]
     if len(numbers) < len(values):
-        return Cell(None, seeds=len(runs), note=f"no {quantity.metric if quantity.of == 'final' else quantity.measure}")
+        return Cell(None, seeds=len(runs), note=f"no {quantity.measure or quantity.task or quantity.metric}")
     return Cell(fmean(numbers), min(numbers), max(numbers), len(runs))
 
 
@@ -131,6 +133,8 @@ def _final(quantity: Quantity, run: Run) -> float | None:
     tasks = run.get("tasks")
     if not tasks:
         return _number(run.get("metrics", {}).get(quantity.metric))
+    if quantity.task and quantity.task not in tasks:
+        return None
     chosen = [tasks[quantity.task]] if quantity.task else list(tasks.values())
     values = [_number(task["metrics"].get(quantity.metric)) for task in chosen]
     return None if None in values else fmean(v for v in values if v is not None)
@@ -141,6 +145,16 @@ def _measure(quantity: Quantity, run: Run) -> float | None:
     for key in quantity.measure.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
     return _number(node)
+
+
+def _swing(quantity: Quantity, run: Run) -> float | None:
+    curve = [value for _, value in _curve(quantity, run)]
+    late = curve[len(curve) // 2 :]
+    return fmean(abs(b - a) for a, b in pairwise(late)) if len(late) > 1 else None
+
+
+def _step_time(quantity: Quantity, run: Run) -> float | None:
+    return float(run["time"]) / run["versions"] if run["versions"] else None
 
 
 def _number(value: Any) -> float | None:
@@ -191,6 +205,8 @@ def first(curve: Sequence[tuple[float, float]], target: float | None) -> float |
 def _finish(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     """When the task, or the last of all, reached its target."""
     times: list[float] = []
+    if quantity.task and any(quantity.task not in run["tasks"] for run in runs):
+        return Cell(None, note="not run at this scale")
     for run in runs:
         chosen = [run["tasks"][quantity.task]] if quantity.task else list(run["tasks"].values())
         times.append(max(t["time"] if t["stopped"] == "target" else inf for t in chosen))

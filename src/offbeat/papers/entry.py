@@ -14,7 +14,7 @@ from typing import Any
 from offbeat.core.errors import SettingError, unknown
 
 SCALES = ("quick", "full")
-OF = ("final", "time to", "largest", "finish", "measure")
+OF = ("final", "time to", "largest", "finish", "swing", "step time", "measure")
 KEEP = ("finite", "improved")
 STATES = ("held", "not held", "undecided", "not checked")
 
@@ -61,6 +61,7 @@ class Quantity:
         by: "time" or "version".
     largest: the rank-th largest value of `axis` whose loss is, at the end, "finite" for every seed, or also "improved":
         in the mean below that of the first evaluation.   measure: one of the run's measures, such as concurrency.mean.
+    swing: mean change from one evaluation to the next in the second half.   step time: time over server steps.
     best: of the settings that a line leaves open, the one where this quantity is "lowest" or "highest".
     """
 
@@ -188,6 +189,7 @@ def _table(name: str) -> dict[str, Any]:
     }
     change = table.get("change", {})
     experiments: dict[str, Any] = {k: _changed(v, change.get(k, {})) for k, v in other["experiment"].items()}
+    experiments |= table.get("experiment", {})
     quantities = {**other["quantity"], **table.get("quantity", {})}
     return {**shared, **table, "quantity": quantities, "experiment": experiments}
 
@@ -197,18 +199,23 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
     quick: dict[str, Any] = table.get("quick", {}) if scale == "quick" else {}
-    changes = {k: v for k, v in quick.items() if k != "says"}
-    for key in changes:
-        if key not in table["experiment"]:
-            raise unknown("experiment in quick:", key, table["experiment"])
-    experiments: dict[str, dict[str, Any]] = {
-        key: _changed(value, changes.get(key, {}))
-        for key, value in table["experiment"].items()
-        if not changes.get(key, {}).get("skip")
-    }
+    every = {key: _like(table["experiment"], key) for key in table["experiment"]}
+    changes = {k: v for k, v in quick.items() if k not in ("says", "skip", "all", "quantity")}
+    for key in (*changes, *quick.get("skip", ())):
+        if key not in every:
+            raise unknown("experiment in quick:", key, every)
     axes = {key: _axis(value) for key, value in table.get("axis", {}).items()}
-    quantities = {key: _made(Quantity, value, f"quantity.{key}") for key, value in table["quantity"].items()}
-    lines = [_line(each, axes, quantities, table["experiment"]) for each in table.get("lines", ())]
+    smaller = quick.get("quantity", {})
+    quantities: dict[str, Quantity] = {
+        key: _made(Quantity, {**value, **smaller.get(key, {})}, f"quantity.{key}")
+        for key, value in table["quantity"].items()
+    }
+    lines = [_line(each, axes, quantities, every) for each in table["lines"]]
+    experiments: dict[str, dict[str, Any]] = {
+        key: _copied(_changed(_changed(every[key], quick.get("all", {})), changes.get(key, {})))
+        for key in dict.fromkeys(line.experiment for line in lines)
+        if key not in quick.get("skip", ())
+    }
     derived = [
         Derived(d["name"], d["term"], Printed.read(d["paper"]), float(d.get("scale", 1.0)))
         for d in table.get("derived", ())
@@ -235,8 +242,8 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
 def _changed(experiment: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """set: key path → value, `*` for every item of a list.   sweep: values of axes.   keep: labels of algorithms."""
     for key in change:
-        if key not in ("set", "sweep", "keep", "skip"):
-            raise unknown("key of a change:", key, ("set", "sweep", "keep", "skip"))
+        if key not in ("set", "sweep", "keep"):
+            raise unknown("key of a change:", key, ("set", "sweep", "keep"))
     result = copy.deepcopy(dict(experiment))
     if "keep" in change:
         result["algorithm"] = [a for a in result["algorithm"] if label(a) in change["keep"]]
@@ -249,6 +256,28 @@ def _changed(experiment: Mapping[str, Any], change: Mapping[str, Any]) -> dict[s
             raise unknown("axis in a change:", path, result.get("sweep", {}))
         result["sweep"][path] = values
     return result
+
+
+def _like(experiments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An experiment; one that is `like` another of the file is that one, changed."""
+    table = experiments[name]
+    if "like" not in table:
+        return dict(table)
+    if table["like"] not in experiments:
+        raise unknown(f"experiment that {name} is like:", table["like"], experiments)
+    return _changed(_like(experiments, table["like"]), {k: v for k, v in table.items() if k != "like"})
+
+
+def _copied(experiment: dict[str, Any]) -> dict[str, Any]:
+    """A task with `copies` is that many tasks, which differ in nothing but the number behind their name."""
+    if "task" not in experiment:
+        return experiment
+    tasks: list[dict[str, Any]] = []
+    for task in experiment["task"]:
+        plain = {k: v for k, v in task.items() if k != "copies"}
+        count = task.get("copies", 0)
+        tasks += [{**plain, "name": f"{task['name']}-{k + 1}"} for k in range(count)] if count else [plain]
+    return {**experiment, "task": tasks}
 
 
 def label(algorithm: Mapping[str, Any]) -> str:
