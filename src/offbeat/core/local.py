@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import SettingError, positive
-from offbeat.core.problem import Oracle
+from offbeat.core.problem import Numbers, Oracle
 from offbeat.core.random import bits, unit
 from offbeat.core.vectors import Payload, Vector
 
@@ -27,7 +28,7 @@ class Work:
     lr: float | Vector
     steps: int | Vector
     oracle: Oracle
-    keys: Vector  # one random key a client, a column [n, 1] of int64
+    keys: Numbers | Vector  # one random key a client, 64 bits each
     step: int = 0
 
     def gradient(self, w: Vector, sample: int = 0) -> Vector:
@@ -49,7 +50,8 @@ class Work:
     def uniform(self, like: Vector, sample: int) -> Vector:
         """Numbers in (0, 1) of this shape [n, d], the clients' own: for randomised rounding and the like."""
         counters = torch.arange(like.shape[-1], device=like.device) + ((1 << 62) + (sample << 40))
-        return unit(bits(self.keys, counters), like.dtype)
+        keys = torch.from_numpy(np.asarray(self.keys, dtype=np.int64)).to(like.device).view(-1, 1)
+        return unit(bits(keys, counters), like.dtype)
 
 
 @dataclass(frozen=True)

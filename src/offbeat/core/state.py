@@ -48,7 +48,8 @@ class Tensors:
         self._names: dict[Any, str] = {}
 
     def name(self, vector: Any) -> str:
-        which = id(vector) if isinstance(vector, torch.Tensor) else (id(vector if vector.base is None else vector.base), vector.scale)
+        base = getattr(vector, "base", None)  # of recorded ones, several may be multiples of one
+        which = id(vector) if isinstance(vector, torch.Tensor) else (id(vector if base is None else base), vector.scale)
         name = self._names.get(which)
         if name is None:
             name = self._names[which] = f"t{len(self.table)}"

@@ -127,27 +127,34 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
     """
     executor = runs[0].executor
     blame(executor.review())
-    waiting = [(run, number) for run in runs for number in run.wanted(flight)]
+    waiting = [(run, run.wanted(flight)) for run in runs]
     while waiting:
-        later: list[tuple[Computing, int]] = []
-        teams: dict[tuple[int, int], list[tuple[Computing, Ready]]] = {}
-        for run, number in waiting:
-            flying = run.world.flights[number]
-            if flying.after is not None and run.before(number) is not None:
-                later.append((run, number))
-                continue
-            team = run.teams[flying.job.task]
-            which = (id(team.problem), id(team.local))
-            if which not in teams:
-                teams[which] = []
-            teams[which].append((run, run.ready(flying)))
-        for group in teams.values():
-            team = group[0][0].teams[group[0][1].job.task]
+        teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]] = {}
+        waiting = [(run, later) for run, numbers in waiting if (later := _sort(run, numbers, teams))]
+        for team, group in teams.values():
             results, errors = executor.compute(team.problem, team.local, team.arena, group)
             for (run, ready), result in zip(group, results, strict=True):
                 run.take(ready.job.id, result)
             blame(errors)
-        waiting = later
+
+
+def _sort(
+    run: Computing, numbers: Iterable[int], teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]]
+) -> list[int]:
+    """Put the jobs that can be computed now into their teams; gives the others."""
+    flights, later = run.world.flights, list[int]()
+    places: dict[int, list[tuple[Computing, Ready]]] = {}
+    for number in numbers:
+        flight = flights[number]
+        if flight.after is not None and run.before(number) is not None:
+            later.append(number)
+            continue
+        task = flight.job.task
+        if task not in places:
+            team = run.teams[task]
+            places[task] = teams.setdefault((id(team.problem), id(team.local)), (team, []))[1]
+        places[task].append((run, run.ready(flight)))
+    return later
 
 
 def blame(errors: Iterable[tuple[Computing, DivergedError]]) -> None:

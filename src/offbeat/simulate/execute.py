@@ -95,41 +95,58 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job."""
     jobs = [r.job for r in ready]
     clients = np.array([r.client for r in ready], dtype=np.int64)
-    drawn = further([r.key for r in ready], [job.number for job in jobs], [job.task for job in jobs])
+    drawn: Any = _Keys(ready)
     payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
-    model = next(iter(payload.values()))
+    memory = {name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory}
+    model = next(iter((*payload.values(), *memory.values())))  # a client by itself is sent nothing
     steps = [job.steps for job in jobs]
     most, fewest = max(steps), min(steps)
     work = Work(
         payload=payload,
-        memory={name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory},
+        memory=memory,
         lr=_column([job.lr for job in jobs], model),
         steps=_column(steps, model),  # type: ignore[arg-type]
         oracle=problem.oracle(clients, drawn, most, local.batch, local.shuffle),
-        keys=torch.from_numpy(drawn).to(model.device, non_blocking=True).unsqueeze(1),
+        keys=drawn,
     )
     carry = local.init(work)
     for step in range(most):
         work.step = step
         after = local.step(carry, work)
         carry = after if step < fewest else _keep(carry, after, work.steps, step)
-    upload, memory = local.final(carry, work)
-    rows = {**upload, **{name: v for name, v in memory.items() if name not in upload}}
+    upload, stays = local.final(carry, work)
+    rows = {**upload, **{name: v for name, v in stays.items() if name not in upload}}
     if arena is None:
-        return [({k: _one(v, problem) for k, v in upload.items()}, {k: v[0] for k, v in memory.items()})], rows
+        return [({k: _one(v, problem) for k, v in upload.items()}, {k: v[0] for k, v in stays.items()})], rows
     kept: dict[int, list[Any]] = {}
-    for values in (*upload.values(), *memory.values()):
+    for values in (*upload.values(), *stays.values()):
         if id(values) not in kept:
             kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
     sent = [(name, kept[id(values)]) for name, values in upload.items()]
-    stays = [(name, kept[id(values)]) for name, values in memory.items()]
-    if not stays and len(sent) == 1:
+    held = [(name, kept[id(values)]) for name, values in stays.items()]
+    if not held and len(sent) == 1:
         ((name, vectors),) = sent
         return [({name: vector}, {}) for vector in vectors], rows
     return [
-        ({name: vectors[i] for name, vectors in sent}, {name: vectors[i] for name, vectors in stays})
+        ({name: vectors[i] for name, vectors in sent}, {name: vectors[i] for name, vectors in held})
         for i in range(len(jobs))
     ], rows
+
+
+class _Keys:
+    """The keys of some jobs as an array, worked out when somebody draws."""
+
+    __slots__ = ("found", "ready")
+
+    def __init__(self, ready: Sequence[Ready]) -> None:
+        self.ready = ready
+        self.found: np.ndarray | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if self.found is None:
+            jobs = [r.job for r in self.ready]
+            self.found = further([r.key for r in self.ready], [j.number for j in jobs], [j.task for j in jobs])
+        return self.found
 
 
 def _one(rows: Vector, problem: Problem) -> Any:

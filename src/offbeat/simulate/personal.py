@@ -65,7 +65,7 @@ def personal_models(
             lr=local.lr,
             steps=steps,
             oracle=problem.oracle(some, keys, steps, local.batch, local.shuffle),
-            keys=torch.tensor(keys, device=vector.device).unsqueeze(1),
+            keys=keys,
         )
         yield some, local.personal(rows, work, steps)
 

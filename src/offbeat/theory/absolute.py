@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import SettingError
@@ -63,9 +64,9 @@ class _Kinks:
     """The oracle of some of the clients; at a kink the subgradient is 0 in that coordinate."""
 
     def __init__(self, problem: Absolute, clients: Numbers, keys: Numbers) -> None:
-        self.c, self.slope = problem.c[torch.tensor(clients)], problem.slope
+        self.c, self.slope = problem.c[torch.from_numpy(np.asarray(clients, dtype=np.int64))], problem.slope
         self.noise = problem.noise * math.sqrt(12.0 / problem.dim)  # of uniform numbers on (−½, ½)
-        self.keys = torch.tensor(keys, dtype=torch.int64).unsqueeze(1)
+        self.keys = torch.from_numpy(np.asarray(keys, dtype=np.int64)).unsqueeze(1)
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         g = self.full(w)
