@@ -164,3 +164,44 @@ def test_modules_that_are_no_function_of_a_vector_are_refused(module, message):
 def test_their_harmless_relatives_are_not_refused(module):
     flat = Flat(module)
     assert flat(flat.initial(), torch.rand(4, 2)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_clients_pieces_give_the_same_output_and_the_same_gradient(name):
+    flat, vector, (x,), y = case(name)
+    before = flat.initial()
+    pieces = [piece.requires_grad_() for piece in flat.pieces(vector)]
+    output = flat.alone(pieces, x)
+    torch.testing.assert_close(output, flat(vector, x), rtol=1e-4, atol=1e-5)
+    slopes = torch.autograd.grad(cross_entropy(output, y), pieces)
+    expected = grad(lambda w: cross_entropy(flat(w, x), y))(vector)
+    apart = torch.cat([s.reshape(-1) for s in slopes]) - expected
+    assert apart.norm() < 1e-4 * expected.norm()
+    assert torch.equal(flat.initial(), before)
+    assert all(isinstance(p, nn.Parameter) for p in flat.module.parameters())
+
+
+class Echo(nn.Module):
+    def __init__(self, frozen):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+        self.b.bias.requires_grad_(not frozen)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_shared_and_frozen_parameters_are_so_for_one_client_too(frozen):
+    flat, x = Flat(Echo(frozen)), torch.rand(4, 3)
+    vector = torch.rand(flat.dim)
+    torch.testing.assert_close(flat.alone(flat.pieces(vector), x), flat(vector, x))
+
+
+def test_a_module_that_fails_keeps_its_own_parameters():
+    flat = Flat(nn.Linear(3, 3))
+    before = flat.initial()
+    with pytest.raises(RuntimeError):
+        flat.alone(flat.pieces(torch.rand(flat.dim)), torch.rand(4, 7))
+    assert torch.equal(flat.initial(), before)

@@ -8,6 +8,7 @@ from worlds import through_text
 
 from offbeat.algorithms import FedBuff
 from offbeat.core.errors import SettingError
+from offbeat.core.local import Carry, Work
 from offbeat.core.server import Algorithm
 from offbeat.data import load
 from offbeat.local import MAML, SGD, Scaffold
@@ -57,6 +58,17 @@ def test_what_needs_no_trial_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert executor("auto", [Quadratic(5)], [SGD(lr=0.1)]).reason == "batched: known without a trial"
     assert executor("auto", [softmax(1)], [SGD(lr=0.1)]).name == "batched"
     assert executor("auto", [softmax()]).name == "batched"
+
+
+class Odd(SGD):
+    """A local half that only its own server can feed."""
+
+    def init(self, work: Work) -> Carry:
+        return {"w": work.payload["secret"]}
+
+
+def test_a_trial_that_fails_decides_nothing() -> None:
+    assert executor("auto", [softmax()], [Odd(lr=0.1)]).reason == "batched: no trial (KeyError: 'secret')"
 
 
 def test_a_heavy_step_is_not_tried_stacked(monkeypatch: pytest.MonkeyPatch) -> None:

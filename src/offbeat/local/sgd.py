@@ -30,7 +30,8 @@ class SGD(Local):
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]
-        return {"w": w - work.lr * self.direction(w, work)}
+        way = work.lr * self.direction(w, work)
+        return {"w": torch.sub(w, way, out=way)}  # w − way, without memory of its own
 
     def direction(self, w: Vector, work: Work) -> Vector:
         """What is stepped against."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -43,13 +45,18 @@ class Flat:
         frozen = {n: p.detach() for n, p in everything.items() if id(p) not in first}
         buffers = dict(module.named_buffers(remove_duplicate=False))
         self._constants = {torch.device("cpu"): {n: _single(t) for n, t in {**frozen, **buffers}.items()}}
+        # where a module keeps its parameters, if putting others there is all that it takes
+        plain = all(type(layer).__setattr__ is nn.Module.__setattr__ for layer in module.modules())
+        named = [*zip(self._names, range(len(self._names)), strict=True)]
+        named += [(other, self._names.index(name)) for other, name in self._tied.items()]
+        self._places = [(_owner(module, name), at) for name, at in named] if plain and not self.constants else []
 
     @property
     def vmappable(self) -> bool:
         """Whether torch.vmap can run it over many vectors at once; recurrent kernels have no batching rule."""
         return not self._has(nn.RNNBase, nn.RNNCellBase)
 
-    @property
+    @cached_property
     def convolutional(self) -> bool:
         """Whether it has convolutions, which vmap turns into grouped ones: slow on a CPU."""
         return self._has(_ConvNd)
@@ -81,6 +88,34 @@ class Flat:
         output: torch.Tensor = functional_call(self.module, named, (x,), tie_weights=False)
         return output
 
+    def pieces(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """A vector [d] cut into the parameters for `alone`, each a tensor of its own to differentiate by."""
+        found = [piece.detach() for piece in self.views(vector).values()]
+        if vector.device.type == "cpu":  # convolutions and pooling are quicker there with the channels last
+            found = [p.to(memory_format=torch.channels_last) if p.dim() == 4 else p for p in found]
+        return found
+
+    def alone(self, pieces: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The module's output for one client's parameters, cut into pieces; not for torch.vmap."""
+        if x.dim() == 4 and x.device.type == "cpu" and self.convolutional:
+            x = x.to(memory_format=torch.channels_last)
+        output: torch.Tensor
+        if not self._places:
+            named = dict(zip(self._names, pieces, strict=True))
+            named |= {other: named[name] for other, name in self._tied.items()}
+            named |= self._constants_on(x.device)
+            output = functional_call(self.module, named, (x,), tie_weights=False)
+            return output
+        own = [place[key] for (place, key), _ in self._places]
+        try:
+            for (place, key), at in self._places:
+                place[key] = pieces[at]
+            output = self.module(x)
+        finally:
+            for ((place, key), _), parameter in zip(self._places, own, strict=True):
+                place[key] = parameter
+        return output
+
     def _constants_on(self, device: torch.device) -> dict[str, torch.Tensor]:
         if device not in self._constants:
             cpu = self._constants[torch.device("cpu")]
@@ -89,6 +124,12 @@ class Flat:
 
     def _has(self, *kinds: type[nn.Module]) -> bool:
         return any(isinstance(layer, kinds) for layer in self.module.modules())
+
+
+def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The table in which a parameter stands, and its key there."""
+    path, _, key = name.rpartition(".")
+    return cast("dict[str, Any]", module.get_submodule(path)._parameters), key
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

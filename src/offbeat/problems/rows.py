@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
 
 from offbeat.core.problem import Numbers
 from offbeat.core.vectors import Vector
@@ -36,6 +37,7 @@ class Rows:
         self.problem, self.shards = problem, problem.shards
         self.which = np.asarray(clients, dtype=np.int64)
         self.draws = None if batch is None else Draws(self.shards, clients, keys, steps, batch, shuffle)
+        self.alike = bool((self.shards.shares[self.which] == 1.0).all())
         self.kept: tuple[tuple[int, int], Batch] | None = None
 
     @cached_property
@@ -129,15 +131,27 @@ class Rows:
         g = p.closed.gradient(w, *batch)
         return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
 
-    def _gradient(self, w: Vector, *batch: Tensor) -> Vector:
-        """Plain autograd: for one client it is much cheaper than torch.func."""
-        w = w.detach().requires_grad_(True)
-        (g,) = torch.autograd.grad(self.problem.loss(w, *batch), w)
-        return g
+    def _gradient(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, share: Tensor) -> Vector:
+        """Plain autograd, by the parameters one by one: for one client it is much cheaper than torch.func."""
+        p = self.problem
+        pieces = [piece.requires_grad_() for piece in p.flat.pieces(w)]
+        outputs = p.flat.alone(pieces, x)
+        if self.draws is None:
+            value = (cross_entropy(outputs, y, reduction="none") * weights).sum()
+        else:
+            value = cross_entropy(outputs, y)  # samples of a mini-batch weigh the same
+        slopes = torch.autograd.grad(value, pieces, materialize_grads=True)
+        g = torch.cat([slope.reshape(-1) for slope in slopes])
+        if p.l2:
+            g.add_(w, alpha=p.l2)
+        return g if self.alike else g.mul_(share)
 
     def _each(self, w: Vector, batch: Batch, one: Callable[..., Any], stacked: Callable[..., Any]) -> Tensor:
         if len(w) > 1 and self.problem.flat.vmappable:
             rows: Tensor = vmap(stacked)(w, *batch, self.shares)
             return rows
         shares = self.shares
+        if len(w) == 1:
+            only: Tensor = one(w[0], *(part[0] for part in batch), shares[0])
+            return only.unsqueeze(0)
         return torch.stack([one(w[i], *(part[i] for part in batch), shares[i]) for i in range(len(w))])

@@ -200,7 +200,7 @@ class Supervised:
         for w, client in zip(models, clients, strict=True):
             share, right = self.test_shares[client], 0.0
             for which in torch.split(share, _CHUNK):
-                outputs = self.flat(w, self.inputs(self.test_x[which]))
+                outputs = self.flat.alone(self.flat.pieces(w), self.inputs(self.test_x[which]))
                 right += float((outputs.argmax(dim=-1) == self.test_y[which]).sum())
             found.append(right / len(share))
         return found
@@ -249,7 +249,7 @@ class Supervised:
         if len(models) > 1 and self.stacks:
             outputs: Tensor = vmap(self.flat, (0, None))(models, x)
             return outputs
-        return torch.stack([self.flat(w, x) for w in models])
+        return torch.stack([self.flat.alone(self.flat.pieces(w), x) for w in models])
 
 
 def _some(which: np.ndarray, most: int | None) -> np.ndarray:

@@ -59,7 +59,10 @@ def executor(
         return Executor(stacked=world.executor == "batched", reason=f"the run began as {world.executor}")
     if world is not None and world.executor == "processes":
         return Pool(reason="the run began in processes")
-    return _faster(problems, locals_)
+    try:
+        return _faster(problems, locals_)
+    except Exception as error:  # a mistake in a model or a local half shows in the run, with its event
+        return _known(all(problem.stacks for problem in problems), f"no trial ({type(error).__name__}: {error})")
 
 
 def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> Executor:
@@ -96,7 +99,7 @@ def _trial(problem: Supervised, local: Local, clients: int, stacked: bool) -> fl
     model = problem.initial()
     steps = min(local.steps, _STEPS)
     given = arenas.adopt(model) if stacked else model
-    payload, memory = dict.fromkeys(local.needs, given), local.remember(given)
+    payload, memory = dict.fromkeys(("model", *local.needs), given), local.remember(given)
     group = [
         (None, Ready(Job(c, c, 0, 0, steps, local.lr, 0), payload, memory, key=c, client=c)) for c in range(clients)
     ]
