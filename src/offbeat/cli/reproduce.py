@@ -18,8 +18,9 @@ from rich.table import Table
 from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
 from offbeat.cli.grid import Grid
 from offbeat.cli.sweep import do
-from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
+from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import remark, shown
 
 ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
@@ -34,6 +35,12 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/NAME-SCALE-TIME.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default as for `offbeat sweep`.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="EXPERIMENT", help="Run this experiment of it alone. Repeatable.")
+    ] = None,
+    printed: Annotated[
+        bool, typer.Option("--printed", help="Only settings that the paper's table shows, not the grid behind them.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
     ] = False,
@@ -49,14 +56,19 @@ def reproduce(
         raise SettingError("--quick and --full: choose one of them")
     scale = "full" if full else "quick"
     entry = load(name, scale)
-    for experiment in entry.experiments.values():  # a mistake is found before anything is written
-        Grid({**experiment, "device": device}).experiment.check()
+    for wanted in only or ():
+        if wanted not in entry.experiments:
+            raise unknown("experiment", wanted, entry.experiments)
+    for key, experiment in entry.experiments.items():  # a mistake is found before anything is written
+        if not only or key in only:
+            Grid({**experiment, "device": device}).experiment.check()
     folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ASKED, {"name": name, "scale": scale, "device": device, "workers": workers})
+        asked = {"name": name, "scale": scale, "device": device, "workers": workers, "only": only, "printed": printed}
+        write_json(folder / ASKED, asked | ({"name": str(Path(name).resolve())} if name.endswith(".toml") else {}))
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     _go_on(folder, as_json)
@@ -81,8 +93,13 @@ def _go_on(folder: Path, as_json: bool) -> None:
     runs: dict[str, Sequence[dict[str, Any]]] = {}
     pages: list[Path | None] = []
     for name, table in entry.experiments.items():
+        if asked.get("only") and name not in asked["only"]:
+            continue
         place = folder / name if len(entry.experiments) > 1 else folder
         grid = Grid({**table, "device": asked["device"]})
+        if asked.get("printed"):
+            points = [{"algorithm": point.label, "settings": point.settings} for point in grid.points]
+            grid.points = [p for p, run in zip(grid.points, points, strict=True) if shows(entry, name, run)]
         if not (place / EXPERIMENT).exists():
             create(place, grid.experiment, {"axes": table.get("sweep", {}), "options": options})
         for change in changes(place):
@@ -97,7 +114,7 @@ def _go_on(folder: Path, as_json: bool) -> None:
             write_json(folder / ASKED, asked)
         runs[name] = done.results
         pages.append(done.page)
-    outcome, wall = conclude(entry, runs), asked["wall_s"]
+    outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
     _write(folder, entry, outcome, asked, wall)
     if as_json:
         print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder)}))
@@ -111,7 +128,9 @@ def _go_on(folder: Path, as_json: bool) -> None:
 
 
 def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float) -> None:
-    command = ["offbeat", "reproduce", entry.name, f"--{entry.scale}", "--device", asked["device"]]
+    command = ["offbeat", "reproduce", asked["name"], f"--{entry.scale}", "--device", asked["device"]]
+    command += ["--printed"] if asked.get("printed") else []
+    command += [word for only in asked.get("only") or () for word in ("--only", only)]
     data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
     data["seeds"] = {
         name: list(range(table.get("seed", 0), table.get("seed", 0) + table.get("trials", 1)))

@@ -57,6 +57,19 @@ def _groups(entry: Entry, line: Line, runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def printed(entry: Entry, experiment: str, run: Run) -> bool:
+    """Whether some line that says where on every axis it is speaks of this run (or of one with its settings)."""
+    lines = [line for line in entry.lines if line.experiment == experiment and not _open(entry, line)]
+    return any(
+        run["algorithm"] == line.algorithm and all(_is(entry, run, axis, value) for axis, value in line.at.items())
+        for line in lines
+    )
+
+
+def _open(entry: Entry, line: Line) -> bool:
+    return any(entry.quantities[name].of == "largest" for name in line.paper)
+
+
 def _is(entry: Entry, run: Run, axis: str, wanted: str) -> bool:
     """Whether the run has this value on this axis."""
     value = setting(entry, run, axis)

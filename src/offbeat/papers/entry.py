@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import SettingError, unknown
@@ -162,9 +163,11 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str = "full") -> Entry:
-    """The reproduction of this name."""
+    """The reproduction of this name; a name that ends in .toml is that of a file of your own."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
+    if name.endswith(".toml"):
+        return read(Path(name).stem, _own(Path(name)), scale)
     if name not in names():
         raise unknown("reproduction", name, names())
     return read(name, _table(name), scale)
@@ -178,9 +181,22 @@ def read(name: str, table: Mapping[str, Any], scale: str = "full") -> Entry:
         raise SettingError(f"reproduction {name}: {error}") from None
 
 
+def _own(path: Path) -> dict[str, Any]:
+    try:
+        return _whole(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SettingError(f"cannot read the reproduction {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingError(f"{path} is not TOML: {error}") from None
+
+
 def _table(name: str) -> dict[str, Any]:
     text = files("offbeat.papers").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    return _whole(tomllib.loads(text))
+
+
+def _whole(table: dict[str, Any]) -> dict[str, Any]:
+    """With what it takes over from the one that it is `like`."""
     if "like" not in table:
         return table
     other = _table(table["like"])
@@ -198,6 +214,9 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
     for key in table:
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
+    for key in ("title", "paper", "where", "experiment", "quantity", "lines"):
+        if key not in table:
+            raise SettingError(f"lacks {key!r}")
     quick: dict[str, Any] = table.get("quick", {}) if scale == "quick" else {}
     every = {key: _like(table["experiment"], key) for key in table["experiment"]}
     changes = {k: v for k, v in quick.items() if k not in ("says", "skip", "all", "quantity")}
@@ -251,10 +270,8 @@ def _changed(experiment: Mapping[str, Any], change: Mapping[str, Any]) -> dict[s
         result["sweep"] = {k: v for k, v in result.get("sweep", {}).items() if _about(k, labels)}
     for path, value in change.get("set", {}).items():
         _put(result, path.split("."), copy.deepcopy(value), path)
-    for path, values in change.get("sweep", {}).items():
-        if path not in result.get("sweep", {}):
-            raise unknown("axis in a change:", path, result.get("sweep", {}))
-        result["sweep"][path] = values
+    if "sweep" in change:
+        result["sweep"] = {**result.get("sweep", {}), **change["sweep"]}
     return result
 
 

@@ -78,9 +78,12 @@ class Outcome:
         return "\n".join(lines) + "\n"
 
 
-def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]]) -> Outcome:
-    """Compare with the paper."""
+def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]], whole: bool = True) -> Outcome:
+    """Compare with the paper. whole: all of the grid was run; otherwise nothing is said about the largest of it."""
     cells = compute(entry, runs)
+    if not whole:
+        largest = {name for name, quantity in entry.quantities.items() if quantity.of == "largest"}
+        cells = {n: Cell(None, note="grid not run") if n.rpartition(":")[2] in largest else c for n, c in cells.items()}
     for derived in entry.derived:
         cells[derived.name] = _derived(derived.term, derived.scale, cells)
     printed = dict(_printed(entry))

@@ -1,0 +1,170 @@
+"""Cells and claims on runs that can be checked by hand."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from offbeat.core.errors import SettingError
+from offbeat.papers import conclude
+from offbeat.papers.cells import Cell
+from offbeat.papers.claims import judge, term
+from offbeat.papers.entry import Claim, Printed, read
+
+
+def table(**more: Any) -> dict[str, Any]:
+    """A reproduction of two settings of one algorithm."""
+    experiment = {"algorithm": [{"name": "area"}], "sweep": {"algorithm.area.lr": [1.0, 10.0]}}
+    return {
+        "title": "t", "paper": "p", "where": "w",
+        "experiment": {"main": experiment},
+        "axis": {"lr": {"key": "algorithm.area.lr"}},
+        "quantity": {
+            "acc": {"of": "final", "scale": 100.0},
+            "each": {"of": "time to", "target": 0.8},
+            "mean": {"of": "time to", "target": 0.8, "curve": "mean", "per": 4.0},
+            "rounds": {"of": "time to", "target": 0.8, "by": "version"},
+            "best": {"of": "final", "metric": "loss", "best": "lowest"},
+            "largest": {"of": "largest", "axis": "lr"},
+            "useful": {"of": "largest", "axis": "lr", "keep": "improved"},
+            "swing": {"of": "swing"},
+        },
+        "lines": [
+            {"algorithm": "area", "lr": 1.0, "acc": "70 (65 - 80)", "each": 1, "mean": 0.5, "rounds": 9, "swing": 0},
+            {"algorithm": "area", "best": "0.5", "largest": 10, "useful": 1},
+        ],
+        **more,
+    }  # fmt: skip
+
+
+def run(lr: float, seed: int, accuracies: list[float], losses: list[float]) -> dict[str, Any]:
+    curve = [
+        [0, float(t), 0, 3 * t, {"accuracy": a, "loss": loss}]
+        for t, (a, loss) in enumerate(zip(accuracies, losses, strict=True))
+    ]
+    metrics = {"accuracy": accuracies[-1], "loss": losses[-1]}
+    settings = {"algorithm.area.lr": lr}
+    return {"algorithm": "area", "seed": seed, "settings": settings, "metrics": metrics, "curve": curve, "time": 4.0}
+
+
+RUNS = {
+    "main": [
+        run(1.0, 0, [0.1, 0.9, 0.5, 0.7, 0.7], [2.0, 1.0, 1.0, 1.0, 1.0]),
+        run(1.0, 1, [0.1, 0.3, 0.8, 0.9, 0.9], [2.0, 1.0, 1.0, 1.0, 0.6]),
+        run(10.0, 0, [0.1, 0.2, 0.2, 0.2, 0.2], [2.0, 9.0, 9.0, 9.0, 9.0]),
+        run(10.0, 1, [0.1, 0.2, 0.2, 0.2, 0.2], [2.0, 9.0, 9.0, 9.0, 9.0]),
+    ]
+}
+
+
+def test_cells_by_hand() -> None:
+    cells = {cell.name: cell.ours for cell in conclude(read("x", table()), RUNS).cells}
+    assert cells["area/1:acc"] == Cell(pytest.approx(80.0), pytest.approx(70.0), pytest.approx(90.0), 2)
+    assert (cells["area/1:each"].mean, cells["area/1:each"].low, cells["area/1:each"].high) == (1.5, 1.0, 2.0)
+    assert cells["area/1:mean"].mean == 3.0 / 4.0  # the mean curve is 0.1, 0.6, 0.65, 0.8, 0.8
+    assert cells["area/1:rounds"].mean == 4.5
+    assert (cells["area:best"].mean, cells["area:best"].note) == (pytest.approx(0.8), "best at lr 1")
+    assert (cells["area:largest"].mean, cells["area:useful"].mean) == (10.0, 1.0)
+    assert cells["area/1:swing"].mean == pytest.approx((0.1 + 0.05) / 2)
+
+
+def test_a_target_that_was_not_reached_is_beyond_the_horizon() -> None:
+    wide = table(quantity={"t": {"of": "time to", "target": 0.8, "per": 2.0}})
+    wide["lines"] = [{"algorithm": "area", "lr": 10.0, "t": "> 1"}, {"algorithm": "area", "lr": 1.0, "t": "1"}]
+    never, reached = (cell.ours for cell in conclude(read("x", wide), RUNS).cells)
+    assert (never.mean, never.beyond) == (inf, 2.0)
+    assert reached.mean == 0.75
+
+
+def test_a_mean_outside_the_papers_range_is_marked() -> None:
+    lines = [{"algorithm": "area", "lr": lr, "acc": "70 (65 - 80)"} for lr in (1.0, 10.0)]
+    outcome = conclude(read("x", table(lines=lines, reason=[{"cells": "area/10:*", "text": "too large a step"}])), RUNS)
+    assert [(cell.outside, cell.why) for cell in outcome.cells] == [(False, ""), (True, "too large a step")]
+    assert "outside the paper's range: too large a step" in outcome.markdown
+
+
+def test_a_diverged_run_leaves_no_number() -> None:
+    failed = {"main": [RUNS["main"][0], {**RUNS["main"][1], "error": "not finite"}]}
+    cells = {cell.name: cell.ours for cell in conclude(read("x", table()), failed).cells}
+    assert (cells["area/1:acc"].mean, cells["area/1:acc"].note) == (None, "1 of 2 runs diverged")
+    assert cells["area:largest"].mean is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "pair", "bound", "state"),
+    [
+        ("less", ["one", "two"], 1.0, "held"),
+        ("less", ["two", "one"], 1.0, "not held"),
+        ("less", ["one", "two"], 0.5, "not held"),
+        ("less", ["one", "never"], 1.0, "held"),  # never is known to be larger than 5
+        ("less", ["never", "two"], 1.0, "not held"),
+        ("less", ["nine", "never"], 1.0, "undecided"),
+        ("less", ["one", "absent"], 1.0, "not checked"),
+        ("ratio", ["never", "one"], 5.0, "held"),
+        ("ratio", ["never", "one"], 6.0, "undecided"),
+        ("ratio", ["two", "one"], 2.0, "held"),
+        ("near", ["one", "two"], 1.0, "held"),
+        ("near", ["one", "nine"], 1.0, "not held"),
+        ("near", ["nine", "never"], 1.0, "undecided"),
+    ],
+)
+def test_comparisons(kind: str, pair: list[str], bound: float, state: str) -> None:
+    cells = {
+        "one": Cell(1.0),
+        "two": Cell(2.0),
+        "nine": Cell(9.0),
+        "never": Cell(inf, beyond=5.0),
+        "absent": Cell(None),
+    }
+    assert judge(Claim("", kind, [pair], bound), cells)[0] == state
+
+
+def test_an_order_holds_if_every_step_does() -> None:
+    cells = {"a": Cell(1.0), "b": Cell(2.0), "c": Cell(2.0)}
+    assert judge(Claim("", "order", ["a", "b"], 1.0), cells)[0] == "held"
+    assert judge(Claim("", "order", ["a", "b", "c"], 1.0), cells)[0] == "not held"
+
+
+def test_terms() -> None:
+    cells = {"a": Cell(1.0), "b": Cell(4.0), "never": Cell(inf, beyond=5.0)}
+    assert term({"minus": ["b", "a"]}, cells) == (3.0, 3.0)
+    assert term({"gain": ["a", "b"]}, cells) == (0.75, 0.75)
+    assert term({"gain": ["a", "never"]}, cells) == (0.8, 1.0)
+    assert term({"mean": ["a", "b", {"max": ["a", "b"]}]}, cells) == (3.0, 3.0)
+    with pytest.raises(SettingError, match="is no term"):
+        term({"power": ["a", "b"]}, cells)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("61.16 (52.75 - 66.46)", (61.16, 52.75, 66.46, None)),
+        ("> 1", (inf, None, None, 1.0)),
+        ("-", (None, None, None, None)),
+        (1e3, (1000.0, None, None, None)),
+    ],
+)
+def test_printed_numbers(text: Any, found: tuple[float | None, ...]) -> None:
+    printed = Printed.read(text)
+    assert (printed.mean, printed.low, printed.high, printed.beyond) == found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"claims": []}, "did you mean 'claim'"),
+        ({"quantity": {"acc": {"of": "finl"}}}, "did you mean 'final'"),
+        ({"lines": [{"algorithm": "aera", "acc": "1"}]}, "did you mean 'area'"),
+        ({"lines": [{"algorithm": "area", "acc": "one"}]}, "is no printed number"),
+        ({"lines": [{"algorithm": "area", "acc": "1"}] * 2}, "two cells are called 'area:acc'"),
+        ({"claim": [{"text": "a", "less": [["x", "y"]], "at_least": 2}]}, "unknown key in a claim: 'at_least'"),
+        ({"claim": [{"text": "a"}]}, "this one has none"),
+        ({"experiment": {"main": {"like": "other"}}}, "that main is like"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match="reproduction x: ") as error:
+        read("x", table(**wrong))
+    assert said in str(error.value)

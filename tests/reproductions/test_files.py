@@ -1,0 +1,103 @@
+"""Every reproduction's file: complete, computable, and with claims that its paper's own numbers bear out."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+from typing import Any
+
+import pytest
+from reproductions.synthetic import runs
+
+from offbeat.cli.grid import Grid
+from offbeat.papers import Entry, conclude, load, names
+from offbeat.papers.cells import Cell
+from offbeat.papers.claims import judge
+from offbeat.papers.entry import Claim, cells_of
+
+CLAIMS = [(name, claim) for name in names() for claim in load(name).claims]
+claims = pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=[f"{n}: {c.text}" for n, c in CLAIMS])
+
+
+def printed(entry: Entry) -> dict[str, Cell]:
+    """The paper's own numbers as cells; those that it does not print have no value."""
+    found = [(f"{line.name}:{q}", p) for line in entry.lines for q, p in line.paper.items()]
+    found += [(derived.name, derived.paper) for derived in entry.derived]
+    return {name: Cell(p.mean, p.low, p.high, 10, beyond=p.beyond) for name, p in found}
+
+
+@pytest.mark.parametrize("scale", ["quick", "full"])
+@pytest.mark.parametrize("name", names())
+def test_a_file_is_in_order_and_asks_for_runs(name: str, scale: str) -> None:
+    entry = load(name, scale)
+    assert entry.title
+    assert entry.where
+    assert entry.claims
+    assert all(Grid(table).points for table in entry.experiments.values())
+    assert bool(entry.says) == (scale == "quick")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_cell_can_be_computed_from_the_runs_that_the_full_protocol_asks_for(name: str) -> None:
+    entry = load(name)
+    outcome = conclude(entry, runs(entry))
+    assert {cell.name: cell.ours.note for cell in outcome.cells if cell.ours.mean is None} == {}
+    assert {judged.state for judged in outcome.claims} <= {"held", "not held", "undecided"}
+    assert outcome.markdown.count("\n| ") >= len(outcome.cells)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_quick_version_has_cells_and_decides_what_it_says_it_decides(name: str) -> None:
+    entry = load(name, "quick")
+    outcome = conclude(entry, runs(entry))
+    assert any(cell.ours.mean is not None for cell in outcome.cells)
+    for judged in outcome.claims:
+        assert (judged.state == "not checked") == (judged.claim.quick == "not checked"), judged.claim.text
+
+
+@claims
+def test_the_papers_own_numbers_bear_out_a_claim(name: str, claim: Claim) -> None:
+    """Where it prints all of them: a claim that its numbers contradict was copied wrongly."""
+    assert judge(claim, printed(load(name)))[0] in ("held", "not checked")
+
+
+@claims
+def test_a_claim_can_hold_and_can_fail(name: str, claim: Claim) -> None:
+    cells = sorted(set(cells_of(claim.terms)))
+    assert set(cells) <= set(load(name).cells)
+    rng = random.Random(0)
+    for wanted in ("held", "not held"):
+        found = {cell: Cell(rng.uniform(1, 99)) for cell in cells}
+        score = _score(claim, found, wanted)
+        for _ in range(20000):
+            if judge(claim, found)[0] == wanted:
+                break
+            changed = {**found, rng.choice(cells): Cell(rng.uniform(1, 99))}
+            if (better := _score(claim, changed, wanted)) >= score:
+                found, score = changed, better
+        assert judge(claim, found)[0] == wanted
+
+
+def _score(claim: Claim, cells: dict[str, Cell], wanted: str) -> int:
+    """How many of the claim's pairs are as wanted."""
+    pairs: list[Any] = list(claim.terms)
+    if claim.kind == "order":
+        pairs = [list(pair) for pair in zip(claim.terms, claim.terms[1:], strict=False)]
+    kind = "less" if claim.kind == "order" else claim.kind
+    return sum(judge(Claim("", kind, [pair], claim.bound), cells)[0] == wanted for pair in pairs)
+
+
+def test_area_has_every_number_of_its_eight_tables() -> None:
+    """Sixteen rows a table but for one that the paper leaves empty; ρ, accuracy and loss in each."""
+    entries = [load(f"area-table{number}") for number in range(3, 11)]
+    numbers = [p for e in entries for line in e.lines if "rho" in line.paper for p in line.paper.values()]
+    assert len(numbers) == 8 * 16 * 3
+    assert sum(p.mean is not None for p in numbers) == 8 * 16 * 3 - 3
+    assert sum(p.low is not None for p in numbers) == 8 * 16 * 2 - 2
+    assert all(p.low <= p.mean <= p.high for p in numbers if p.low is not None and p.mean is not None and p.high)
+
+
+def test_defedavg_has_every_number_of_its_table() -> None:
+    numbers = [p for line in load("defedavg-table1").lines for p in line.paper.values()]
+    assert len(numbers) == 64
+    assert sum(p.mean == inf for p in numbers) == 3
