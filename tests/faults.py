@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from worlds import Line
 
@@ -49,7 +50,8 @@ class Jump(Local):
     """Steps to whole numbers that depend on the model and on the job's own draws: no rounding anywhere."""
 
     def step(self, carry: Carry, work: Work) -> Carry:
-        z = below(bits(work.keys, torch.tensor([[work.step]])), 17) - 8
+        keys = torch.from_numpy(np.asarray(work.keys, dtype=np.int64)).view(-1, 1)
+        z = below(bits(keys, torch.tensor([[work.step]])), 17) - 8
         return {"w": torch.floor(carry["w"]) + z.double()}
 
 

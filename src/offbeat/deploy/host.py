@@ -102,12 +102,13 @@ class Host:
 
     async def run(self) -> None:
         """Serve until the run is over, or until `leave`."""
-        await self.link.make_streams(self.plan.run, self.kept_models)
+        link = self.link
+        await link.insist(lambda: link.make_streams(self.plan.run, self.kept_models))
         await self._catch_up()
         await self.link.listen(f"{self.plan.run}.beat.*", self._beat)
         await self.link.client.subscribe(f"{self.link.root}.ask", cb=self._answer)
-        self.link.reconnected.append(self._again)
-        await self.link.store("charter", as_json(self.charter))
+        link.reconnected.append(self._again)
+        await link.insist(lambda: link.store("charter", as_json(self.charter)))
         await self._obey(self.keeper.boot(time.monotonic()))
         note("serving", run=self.plan.run, position=self.ledger.position, clients=len(self.plan.roster))
         while not self.asked and not self._over():
@@ -144,17 +145,22 @@ class Host:
 
     async def _catch_up(self) -> None:
         """Fold what the log has beyond the checkpoint, before anything is sent."""
-        info = await self.link.js.stream_info(self.link.stream(self.plan.run, "log"))
+        name = self.link.stream(self.plan.run, "log")
+        info = await self.link.insist(lambda: self.link.js.stream_info(name))
         end = info.state.last_seq
         if end < self.ledger.position:
             raise FolderError(
                 f"the broker's log of {self.plan.run} ends at {end}, but this server has folded {self.ledger.position} "
                 f"entries: the broker has lost data; restore its store, or begin another run"
             )
-        await self.reader.start(self.ledger.position)
+        await self.link.insist(lambda: self.reader.start(self.ledger.position))
         while self.ledger.position < end:
-            entry = await whole(self.link, self.plan, await self.entries.get())
-            self.keeper.replay(entry, time.monotonic())
+            try:
+                came = await asyncio.wait_for(self.entries.get(), 5.0)
+            except TimeoutError:  # the broker was restarted, and has forgotten that we read
+                await self.link.insist(lambda: self.reader.start(self.reader.position))
+                continue
+            self.keeper.replay(await whole(self.link, self.plan, came), time.monotonic())
 
     def _take(self, entry: Entry) -> None:
         self.entries.put_nowait(entry)

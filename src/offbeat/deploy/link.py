@@ -18,7 +18,7 @@ import json
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 from nats.aio.client import Client
@@ -36,6 +36,7 @@ log = logging.getLogger("offbeat.deploy")
 logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
 
 REFLECTED = "?"  # no client's name
+T = TypeVar("T")
 MARGIN = 4096  # bytes of a message that are not its content
 FAILURES = (NatsError, APIError, OSError, asyncio.TimeoutError, EOFError)
 
@@ -112,6 +113,15 @@ class Link:
             await asyncio.wait_for(self.client.flush(), 2)
         with contextlib.suppress(*FAILURES):
             await self.client.close()
+
+    async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
+        """Do this, again and again until the broker answers."""
+        while True:
+            try:
+                return await action()
+            except FAILURES as error:
+                log.warning("the broker does not answer (%s); trying again", error)
+                await asyncio.sleep(0.5)
 
     # Saying
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import DivergedError
@@ -25,7 +26,7 @@ class Training:
             lr=job.lr,
             steps=job.steps,
             oracle=problem.oracle([job.client], [own], job.steps, local.batch, local.shuffle),
-            keys=torch.tensor([[own]], device=device),
+            keys=np.array([own], dtype=np.int64),
         )
         self.carry = local.init(self.work)
 
