@@ -17,11 +17,12 @@ from rich.table import Table
 
 from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
 from offbeat.cli.grid import Grid
+from offbeat.cli.report import draw_report
 from offbeat.cli.sweep import do
 from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
-from offbeat.papers.outcome import remark, shown
+from offbeat.papers.outcome import remark, scope, shown
 
 ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
 
@@ -121,9 +122,9 @@ def _go_on(folder: Path, as_json: bool) -> None:
         return
     _print(entry, outcome)
     print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
-    for page in pages:
-        if page is not None:
-            print(f"report: {page}")
+    page = pages[0] if len(pages) == 1 else draw_report(folder, list(runs))
+    if page is not None:
+        print(f"report: {page}")
     print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
 
 
@@ -161,7 +162,7 @@ def _print(entry: Entry, outcome: Outcome) -> None:
     console.width = max(console.width, 80 if console.is_terminal else 150)
     console.print(f"{entry.name}: {entry.title} ({entry.paper}, {entry.where})", style="bold", markup=False)
     if entry.says:
-        console.print(f"quick: {entry.says}", style="yellow", markup=False)
+        console.print(f"quick: {scope(entry)}", style="yellow", markup=False)
     for note in entry.notes:
         console.print(f"- {note}", style="dim", markup=False)
     if outcome.cells:

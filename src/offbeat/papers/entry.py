@@ -144,6 +144,7 @@ class Entry:
     reasons: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
     says: str = ""  # what is smaller in the quick version
+    comparable: bool = True  # with the paper's numbers: not where the quick version has another problem
     events: bool = False
     cells: Sequence[str] = field(init=False)
 
@@ -219,7 +220,7 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
             raise SettingError(f"lacks {key!r}")
     quick: dict[str, Any] = table.get("quick", {}) if scale == "quick" else {}
     every = {key: _like(table["experiment"], key) for key in table["experiment"]}
-    changes = {k: v for k, v in quick.items() if k not in ("says", "skip", "all", "quantity")}
+    changes = {k: v for k, v in quick.items() if k not in ("says", "comparable", "skip", "all", "quantity")}
     for key in (*changes, *quick.get("skip", ())):
         if key not in every:
             raise unknown("experiment in quick:", key, every)
@@ -254,6 +255,7 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
         [(each["cells"], each["text"]) for each in table.get("reason", ())],
         table.get("notes", ()),
         quick.get("says", ""),
+        scale == "full" or bool(quick.get("comparable", False)),
         bool(table.get("events", False)),
     )
 

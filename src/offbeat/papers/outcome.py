@@ -26,6 +26,7 @@ class Compared:
     paper: Printed
     outside: bool | None
     why: str = ""
+    comparable: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Outcome:
             "paper": self.entry.paper,
             "where": self.entry.where,
             "says": self.entry.says,
+            "comparable": self.entry.comparable,
             "notes": list(self.entry.notes),
             "cells": [_cell_data(cell) for cell in self.cells],
             "claims": [
@@ -68,7 +70,7 @@ class Outcome:
         """For people."""
         entry = self.entry
         lines = [f"# {entry.name}: {entry.title}", "", f"{entry.paper}, {entry.where}; scale: {entry.scale}."]
-        lines += [f"{entry.says}"] if entry.says else []
+        lines += ["", f"Quick: {scope(entry)}."] if entry.says else []
         lines += ["", *(f"- {note}" for note in entry.notes), ""] if entry.notes else [""]
         lines += ["| cell | ours | paper | |", "|---|---:|---:|---|"]
         lines += [f"| {c.name} | {shown(c.ours)} | {c.paper.text} | {remark(c)} |" for c in self.cells]
@@ -87,12 +89,13 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]], whole: bool = True
     for derived in entry.derived:
         cells[derived.name] = _derived(derived.term, derived.scale, cells)
     printed = dict(_printed(entry))
-    compared = [
-        Compared(name, _shows(entry, name), cells[name], printed[name], _outside(cells[name], printed[name]), "")
-        for name in entry.cells
-    ]
-    compared = [_with_reason(entry, cell) for cell in compared]
+    compared = [_compared(entry, name, cells[name], printed[name]) for name in entry.cells]
     return Outcome(entry, compared, [Judged(claim, *judge(claim, cells)) for claim in entry.claims])
+
+
+def scope(entry: Entry) -> str:
+    """What a reader of the quick version should know."""
+    return entry.says + ("" if entry.comparable else "; the paper's numbers are of its own, larger problem")
 
 
 def shown(cell: Cell) -> str:
@@ -112,7 +115,7 @@ def remark(cell: Compared) -> str:
     if cell.outside:
         return "outside the paper's range" + (f": {cell.why}" if cell.why else "")
     ours, theirs = cell.ours, cell.paper
-    if ours.mean is None or theirs.mean is None or cell.outside is not None:
+    if ours.mean is None or theirs.mean is None or cell.outside is not None or not cell.comparable:
         return ""
     if (ours.beyond is None) != (theirs.beyond is None):
         return "one of them does not get there" + (f": {cell.why}" if cell.why else "")
@@ -157,9 +160,11 @@ def _outside(ours: Cell, theirs: Printed) -> bool | None:
     return not theirs.low <= round(ours.mean, 2) <= theirs.high
 
 
-def _with_reason(entry: Entry, cell: Compared) -> Compared:
-    why = next((text for pattern, text in entry.reasons if fnmatchcase(cell.name, pattern)), "")
-    return Compared(cell.name, cell.shows, cell.ours, cell.paper, cell.outside, why)
+def _compared(entry: Entry, name: str, ours: Cell, theirs: Printed) -> Compared:
+    if not entry.comparable:
+        return Compared(name, _shows(entry, name), ours, theirs, None, comparable=False)
+    why = next((text for pattern, text in entry.reasons if fnmatchcase(name, pattern)), "")
+    return Compared(name, _shows(entry, name), ours, theirs, _outside(ours, theirs), why)
 
 
 def _cell_data(cell: Compared) -> dict[str, Any]:
