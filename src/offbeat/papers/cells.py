@@ -119,8 +119,10 @@ def _largest(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) 
 
 def _kept(quantity: Quantity, runs: Sequence[Run]) -> bool:
     """Whether the loss of every seed is finite at the end, and in the mean below that at the start if that is asked."""
+    if any("error" in run or not run["curve"] for run in runs):
+        return False
     first, last = ([run["curve"][at][4].get("loss") for run in runs] for at in (0, -1))
-    if any("error" in run for run in runs) or any(loss is None or not isfinite(loss) for loss in last):
+    if any(loss is None or not isfinite(loss) for loss in last):
         return False
     return quantity.keep == "finite" or fmean(last) < fmean(first)
 

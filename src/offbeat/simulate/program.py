@@ -7,6 +7,7 @@ and their servers' arithmetic is done together. What happens in a run, and when,
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -73,6 +74,8 @@ class Program:
                 if run.computing.error is not None:
                     raise run.computing.error
             except DivergedError as error:
+                with suppress(DivergedError):
+                    run.flush()  # so that the record shows how it came to that
                 self.over(number, self.active.pop(number), error)
             else:
                 if ended:
