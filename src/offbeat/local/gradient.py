@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from offbeat.core.errors import SettingError
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Payload
 
@@ -15,8 +16,13 @@ class Gradient(Local):
     batch: mini-batch size, None for all data.
     """
 
-    lr: float = field(default=1.0, init=False)
-    steps: int = field(default=1, init=False)
+    lr: float = 1.0  # these two stand here so that the half can be copied like any other
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr != 1.0 or self.steps != 1:
+            raise SettingError("gradient takes no step of its own: leave lr and steps out, the server's lr is the step")
 
     @property
     def sends(self) -> tuple[str, ...]:

@@ -117,7 +117,10 @@ class Derived:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as a comparison. quick: what was found at the quick scale, where it is not `held`."""
+    """A sentence of the paper as a comparison.
+
+    quick: what was found at the quick scale, where it is not `held`; `close`: too close there to be sure.
+    """
 
     text: str
     kind: str
@@ -370,8 +373,8 @@ def _claim(table: Mapping[str, Any]) -> Claim:
     for key in table:
         if key not in ("text", "quick", kind, kinds[kind]):
             raise unknown("key in a claim:", key, ["text", "quick", kind, kinds[kind]])
-    if table.get("quick", "held") not in STATES:
-        raise unknown("state of a claim:", table["quick"], STATES)
+    if table.get("quick", "held") not in (*STATES, "close"):
+        raise unknown("state of a claim:", table["quick"], (*STATES, "close"))
     bound = float(table.get(kinds[kind], 1.0)) if kind != "near" else float(table["within"])
     terms = table[kind]
     if kind != "order" and not all(isinstance(pair, list) and len(pair) == 2 for pair in terms):
