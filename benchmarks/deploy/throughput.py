@@ -142,7 +142,17 @@ async def crew(args: argparse.Namespace) -> None:
 
 
 def spawn(args: argparse.Namespace, url: str, folder: Path, names: Sequence[str], echoing: bool) -> Any:
-    words = [sys.executable, __file__, "crew", "--url", url, "--folder", str(folder), "--names", ",".join(names)]
+    words = [
+        sys.executable,
+        os.environ.get("PROF", __file__),
+        "crew",
+        "--url",
+        url,
+        "--folder",
+        str(folder),
+        "--names",
+        ",".join(names),
+    ]
     words += ["--state", str(folder / "state"), "--bytes", str(args.bytes), "--clients", str(args.clients)]
     words += ["--seconds", str(args.seconds), "--rate", str(args.rate), "--algorithm", args.algorithm]
     words += ["--beat", str(args.beat)]
@@ -165,8 +175,17 @@ def measure_echo(args: argparse.Namespace) -> dict[str, Any]:
         folder = Path(place)
         names, broker = setting(args, folder)
         server = subprocess.Popen(
-            [sys.executable, __file__, "echo", "--url", broker.url, "--folder", str(folder / "fed")]
-            + ["--bytes", str(args.bytes)]
+            [
+                sys.executable,
+                __file__,
+                "echo",
+                "--url",
+                broker.url,
+                "--folder",
+                str(folder / "fed"),
+                "--bytes",
+                str(args.bytes),
+            ]
         )
         time.sleep(6)
         try:

@@ -17,6 +17,7 @@ from offbeat.cli.experiment import read
 from offbeat.cli.real import Options, plan_of, run_name
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
+from offbeat.deploy.disk import newest, slots
 from offbeat.deploy.host import refold
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
@@ -92,8 +93,11 @@ def final_ledger(federation: Federation) -> Ledger:
 
 
 def memoir_of(federation: Federation, name: str) -> Memoir:
-    (path,) = (federation.folder / "state" / "fed" / name).glob("*.state")
-    return read_memoir(path.read_bytes())
+    folder = federation.folder / "state" / "fed" / name
+    (run,) = {path.name.removesuffix(".0.state") for path in folder.glob("*.0.state")}
+    _, data = newest(slots(folder, run))
+    assert data is not None
+    return read_memoir(data)
 
 
 def check(federation: Federation, ledger: Ledger) -> None:

@@ -168,7 +168,7 @@ class Host:
 
     async def _round(self) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.waiting.wait(), 0.05)
+            await asyncio.wait_for(self.waiting.wait(), self.keeper.wait_for(time.monotonic(), 0.05))
         self.waiting.clear()
         while not self.entries.empty():
             came = self.entries.get_nowait()

@@ -19,6 +19,7 @@ from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.wire import RefusedError
 from offbeat.simulate.log import Watcher
 
+SCAN = 0.2  # seconds between two looks at all clients
 AGAIN = 5.0  # seconds after which something that was asked for and is not in the log is asked for again
 
 
@@ -78,6 +79,7 @@ class Keeper:
         self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest desk it is known to have
         self.pending: dict[tuple[Any, ...], float] = {}  # entries asked for and not folded yet
         self.folded_at = 0.0
+        self.scanned = float("-inf")
         self.code = ""  # of the last entry: "applied", why it was refused, or nothing
 
     @property
@@ -139,6 +141,13 @@ class Keeper:
             return self._ask(clock, "begun", wire.Begun(self.plan.run)) if there >= self.wait else []
         return [effect for ask in self._asks(clock) for effect in ask]
 
+    def wait_for(self, clock: float, most: float) -> float:
+        """Seconds until an alarm is due, at most so many."""
+        ledger, run = self.ledger, self.plan.run
+        coming = [*ledger.alarms.items(), *ledger.turns.items()] if not ledger.stopped else []
+        waits = [when for number, (when, _) in coming if ("rung", run, number) not in self.pending]
+        return min([most, *(max(0.001, (when - self.now(clock)) * self.plan.unit) for when in waits)])
+
     def next_evaluation(self, clock: float) -> list[int]:
         """Tasks that are to be evaluated by now; each is named once until its score is in the log."""
         ledger, found = self.ledger, list[int]()
@@ -185,6 +194,9 @@ class Keeper:
         for number, (when, _) in [*ledger.alarms.items(), *ledger.turns.items()]:
             if now >= when:
                 asks.append(self._ask(clock, "rung", wire.Rung(plan.run, number)))
+        if clock - self.scanned < SCAN:
+            return asks
+        self.scanned = clock
         asks += self._expired(clock, now)
         for client, seat in enumerate(ledger.seats):
             if seat.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
