@@ -68,12 +68,13 @@ class Top:
     workers: int | None = None  # processes, or Ray's; None: as many as there are cores
     ray: str | None = None  # address of a cluster; None: one that is found, else this machine
     device: str = "cpu"
+    memory: float | None = None  # bytes that one batch of stacked clients may take; None: 1e9, on a GPU a tenth of it
     theory: bool = False  # say what the papers' theorems would choose
     boards: Boards = field(default_factory=Boards)
     threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
 
     def __post_init__(self) -> None:
-        positive(threads=self.threads, workers=self.workers)
+        positive(threads=self.threads, workers=self.workers, memory=self.memory)
         if self.trials < 1:
             raise SettingError(f"trials = {self.trials}: must be at least 1")
         if self.ray is not None and self.executor != "ray":
@@ -193,7 +194,7 @@ class Experiment:
             return self._workers
         if world is None and index in self._chosen:
             stacked, reason = self._chosen[index]
-            return Executor(stacked, reason=reason)
+            return Executor(stacked, self._memory, reason)
         halves = self.algorithm(index, top.seed).locals(len(problems)) if tried else ()
         made = named_executor(
             top.executor, problems, halves, workers=top.workers, address=top.ray or "auto", world=world
@@ -202,7 +203,17 @@ class Experiment:
             self._workers = made
         elif tried and world is None:
             self._chosen[index] = made.stacked, made.reason
+        made.memory = self._memory
         return made
+
+    @property
+    def _memory(self) -> float:
+        """Bytes of a batch."""
+        if self.top.memory is not None:
+            return self.top.memory
+        if self.top.device.startswith("cuda"):
+            return 0.1 * torch.cuda.get_device_properties(self.top.device).total_memory
+        return 1e9
 
     def simulation(
         self,
