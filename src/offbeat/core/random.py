@@ -104,6 +104,18 @@ def unit(random_bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch
     return (((random_bits >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5).mul_(2.0**-52).to(dtype)
 
 
+def uniform(key: int) -> float:
+    """The first number in (0, 1) that `Stream(key)` gives.
+
+    >>> uniform(7) == Stream(7).uniform()
+    True
+    """
+    z = (key + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _A) & _MASK
+    z = ((z ^ (z >> 27)) * _B) & _MASK
+    return (((z ^ (z >> 31)) >> 12) + 0.5) * 2.0**-52
+
+
 class Stream:
     """The draws of one key, one after the other.
 

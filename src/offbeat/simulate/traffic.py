@@ -62,7 +62,8 @@ class Traffic:
         )
         world.jobs = number + 1
         world.numbers[client] += 1
-        world.tally.sent[task] = world.tally.sent.get(task, 0) + 1
+        sent = world.tally.sent
+        sent[task] = sent[task] + 1 if task in sent else 1
         download, compute, upload, lost = self.clock.durations(job, *self.wires[task])
         if hold:
             self._replace(client, task)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
-from offbeat.core.random import DELAY, Stream, key, longer
+from offbeat.core.random import DELAY, Stream, key, longer, uniform
 from offbeat.timing.base import Durations
 from offbeat.timing.checks import number, share
 from offbeat.timing.delays import Exponential
 from offbeat.timing.network import Network
-from offbeat.timing.parts import Delay, Part
+from offbeat.timing.parts import Delay, Part, Scaled
 from offbeat.timing.presence import Attendance, Presence
 from offbeat.timing.speeds import Speeds
+
+_only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, without its constructor: for every job
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ class BoundTimes:
             self.presence = times.presence.bind(clients, seed)
         self.always = self.presence is None and self._share == 1
         self._keys = [key(seed, DELAY, client) for client in range(clients)]
-        only = self.compute is not None and self.download is None and not self._dropout
-        self._simple = self.compute.draw if self.compute is not None and only else None
+        # most runs: one number is drawn for a job, and nothing but its computing takes time
+        only = isinstance(self.compute, Scaled) and self.download is None and not self._dropout
+        self._simple = self.compute.at if isinstance(self.compute, Scaled) and only else None
 
     @property
     def rates(self) -> list[float]:
@@ -99,9 +102,10 @@ class BoundTimes:
     def durations(self, job: Job, down: int, up: int) -> Durations:
         """The times of one job that moves this many bytes down and up."""
         # Parts draw in a fixed order, one draw each: a part added to the model leaves those before it as they were.
-        stream = Stream(longer(self._keys[job.client], job.number))
+        start = longer(self._keys[job.client], job.number)
         if self._simple is not None:
-            return Durations(0.0, self._simple(job, job.steps, stream), 0.0)
+            return _only(_DURATIONS, (0.0, self._simple(job, job.steps, uniform(start)), 0.0, False))
+        stream = Stream(start)
         compute = self.compute.draw(job, job.steps, stream) if self.compute else 0.0
         if self.download and self.upload:
             download, upload = self.download.draw(job, down, stream), self.upload.draw(job, up, stream)

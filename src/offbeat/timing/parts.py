@@ -49,7 +49,11 @@ class Scaled:
         self._draw = law.draw  # one look-up less for each job
 
     def draw(self, job: Job, amount: int, stream: Stream) -> float:
-        time = self._draw(stream.uniform()) * self.sizes[job.task] * self.factors[job.client]
+        return self.at(job, amount, stream.uniform())
+
+    def at(self, job: Job, amount: int, u: float) -> float:
+        """The time of a job that drew this number in (0, 1)."""
+        time = self._draw(u) * self.sizes[job.task] * self.factors[job.client]
         return time * amount if self.per_unit else time
 
     def mean(self, client: int, amount: int = 1, task: int = 0) -> float:
