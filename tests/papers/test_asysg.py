@@ -53,10 +53,10 @@ def test_a_gradient_later_than_the_cap_counts_cap_over_staleness() -> None:
 
 def test_there_is_no_local_step_size() -> None:
     """Trap: "no local step size"."""
-    with pytest.raises(TypeError, match="lr"):
-        Gradient(lr=0.1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="steps"):
-        Gradient(steps=3)  # type: ignore[call-arg]
+    with pytest.raises(SettingError, match="leave lr and steps out"):
+        Gradient(lr=0.1)
+    with pytest.raises(SettingError, match="leave lr and steps out"):
+        Gradient(steps=3)
 
 
 def test_a_local_half_that_steps_is_refused() -> None:
