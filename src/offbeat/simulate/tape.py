@@ -45,6 +45,8 @@ class Recorded:
     def __add__(self, other: Any) -> Any:
         if type(other) is not Recorded:
             return self.tensor() + other
+        if other.arena is not self.arena:
+            return self.tensor() + other.tensor()
         if other.scale == 0.0:
             return self
         if self.scale == 0.0:
