@@ -7,6 +7,8 @@ is imported when the first job is handed out.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -17,11 +19,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, WorkerError
 from offbeat.core.problem import Problem
 from offbeat.simulate.pack import Arrays, Bytes, pack, unpack
 from offbeat.simulate.pool import cores
 from offbeat.simulate.workers import Answer, DeadError, Ticket, Wire, Worker, Workers, work
+
+_PATIENCE = 600.0  # seconds for the first worker: a cluster may have to start a machine
 
 
 def _ray() -> Any:
@@ -39,6 +43,10 @@ class Hand:
 
     def hello(self) -> None:
         """Report for work."""
+
+    def pid(self) -> int:
+        """Its process."""
+        return os.getpid()
 
     def learn(self, number: int, packed: bytes, stored: dict[int, Any]) -> None:
         """A problem, and where its large arrays are."""
@@ -133,7 +141,10 @@ class Cluster(Workers):
     def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
         ray = _ray()
         speakers = {worker.answers[0]: worker for worker in cast("list[Actor]", self.hired) if worker.answers}
-        ready, _ = ray.wait(list(speakers), num_returns=1)
+        up = any(worker.up for worker in self.hired)
+        ready, _ = ray.wait(list(speakers), num_returns=1, timeout=None if up else _PATIENCE)
+        if not ready:
+            raise WorkerError(f"ray: no worker was given a CPU within {_PATIENCE:g} s; is the cluster busy?")
         for reference in ready:
             yield speakers[reference], speakers[reference].hear()
 
@@ -156,6 +167,8 @@ class Cluster(Workers):
     def _start(self) -> None:
         ray = _ray()
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self.address != "auto":
+            _knock(self.address)
         try:
             ray.init(address=self.address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -163,6 +176,15 @@ class Cluster(Workers):
                 raise SettingError(f"ray = {self.address!r}: no Ray cluster answers there ({error})") from None
             ray.init(address="local", num_cpus=self.workers, include_dashboard=False, **quiet)
         self.began = True
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise SettingError(f"ray = {address!r}: no Ray cluster answers there ({error}); write HOST:PORT") from None
 
 
 def _own(given: Arrays) -> Arrays:
