@@ -53,6 +53,7 @@ algorithm = [{ name = "area", every = 4, local = { sgd = { lr = 1.0, batch = 16 
 
 [quick]
 says = "short"
+comparable = true
 
 [quick.main.set]
 "until.time" = 2.0
@@ -106,7 +107,7 @@ def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, t
     process.send_signal(signal.SIGINT)
     stopped = ended(process)
     if stopped.code != 0:  # it may have been faster than the signal
-        assert "offbeat resume" in stopped.err
+        assert f"go on with `offbeat resume {tmp_path / 'stopped'}`" in stopped.err
     resumed = offbeat("resume", tmp_path / "stopped", "--json")
     unbroken = offbeat("reproduce", file, "--full", "--out", tmp_path / "unbroken", "--workers", "1", "--json")
     assert json.loads(resumed.out)["cells"] == json.loads(unbroken.out)["cells"]

@@ -23,6 +23,7 @@ from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import remark, scope, shown
+from offbeat.watch.session import InterruptedRunError
 
 ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
 
@@ -110,6 +111,8 @@ def _go_on(folder: Path, as_json: bool) -> None:
         began = time.perf_counter()
         try:
             done = do(place, grid, options)
+        except InterruptedRunError:
+            raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`") from None
         finally:  # what an interrupted one has cost counts, too
             asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
             write_json(folder / ASKED, asked)
