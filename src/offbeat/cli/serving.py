@@ -158,6 +158,8 @@ async def _serve_one(
         if crew is not None:
             crew.look()
         shown.tick(_as_simulation(watched), host.recorder)
+        if (line := shown.progress.line) and "there" not in line:
+            shown.progress.line = f"{line}\n{_around(host)}"
 
     with _journal(place / "server.log"):
         host = Host(
@@ -195,6 +197,15 @@ async def _serve_one(
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result["metrics"].items())
     shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result['updates']:,} updates in {host.wall:.1f} s")
     return result
+
+
+def _around(host: Host) -> str:
+    """Who is there and how the log goes, in one line."""
+    ledger = host.ledger
+    there = sum(seat.present for seat in ledger.seats)
+    refused = sum(ledger.tally.refused.values())
+    parts = [f"{there} of {len(ledger.seats)} clients there", f"{ledger.tally.lost} jobs lost", f"{refused} refused"]
+    return " · ".join([*parts, f"log {ledger.position:,}, {1e3 * host.lag:.0f} ms behind"])
 
 
 async def _serving(host: Host, metrics: int | None) -> None:

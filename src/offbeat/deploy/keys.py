@@ -100,6 +100,8 @@ def read_creds(path: Path) -> Creds:
         content = json.loads(path.read_text(encoding="utf-8"))
         creds = Creds(**{name: str(content[name]) for name in ("federation", "client", "public", "seed", "ca")})
         _decode(creds.seed)
+        check_name("federation", creds.federation)
+        check_name("client", creds.client or "server")
         return creds
     except OSError as error:
         raise FolderError(f"cannot read the keys {path}: {error.strerror}") from None

@@ -18,6 +18,7 @@ import json
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import nats
@@ -240,6 +241,8 @@ class LogReader:
     def __init__(self, link: Link, run: str, take: Callable[[Entry], None]) -> None:
         self.link, self.run, self.take = link, run, take
         self.position = 0
+        self.delivered = 0  # by the present consumer; a number left out means that something was lost
+        self.generation = 0
         self.heard = 0.0
         self.subscription: Any = None
 
@@ -249,9 +252,11 @@ class LogReader:
         if self.subscription is not None:
             with contextlib.suppress(*FAILURES):
                 await self.subscription.unsubscribe()
-        self.position = after
+        self.position, self.delivered = after, 0
         inbox = link.client.new_inbox()
-        self.subscription = await link.client.subscribe(inbox, cb=self._hear, pending_bytes_limit=1 << 30)
+        self.generation += 1
+        hear = partial(self._hear, self.generation)
+        self.subscription = await link.client.subscribe(inbox, cb=hear, pending_bytes_limit=1 << 30)
         self.heard = asyncio.get_running_loop().time()
         await link.js.add_consumer(
             link.stream(self.run, "log"),
@@ -268,7 +273,9 @@ class LogReader:
             ),
         )
 
-    async def _hear(self, message: Any) -> None:
+    async def _hear(self, generation: int, message: Any) -> None:
+        if generation != self.generation:
+            return  # for a consumer that was given up
         self.heard = asyncio.get_running_loop().time()
         headers = message.headers or {}
         if headers.get("Status") == "100":
@@ -281,7 +288,10 @@ class LogReader:
         number = int(data.sequence.stream)
         if number <= self.position:
             return
-        self.position = number
+        if data.sequence.consumer != self.delivered + 1:
+            await self.start(self.position)  # something was lost on the way to us
+            return
+        self.position, self.delivered = number, self.delivered + 1
         subject = str(message.subject)
         sender = subject.rsplit(".", 1)[-1] if f".{self.run}.up." in subject else ""
         self.link.bytes_in += len(message.data)
