@@ -130,7 +130,7 @@ class Supervised:
         """Problems of equal kin differ in their shards and starting points alone: their clients can be stacked."""
         if self.flat.constants:
             return id(self)
-        return (type(self), id(self.data), repr(self.flat.module), self.l2, self.device)
+        return (type(self), id(self.data), _function(self.flat.module), self.l2, self.device)
 
     def union(self, problems: Sequence[Supervised]) -> Supervised:
         """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
@@ -250,6 +250,27 @@ class Supervised:
             outputs: Tensor = vmap(self.flat, (0, None))(models, x)
             return outputs
         return torch.stack([self.flat.alone(self.flat.pieces(w), x) for w in models])
+
+
+def _function(module: nn.Module) -> Hashable:
+    """Equal for modules that differ in the values of their parameters alone."""
+    own = ("_parameters", "_buffers", "_modules")
+    layers = [
+        (name, type(layer), *((k, _plain(v)) for k, v in sorted(vars(layer).items()) if k not in own))
+        for name, layer in module.named_modules()
+    ]
+    return (*layers, *((name, p.shape) for name, p in module.named_parameters(remove_duplicate=False)))
+
+
+def _plain(value: Any) -> Hashable:
+    """Equal for equal numbers and strings, and collections of them; anything else is equal to itself alone."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return (type(value), value)
+    if isinstance(value, Mapping):
+        return tuple((k, _plain(v)) for k, v in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return tuple(_plain(v) for v in value)
+    return id(value)
 
 
 def _some(which: np.ndarray, most: int | None) -> np.ndarray:

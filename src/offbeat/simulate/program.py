@@ -20,6 +20,7 @@ from offbeat.simulate.loop import Simulation
 
 _AT_ONCE = 64  # models that are evaluated together
 _FOREVER = 1 << 60
+_SLICE = 16  # events of a run that computes its results itself, before the others have their turn
 
 
 class Program:
@@ -42,7 +43,7 @@ class Program:
         self.ended: dict[int, Simulation] = {}  # but for their last evaluations
 
     def rounds(self) -> Iterator[dict[int, Simulation]]:
-        """To the end of all runs; gives those at work after every batch."""
+        """To the end of all runs; gives those that are not over after every batch."""
         while self.more or self.active or self.ended:
             self._admit()
             self._advance()
@@ -53,7 +54,7 @@ class Program:
                     batches.setdefault(id(run.executor), []).append(run.computing)
             for batch in batches.values():
                 compute(batch)
-            yield self.active
+            yield {**self.active, **self.ended}
 
     def _admit(self) -> None:
         before = len(self.active)
@@ -62,15 +63,17 @@ class Program:
             if make is None:
                 self.more = False
                 break
-            self.active[number] = make()
-            self.active[number].at_once = _FOREVER  # they are evaluated from here
+            run = self.active[number] = make()
+            if run.executor.eager and len(run.problems) == 1:
+                run.at_once = _FOREVER  # its models are evaluated from here
         if len(self.active) > before:
             join(list(self.active.values()))
 
     def _advance(self) -> None:
         for number, run in list(self.active.items()):
             try:
-                ended = run.advance(_FOREVER, pause=run.executor.eager)
+                eager = run.executor.eager
+                ended = run.advance(_FOREVER if eager else _SLICE, pause=eager)
                 if run.computing.error is not None:
                     raise run.computing.error
             except DivergedError as error:
@@ -82,29 +85,29 @@ class Program:
                     self.ended[number] = self.active.pop(number)
 
     def _measure(self) -> None:
-        """Evaluate what waits for it, of all runs that share a problem, when there is enough of it."""
-        runs = [*self.active.values(), *self.ended.values()]
+        """Evaluate what waits for it, of all runs that share a problem, when there is enough of it.
+
+        It is not left waiting when no run of that problem is at work any more, though others may come.
+        """
         waiting: dict[int, list[Simulation]] = {}
-        for run in runs:
+        for run in (*self.active.values(), *self.ended.values()):
             if run.world.pending and len(run.problems) == 1:
                 waiting.setdefault(id(run.problems[0]), []).append(run)
-        for sharing in waiting.values():
-            last = not self.more and not any(run in sharing for run in self.active.values())
-            if last or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
+        at_work = {id(run.problems[0]) for run in self.active.values()}
+        for problem, sharing in waiting.items():
+            if problem not in at_work or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
                 measure_together(sharing)
         for number, run in list(self.ended.items()):
-            if len(run.problems) == 1 and run.world.pending and not self._failed(run):
+            if len(run.problems) == 1 and run.world.pending and run.computing.error is None:
                 continue  # with others, later
             del self.ended[number]
+            error = None
             try:
                 run.flush()
                 run.computing.review()
-                self.over(number, run, self._failed(run))
-            except DivergedError as error:
-                self.over(number, run, error)
-
-    def _failed(self, run: Simulation) -> DivergedError | None:
-        return run.computing.error
+            except DivergedError as found:
+                error = found
+            self.over(number, run, error)
 
 
 def measure_together(runs: Sequence[Simulation]) -> None:
@@ -113,12 +116,11 @@ def measure_together(runs: Sequence[Simulation]) -> None:
     found = iter(runs[0].problems[0].measure(stacked(vectors)))
     for run in runs:
         waiting, run.world.pending = run.world.pending, []
+        mine = [(pending, next(found)) for pending in waiting]
         try:
-            for pending in waiting:
-                run.measured(pending, next(found))
+            for pending, metrics in mine:
+                run.measured(pending, metrics)
         except DivergedError as error:
-            for _ in waiting[waiting.index(pending) + 1 :]:
-                next(found)
             run.computing.error = run.computing.error or error
 
 
