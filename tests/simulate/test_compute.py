@@ -50,8 +50,16 @@ def test_nothing_is_computed_before_somebody_needs_it() -> None:
 
 def test_the_first_arrival_computes_everything_that_is_on_its_way() -> None:
     """Four clients at work; client 0 reports at 1 and 2, so at 2 only its second job is new, at 3 two are."""
-    assert batches(Line([0.0] * 4), Scripted([[1.0], [2.5], [10.0], [10.0]]), Until(time=3.5)) == [4, 1, 2]
+    clock = Scripted([[1.0], [2.5], [10.0], [10.0]])
+    assert batches(Line([0.0] * 4), clock, Until(time=12.0))[:3] == [4, 1, 2]
     assert batches(Line([0.0] * 4), Scripted([[1.0], [2.5], [10.0], [10.0]]), Until(time=3.5), stacked=False) == [1] * 4
+
+
+def test_what_will_not_arrive_before_the_end_is_never_computed() -> None:
+    """The same clients until 3.5, or for two updates: those who would report at 10 have worked in vain."""
+    clock = Scripted([[1.0], [2.5], [10.0], [10.0]])
+    assert batches(Line([0.0] * 4), clock, Until(time=3.5)) == [2, 1, 1]
+    assert batches(Line([0.0] * 4), clock, Until(updates=2)) == [2, 1]
 
 
 def test_with_memoryless_clients_a_batch_has_about_the_square_root_of_half_pi_n_jobs() -> None:

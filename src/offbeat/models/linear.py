@@ -6,6 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ class Softmax(nn.Module, ClosedForm):
         if spread < 0:
             raise SettingError(f"spread = {spread}: must not be negative")
         self.linear = nn.Linear(math.prod(shape), classes, bias=bias)
+        self.classes, self.inputs, self.biased = classes, math.prod(shape), bias  # a module's own are slow to look up
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         if spread:
@@ -73,23 +75,26 @@ class Softmax(nn.Module, ClosedForm):
         return outputs if self.linear.bias is None else outputs + w[:, None, classes * inputs :]
 
     def one(self, w: Floats, x: Floats, y: npt.NDArray[np.int64], scale: float, out: Floats) -> None:
-        classes, inputs = self.linear.weight.shape
+        classes, inputs, count = self.classes, self.inputs, len(y)
         end = classes * inputs
         error = np.dot(w[:end].reshape(classes, inputs), x.T)  # [classes, b]: sums over classes run along memory
-        if scale != 1.0:
-            error *= scale
-        if self.linear.bias is not None:
+        error *= scale
+        if self.biased:
             error += w[end:, None]
-        error -= error.max(axis=0)
-        np.exp(error, out=error)
-        error /= error.sum(axis=0)
-        error[y, np.arange(len(y))] -= 1.0
-        error *= 1.0 / len(y)
-        if self.linear.bias is not None:
-            error.sum(axis=1, out=out[end:])
-        if scale != 1.0:
-            error *= scale
-        np.dot(error, x, out=out[:end].reshape(classes, inputs))
+        error -= np.maximum.reduce(error, 0)
+        np.exp(error, error)
+        each = scale / count
+        error *= each / np.add.reduce(error, 0)
+        error[y, _counting(count)] -= each
+        if self.biased:
+            np.add.reduce(error, 1, out=out[end:])
+            out[end:] *= 1.0 / scale
+        np.dot(error, x, out[:end].reshape(classes, inputs))
+
+
+@cache
+def _counting(count: int) -> npt.NDArray[np.int64]:
+    return np.arange(count)
 
 
 class MLP(nn.Module):

@@ -145,7 +145,7 @@ class Supervised:
             shape = (len(which), self._inputs.shape[1])
             self._buffers[len(which)] = np.empty(shape, self._inputs.dtype), np.empty(shape, np.float32)
         raw, x = self._buffers[len(which)]
-        np.take(self._inputs, which, axis=0, out=raw, mode="clip")
+        self._inputs.take(which, 0, raw, "clip")
         np.copyto(x, raw)
         return x, self._labels[which]
 

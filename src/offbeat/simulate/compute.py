@@ -18,7 +18,9 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
 from offbeat.simulate.tape import Arena
-from offbeat.simulate.world import Flight, World
+from offbeat.simulate.world import Flight, Until, World
+
+_ALL = 1 << 60
 
 
 class Team(NamedTuple):
@@ -39,10 +41,16 @@ class Computing:
     error: DivergedError | None = None
 
     def __init__(
-        self, world: World, teams: Sequence[Team], firsts: Sequence[Payload], executor: Executor, seed: int
+        self,
+        world: World,
+        teams: Sequence[Team],
+        firsts: Sequence[Payload],
+        executor: Executor,
+        seed: int,
+        until: Until,
     ) -> None:
         self.world, self.teams, self.firsts = world, teams, firsts
-        self.executor = executor
+        self.executor, self.until = executor, until
         self.keys = [key(seed, SAMPLE, client) for client in range(len(world.numbers))]
 
     def result(self, flight: Flight) -> Result:
@@ -71,9 +79,23 @@ class Computing:
 
     def wanted(self, flight: Flight | None) -> list[int]:
         """The jobs that are to be computed now, if this flight is the one that somebody waits for."""
-        if self.executor.eager or flight is None:
-            return list(self.world.todo)
-        return self._chain(flight.job.id)
+        if not self.executor.eager and flight is not None:
+            return self._chain(flight.job.id)
+        numbers = list(self.world.todo)
+        left = _ALL if self.until.updates is None else self.until.updates - self.world.tally.updates
+        if self.until.time is None and left >= len(numbers):
+            return numbers
+        return self._in_time(numbers, left)
+
+    def _in_time(self, numbers: list[int], left: int) -> list[int]:
+        """Those that may arrive before the run ends, and what they build on."""
+        flights, limit = self.world.flights, self.until.time
+        numbers = [n for n in numbers if limit is None or flights[n].arrive <= limit]
+        if left < len(numbers):
+            numbers = nsmallest(left, numbers, key=lambda n: flights[n].arrive)
+        if any(flights[n].after is not None for n in numbers):
+            numbers = list(dict.fromkeys(m for n in numbers for m in self._chain(n)))
+        return numbers
 
     def ready(self, flight: Flight) -> Ready:
         """A job with what its computation reads."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop
 from math import isnan
 from typing import Any
 
-from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError
 from offbeat.core.events import (
     Alarm,
     Arrived,
@@ -39,29 +38,10 @@ from offbeat.simulate.personal import Personal, Shared, personal_models, summari
 from offbeat.simulate.tape import Arena, Arenas
 from offbeat.simulate.traffic import Traffic
 from offbeat.simulate.view import WorldView
-from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, Flight, Pending, Pool, World
+from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, Flight, Pending, Pool, Until, World
 from offbeat.timing.base import Clock
 
-
-@dataclass(frozen=True)
-class Until:
-    """When a run ends: at whichever of these comes first.
-
-    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
-    """
-
-    time: float | None = None
-    updates: int | None = None
-    versions: int | None = None
-    accuracy: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
-        if self.time is None and self.updates is None and self.versions is None:
-            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
-        if self.accuracy is not None and self.accuracy > 1:
-            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
-
+__all__ = ["Simulation", "Until"]
 
 _NAN, _FOREVER = float("nan"), float("inf")
 _AT_ONCE = 8  # models evaluated in one pass
@@ -122,7 +102,7 @@ class Simulation:
         self.limit = _FOREVER if until.time is None else until.time
         self.view = WorldView(self.world, clock, seed)
         teams = [Team(*parts) for parts in zip(problems, locals_, self.arenas, strict=True)]
-        self.computing = Computing(self.world, teams, firsts, executor, seed)
+        self.computing = Computing(self.world, teams, firsts, executor, seed, until)
         wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
         self.traffic = Traffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
         if world is None:

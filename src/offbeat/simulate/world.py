@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from offbeat.core.errors import SettingError, positive
 from offbeat.core.events import Job
 from offbeat.core.random import Stream
 from offbeat.core.state import State
@@ -20,6 +21,26 @@ from offbeat.core.vectors import Payload, Vector
 FLIP, TURN, ARRIVE, RING, MEASURE = range(5)
 
 Entry = tuple[float, int, int, int | str]  # (time, kind, counter, client | job | key | task)
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a run ends: at whichever of these comes first.
+
+    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
+    """
+
+    time: float | None = None
+    updates: int | None = None
+    versions: int | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
+        if self.time is None and self.updates is None and self.versions is None:
+            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
+        if self.accuracy is not None and self.accuracy > 1:
+            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
 
 
 @dataclass(slots=True)
