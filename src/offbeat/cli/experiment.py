@@ -68,6 +68,7 @@ class Top:
     workers: int | None = None  # processes, or Ray's; None: as many as there are cores
     ray: str | None = None  # address of a cluster; None: one that is found, else this machine
     device: str = "cpu"
+    precision: str = "single"  # of products on a GPU; "tf32": faster, three decimal digits
     memory: float | None = None  # bytes that one batch of stacked clients may take; None: 1e9, on a GPU a tenth of it
     theory: bool = False  # say what the papers' theorems would choose
     boards: Boards = field(default_factory=Boards)
@@ -75,6 +76,10 @@ class Top:
 
     def __post_init__(self) -> None:
         positive(threads=self.threads, workers=self.workers, memory=self.memory)
+        if self.precision not in ("single", "tf32"):
+            raise SettingError(f"precision = {self.precision!r}: must be 'single' or 'tf32'")
+        if self.precision == "tf32" and not self.device.startswith("cuda"):
+            raise SettingError("precision = 'tf32' is for GPUs: set device = 'cuda', or leave it out")
         if self.trials < 1:
             raise SettingError(f"trials = {self.trials}: must be at least 1")
         if self.ray is not None and self.executor != "ray":
@@ -230,6 +235,7 @@ class Experiment:
         """
         problems = self.problems(spec.seed)
         stacks = all(problem.stacks for problem in problems)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.top.precision == "tf32"
         torch.set_num_threads(self.top.threads or (1 if stacks else os.cpu_count() or 1))
         if ALGORITHMS[self.table["algorithm"][spec.index]["name"]].pooled:
             if not isinstance(problems[0], Supervised):
