@@ -29,10 +29,11 @@ from offbeat.core.random import below, bits
 from offbeat.core.server import Algorithm
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.vectors import Payload
-from offbeat.deploy import keeper as server_side, member as client_side, wire
+from offbeat.deploy import effects as client_side, keeper as server_side, wire
 from offbeat.deploy.admission import APPLIED, Limits
+from offbeat.deploy.effects import Done
 from offbeat.deploy.keeper import Keeper
-from offbeat.deploy.member import Done, Member
+from offbeat.deploy.member import Member
 from offbeat.deploy.memoir import read_memoir
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer

@@ -13,8 +13,9 @@ from offbeat.core.events import Job
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.desk import Desk
+from offbeat.deploy.effects import Done, Effect
 from offbeat.deploy.ledger import Seat
-from offbeat.deploy.member import Done, Effect, Member
+from offbeat.deploy.member import Member
 from offbeat.deploy.memoir import Memoir
 from offbeat.deploy.reducer import Reducer
 

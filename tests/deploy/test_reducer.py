@@ -16,11 +16,12 @@ from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
 from offbeat.core.server import Algorithm, Server
-from offbeat.deploy import keeper as server_side, member as client_side, wire
+from offbeat.deploy import effects as client_side, keeper as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.desk import read_desk
+from offbeat.deploy.effects import Done
 from offbeat.deploy.keeper import Keeper
-from offbeat.deploy.member import Done, Member
+from offbeat.deploy.member import Member
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.train import Training

@@ -43,17 +43,17 @@ from offbeat.core.server import Server
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, admit
+from offbeat.deploy.chronicle import tell
 from offbeat.deploy.ledger import Flight, Judging, Ledger, Seat
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import Traffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import Message, RefusedError
-from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.simulate.log import Measurement, Watcher
 
 _MOST = (
     100_000  # events of one log entry: beyond it a server answers every loss with work for somebody who is not there
 )
-_NAN = float("nan")
 
 
 class Entry(NamedTuple):
@@ -63,18 +63,6 @@ class Entry(NamedTuple):
     stamp: float  # seconds
     sender: str
     data: bytes
-
-
-class Trip(NamedTuple):
-    """What one job took, in seconds: measured by the client, the upload being what remains of the whole."""
-
-    client: int
-    job: int
-    task: int
-    download: float
-    wait: float
-    compute: float
-    upload: float
 
 
 class Reducer:
@@ -419,7 +407,8 @@ class Reducer:
                 f"{type(server).__name__} failed at log position {ledger.position} on {event!r:.200}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self._report(event, flight, staleness, result)
+        if self.watchers:
+            tell(self.watchers, self.plan, ledger, event, flight, staleness, result)
         self._close_full()
         for job in absent:
             self._note_loss(job, Flight(job, None, ledger.now, ledger.now), "absent")
@@ -474,56 +463,6 @@ class Reducer:
             self.ledger.stopped = reason or "stopped"
             for client in range(len(self.ledger.seats)):
                 self.traffic.touch(client)
-
-    # Watching
-
-    def _report(self, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
-        if not self.watchers:
-            return
-        ledger, unit = self.ledger, self.plan.unit
-        job = flight.job if flight else None
-        client = job.client if job else getattr(event, "client", -1)
-        task = job.task if job else getattr(event, "task", 0)
-        started = finished = _NAN
-        if flight is not None:
-            started = finished = flight.since
-        if flight is not None and result is not None:
-            started = min(ledger.now, flight.sent + (result.download + result.wait) / unit)
-            finished = min(ledger.now, started + result.compute / unit)
-        row = Row(
-            ledger.events,
-            ledger.now,
-            type(event).__name__,
-            client,
-            task,
-            job.id if job else -1,
-            self.plan.server.models(ledger.server)[task].version,
-            staleness,
-            flight.sent if flight else _NAN,
-            started,
-            finished,
-            event.reason if isinstance(event, Lost) else "",
-        )
-        for watcher in self.watchers:
-            watcher.event(row)
-            if isinstance(watcher, Clockwatcher) and flight is not None and result is not None and staleness >= 0:
-                watcher.trip(self._trip(flight, result))
-
-    def _trip(self, flight: Flight, result: wire.Result) -> Trip:
-        """What the job took; one that was interrupted would have taken longer, by the steps that were left."""
-        job, unit = flight.job, self.plan.unit
-        compute = result.compute * job.steps / result.steps if result.steps else _NAN  # after no step nobody knows
-        done = flight.sent + (result.download + result.wait + result.compute) / unit
-        upload = self.ledger.now - max(done, flight.since if job.hold else done)  # held work waits to be recalled
-        return Trip(job.client, job.id, job.task, result.download, result.wait, compute, max(0.0, upload * unit))
-
-
-class Clockwatcher:
-    """A watcher that is told what each job took; subclass it."""
-
-    def trip(self, trip: Trip) -> None:
-        """A job has arrived."""
-        raise NotImplementedError
 
 
 def _dispatch(server: Server[Any], state: Any, event: Event, view: LedgerView) -> Iterable[Command]:

@@ -22,16 +22,13 @@ from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.disk import Disk
-from offbeat.deploy.keys import Seal
-from offbeat.deploy.link import FAILURES, Link
-from offbeat.deploy.member import (
+from offbeat.deploy.effects import (
     Done,
     Effect,
     Exit,
     Fetch,
     Interrupt,
     Judge,
-    Member,
     Mirror,
     Recover,
     Save,
@@ -39,6 +36,9 @@ from offbeat.deploy.member import (
     Tell,
     Train,
 )
+from offbeat.deploy.keys import Seal
+from offbeat.deploy.link import FAILURES, Link
+from offbeat.deploy.member import Member
 from offbeat.deploy.train import Training
 from offbeat.timing.base import Clock
 

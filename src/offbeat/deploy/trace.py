@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from offbeat.core.errors import FolderError
-from offbeat.deploy.reducer import Clockwatcher, Trip
+from offbeat.deploy.chronicle import Clockwatcher, Trip
 from offbeat.simulate.log import Measurement, Row
 from offbeat.watch.record import write_table
 

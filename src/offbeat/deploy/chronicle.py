@@ -1,0 +1,85 @@
+"""What a real run tells those who watch it: the simulator's rows, and what every job took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offbeat.core.events import Event, Lost
+from offbeat.deploy import wire
+from offbeat.deploy.ledger import Flight, Ledger
+from offbeat.deploy.plan import Plan
+from offbeat.simulate.log import Row, Watcher
+
+_NAN = float("nan")
+
+
+class Trip(NamedTuple):
+    """What one job took, in seconds: measured by the client, the upload being what remains of the whole."""
+
+    client: int
+    job: int
+    task: int
+    download: float
+    wait: float
+    compute: float
+    upload: float
+
+
+class Clockwatcher:
+    """A watcher that is told what each job took; subclass it."""
+
+    def trip(self, trip: Trip) -> None:
+        """A job has arrived."""
+        raise NotImplementedError
+
+
+def tell(
+    watchers: Sequence[Watcher],
+    plan: Plan,
+    ledger: Ledger,
+    event: Event,
+    flight: Flight | None,
+    staleness: int,
+    result: wire.Result | None,
+) -> None:
+    """An event was handled."""
+    row = _row(plan, ledger, event, flight, staleness, result)
+    for watcher in watchers:
+        watcher.event(row)
+        if isinstance(watcher, Clockwatcher) and flight is not None and result is not None and staleness >= 0:
+            watcher.trip(_trip(plan, ledger, flight, result))
+
+
+def _row(
+    plan: Plan, ledger: Ledger, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None
+) -> Row:
+    job, unit = flight.job if flight else None, plan.unit
+    task = job.task if job else getattr(event, "task", 0)
+    started = finished = flight.since if flight else _NAN
+    if flight is not None and result is not None:
+        started = min(ledger.now, flight.sent + (result.download + result.wait) / unit)
+        finished = min(ledger.now, started + result.compute / unit)
+    return Row(
+        ledger.events,
+        ledger.now,
+        type(event).__name__,
+        job.client if job else getattr(event, "client", -1),
+        task,
+        job.id if job else -1,
+        plan.server.models(ledger.server)[task].version,
+        staleness,
+        flight.sent if flight else _NAN,
+        started,
+        finished,
+        event.reason if isinstance(event, Lost) else "",
+    )
+
+
+def _trip(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> Trip:
+    """What the job took; one that was interrupted would have taken longer, by the steps that were left."""
+    job, unit = flight.job, plan.unit
+    compute = result.compute * job.steps / result.steps if result.steps else _NAN  # after no step nobody knows
+    done = flight.sent + (result.download + result.wait + result.compute) / unit
+    upload = ledger.now - max(done, flight.since if job.hold else done)  # held work waits to be recalled
+    return Trip(job.client, job.id, job.task, result.download, result.wait, compute, max(0.0, upload * unit))
