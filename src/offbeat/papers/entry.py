@@ -205,7 +205,9 @@ def _whole(table: dict[str, Any]) -> dict[str, Any]:
         return table
     other = _table(table["like"])
     shared: dict[str, Any] = {
-        key: other[key] for key in ("experiment", "axis", "quantity", "paper", "events", "notes") if key in other
+        key: other[key]
+        for key in ("experiment", "axis", "quantity", "paper", "events", "notes", "reason")
+        if key in other
     }
     change = table.get("change", {})
     experiments: dict[str, Any] = {k: _changed(v, change.get(k, {})) for k, v in other["experiment"].items()}
