@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
-import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from offbeat.cli.experiment import Experiment, Shelf
 from offbeat.cli.grid import Point
-from offbeat.core.errors import DivergedError, FolderError
+from offbeat.core.errors import DivergedError, FolderError, OffbeatError
 from offbeat.core.vectors import settled
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Watcher
@@ -30,9 +31,9 @@ from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
 from offbeat.watch.session import summary
 
-Message = tuple[
-    str, Any
-]  # ("done", result) | ("share", (worker, runs' worth of work done, updates)) | ("left", worker)
+Message = tuple[str, Any]  # ("done", result) | ("share", (worker, runs' worth of work done, updates))
+
+_STOP = "stop"
 
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
@@ -94,11 +95,12 @@ class Hand:
         """How many runs are at work at once: on a CPU those whose vectors its cache holds, on a GPU as many as fit."""
         problems = experiment.problems(seed)
         one = sum(4.0 * p.dim * (3 * p.clients + 64) for p in problems)
+        fit = _CACHE / one
         if self.orders.device.startswith("cuda"):
             free, _ = torch.cuda.mem_get_info()
-            fit = int(0.25 * free / self.orders.workers / one)  # an arena doubles when it is full
-            return max(1, min(fit, -(-self.orders.runs // self.orders.workers)))
-        return max(1, int(_CACHE / one))
+            fit = 0.25 * free / self.orders.workers / one  # an arena doubles when it is full
+        fair = -(-self.orders.runs // self.orders.workers)  # so that the others have work, too
+        return max(1, min(int(fit), fair))
 
     def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:
         point: Point | None = first
@@ -121,7 +123,10 @@ class Hand:
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
         self.at_work[point.number] = point, watcher, [time.perf_counter() - extra.get("worked", 0.0)]
         watchers: list[Watcher] = [watcher]
-        return experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
+        run = experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
+        if experiment.top.threads is None and self.orders.workers > 1:  # the cores are shared
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.orders.workers))
+        return run
 
     def _executor(self, made: Executor) -> Executor:
         """One of each kind serves all runs."""
@@ -143,8 +148,10 @@ class Hand:
             watcher.flush()
             if error is None:
                 result["measures"] = measure(place, run)
-        for old in place.glob("checkpoint*"):
+        for old in list(place.glob("checkpoint*")):
             old.unlink()
+        with suppress(OSError):  # unless something is kept there
+            place.rmdir()
         result["curve"] = [list(m) for m in watcher.measurements]
         result["vectors"] = {} if error else _digest(run)
         self.tell(("done", result))
@@ -182,69 +189,92 @@ def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> 
 
 
 def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
-    """In processes of their own, each taking the next run when it has room."""
+    """In processes of their own, each taking the next run when it has room.
+
+    Every worker has a pipe of its own and nothing else in common with the others: whoever dies, at whatever moment,
+    leaves the others and this process as they are, and everybody sees the end of a pipe.
+    """
     context = mp.get_context("spawn")
-    tasks: Any = context.Queue()
-    messages: Any = context.Queue()
-    halt: Any = context.Event()
-    for point in points:
-        tasks.put(point)
-    for _ in range(orders.workers):
-        tasks.put(None)
-    crew = [
-        context.Process(target=_hired, args=(orders, worker, tasks, messages, halt), daemon=True)
-        for worker in range(orders.workers)
-    ]
-    for process in crew:
-        process.start()
-    left = 0
+    left, asked, failure = iter(points), False, ""
+    crew: dict[Connection, BaseProcess] = {}
+    for worker in range(orders.workers):
+        ours, theirs = context.Pipe()
+        crew[ours] = context.Process(target=_hired, args=(orders, worker, theirs), daemon=True)
+        crew[ours].start()
+        theirs.close()
+    open_ = list(crew)
     try:
-        while left < len(crew):
-            if stop():
-                halt.set()
-            try:
-                kind, value = messages.get(timeout=0.2)
-            except queue.Empty:
-                dead = [p for p in crew if p.exitcode not in (None, 0)]
-                if dead:
-                    raise FolderError(
-                        f"a worker process ended with code {dead[0].exitcode}; the finished runs are kept, "
-                        f"go on with `offbeat resume {orders.folder}`"
-                    ) from None
-                continue
-            if kind == "left":
-                left += 1
-                if value:
-                    raise FolderError(f"a worker process failed: {value}")
-            else:
-                yield kind, value
+        while open_:
+            if (stop() or failure) and not asked:
+                asked, left = True, iter(())
+                for pipe in open_:
+                    _send(pipe, _STOP)
+            ready = wait(open_, timeout=0.2)
+            for pipe in [pipe for pipe in open_ if pipe in ready]:
+                try:
+                    kind, value = pipe.recv()
+                except (EOFError, OSError):
+                    kind, value = "left", _died(crew[pipe], orders.folder)
+                if kind == "next":
+                    _send(pipe, next(left, None))
+                elif kind == "left":
+                    open_.remove(pipe)
+                    failure = failure or value
+                else:
+                    yield kind, value
+        if failure:
+            raise FolderError(failure)
+        for process in crew.values():
+            process.join()
     finally:
-        halt.set()
-        for process in crew:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.terminate()
+        for pipe, process in crew.items():
+            process.kill()  # those that have not left
+            process.join()
+            pipe.close()
 
 
-def _hired(orders: Orders, worker: int, tasks: Any, messages: Any, halt: Any) -> None:
+def _died(process: BaseProcess, folder: str) -> str:
+    process.join(timeout=5)
+    return (
+        f"a worker process ended with code {process.exitcode}; finished runs are kept, "
+        f"go on with `offbeat resume {folder}`"
+    )
+
+
+def _send(pipe: Connection, what: Any) -> None:
+    with suppress(OSError):  # the other one is gone, which reading will show
+        pipe.send(what)
+
+
+def _hired(orders: Orders, worker: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = os.getppid()
+    stopped = False
 
     def stop() -> bool:
-        return halt.is_set() or os.getppid() != parent
+        nonlocal stopped
+        stopped = stopped or pipe.poll()  # it says nothing else that it was not asked for, or it is gone
+        return stopped
 
     def points() -> Iterator[Point]:
+        nonlocal stopped
         while not stop():
-            point = tasks.get()
-            if point is None:
+            _send(pipe, ("next", worker))
+            try:
+                point = pipe.recv()
+            except (EOFError, OSError):
+                point = _STOP
+            stopped = stopped or point == _STOP
+            if stopped or point is None:
                 return
             yield point
 
     failure = ""
     try:
-        for _ in Hand(orders, worker, points(), messages.put, stop).steps():
+        for _ in Hand(orders, worker, points(), lambda message: _send(pipe, message), stop).steps():
             pass
+    except OffbeatError as error:
+        failure = str(error)
     except Exception as error:
-        failure = f"{type(error).__name__}: {error}"
-    messages.put(("left", failure))
+        failure = f"a worker process failed: {type(error).__name__}: {error}"
+    _send(pipe, ("left", failure))

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.cli.experiment import Experiment, assign, names_of
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import OffbeatError, SettingError
+
+_COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "boards", "theory", "threads", "memory")
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,44 @@ class Grid:
         self.experiment = Experiment(self.base)  # the file must be in order without the sweep, too
         self._check()
         self.points = list(self._points())
+        self._try()
 
     def _check(self) -> None:
         for path, values in self.axes.items():
             if not isinstance(values, list) or not values:
                 raise SettingError(f"sweep.{path} = {values!r}: give a list of at least one value")
-            if path in ("trials", "device", "executor", "workers") or path.startswith(("sweep", "boards")):
-                raise SettingError(f"sweep.{path}: is the same for all runs; set it outside [sweep]")
-            if path == "seed" and self.experiment.top.trials > 1:
-                raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
             for key in path.split(" & "):
-                assign(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
+                self._check_key(path, key, values)
+
+    def _try(self) -> None:
+        """Every value is read once, in the first run that has it, so that a mistake is found before anything runs."""
+        seen = set[tuple[str, str]]()
+        for point in self.points:
+            new = {(path, repr(value)) for path, value in point.settings.items()} - seen
+            if new:
+                try:
+                    Experiment(point.table)
+                except OffbeatError as error:
+                    raise SettingError(f"sweep, {point.name}: {error}") from None
+                seen |= new
+
+    def _check_key(self, path: str, key: str, values: Sequence[Any]) -> None:
+        first, *rest = key.split(".")
+        if first in _COMMON:
+            raise SettingError(f"sweep.{path}: {first} is the same for all runs; set it outside [sweep]")
+        if first == "algorithm" and len(rest) < 2:
+            raise SettingError(
+                f"sweep.{path}: name a key of an algorithm, as in algorithm.{rest[0] if rest else '*'}.lr"
+            )
+        assign(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
+        if key == "seed":
+            if path != key:
+                raise SettingError(f"sweep.{path}: seeds are an axis of their own")
+            if self.experiment.top.trials > 1:
+                raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise SettingError(f"sweep.seed holds {value!r}: seeds are whole numbers")
 
     def _points(self) -> Iterator[Point]:
         first, trials = self.experiment.top.seed, self.experiment.top.trials
@@ -66,8 +95,9 @@ class Grid:
                     yield Point(next(numbers), label, int(seed), settings, self._experiment(index, seed, settings))
 
     def _concerns(self, path: str, index: int) -> bool:
-        keys = path.split(".")
-        return keys[0] != "algorithm" or keys[1] in ("*", str(index), names_of(self.base["algorithm"])[index])
+        mine = ("*", str(index), names_of(self.base["algorithm"])[index])
+        several = [key.split(".") for key in path.split(" & ")]
+        return any(keys[0] != "algorithm" or keys[1] in mine for keys in several)
 
     def _experiment(self, index: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         table = copy.deepcopy(self.base)

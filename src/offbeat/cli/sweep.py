@@ -26,6 +26,7 @@ from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open
 from offbeat.cli.grid import Grid, short, together
 from offbeat.cli.report import draw_report
 from offbeat.core.errors import SettingError
+from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.record import write_table
 from offbeat.watch.session import InterruptedRunError, interruptible
 
@@ -33,6 +34,7 @@ RUNS = "runs.jsonl"
 
 _SHOWN = 20  # lines of the live table
 _LINES = 200  # of the final one
+_SMALL = ("loss", "gap", "distance")  # metrics of which less is better
 
 
 def sweep(
@@ -69,9 +71,15 @@ def sweep(
     table = read_table(file, set_ or ())
     for axis in over or ():
         table = override_with(table, f"sweep.{axis}")
-    if not table.get("sweep") and int(table.get("trials", 1)) < 2:
-        raise SettingError(f"{file} has no [sweep] table; name at least one key and its values, or use --over")
     grid = Grid(table)
+    if not grid.axes and grid.experiment.top.trials < 2:
+        raise SettingError(f"{file} has no [sweep] table; name at least one key and its values, or use --over")
+    _check_best(best)
+    top = grid.experiment.top
+    if top.executor in ("processes", "ray") or top.workers is not None:
+        raise SettingError("a sweep has processes of its own: leave out executor and workers, and say --workers N")
+    if top.device == "cpu":  # on a GPU it would cost more than it saves
+        grid.experiment.check()
     options = {"events": events, "best": best, "workers": workers}
     folder = create(out, grid.experiment, {"axes": table.get("sweep", {}), "options": options})
     go_on(folder, grid, options, as_json)
@@ -114,6 +122,16 @@ def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     return _sum_up(folder, grid, results, board, time.perf_counter() - began, orders)
 
 
+def _check_best(best: str | None) -> None:
+    if best is not None and best.startswith("time:"):
+        try:
+            target = float(best[5:])
+        except ValueError:
+            target = 0.0
+        if not 0 < target <= 1:
+            raise SettingError(f"--best {best}: the time to an accuracy in (0, 1], as in time:0.8")
+
+
 def _take(message: Message, results: list[dict[str, Any]], record: TextIO, board: Board) -> None:
     kind, value = message
     if kind == "share":
@@ -138,7 +156,9 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
             except ValueError:
                 continue
         if whole and not whole.endswith(b"\n"):
-            path.write_text("".join(json_text(r) + "\n" for r in results), encoding="utf-8")
+            part = path.with_name(path.name + ".part")
+            part.write_text("".join(json_text(r) + "\n" for r in results), encoding="utf-8")
+            part.replace(path)
     return results
 
 
@@ -216,8 +236,20 @@ class Board:
                     "diverged": sum("error" in result for result in results),
                 }
             )
-        sign = 1.0 if self.best == "loss" or self.best.startswith("time:") or self._lost() else -1.0
-        return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], sign * (e["mean"] or 0.0), e["mean"] is None))
+        sign = 1.0 if self.judged_by in _SMALL or self.best.startswith("time:") else -1.0
+        return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], e["mean"] is None, sign * (e["mean"] or 0.0)))
+
+    @property
+    def judged_by(self) -> str:
+        """The metric that decides: the loss where nobody chose and there is no accuracy."""
+        return "loss" if self._lost() else self.best
+
+    def missing(self) -> str:
+        """A line for a metric that no run has."""
+        known = sorted({name for result in self.results for name in result.get("metrics", {})})
+        if self.judged_by in known or self.best.startswith("time:") or not known:
+            return ""
+        return f"no run has a metric {self.judged_by!r}; there are {', '.join(known)}"
 
     def _lost(self) -> bool:
         """Whether there is no accuracy, so that the loss decides."""
@@ -226,7 +258,7 @@ class Board:
     def table(self, most: int) -> Table:
         """The best settings of every algorithm."""
         ranked = self.ranked()
-        metric = "loss" if self._lost() else self.best
+        metric = self.judged_by
         shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for name in ("algorithm", "settings", "seeds", metric, "from", "to"):
             shown.add_column(name, justify="left" if name in ("algorithm", "settings") else "right", overflow="fold")
@@ -255,7 +287,7 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
     if "error" in result:
         return None
     if best.startswith("time:"):
-        found = result.get("time_to", {}).get(f"{float(best[5:]):g}")
+        found = time_to([Measurement(*m) for m in result["curve"]], float(best[5:]))
     else:
         found = result.get("metrics", {}).get(best)
     return None if found is None else float(found)
@@ -269,7 +301,7 @@ def _sum_up(folder: Path, grid: Grid, results: list[dict[str, Any]], board: Boar
     content = {
         "runs": plain,
         "best": board.ranked(),
-        "judged_by": "loss" if board._lost() else board.best,
+        "judged_by": board.judged_by,
         "wall_s": wall,
         "updates": updates,
         "workers": orders.workers,
@@ -285,9 +317,21 @@ def _sum_up(folder: Path, grid: Grid, results: list[dict[str, Any]], board: Boar
 
 
 def _print(folder: Path, done: Done, as_json: bool) -> None:
+    """The table, or JSON; a run that diverged is a result like others, but if all did, the command failed."""
+    total, failed = len(done.results), sum("error" in result for result in done.results)
     if as_json:
         print(json_text(done.content))
-        return
+    else:
+        _print_table(folder, done)
+    if line := done.board.missing():
+        print(f"offbeat: {line}", file=sys.stderr)
+    if failed:
+        print(f"offbeat: {failed} of {total} runs diverged; {folder / RUNS} says which", file=sys.stderr)
+    if failed == total:
+        sys.exit(1)
+
+
+def _print_table(folder: Path, done: Done) -> None:
     console = Console()
     console.width = max(console.width, 80 if console.is_terminal else 120)
     console.print(done.board.table(_LINES))
@@ -297,9 +341,6 @@ def _print(folder: Path, done: Done, as_json: bool) -> None:
     if done.page is not None:
         print(f"report: {done.page}")
     print(f"sweep folder: {folder}")
-    failed = sum("error" in result for result in done.results)
-    if failed:
-        print(f"offbeat: {failed} of {total} runs diverged; {RUNS} says which", file=sys.stderr)
 
 
 def _runs_table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -335,7 +376,7 @@ def _curves_table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _markdown(board: Board) -> str:
-    metric = "loss" if board._lost() else board.best
+    metric = board.judged_by
     lines = [f"| algorithm | settings | seeds | {metric} | from | to |", "|---|---|---:|---:|---:|---:|"]
     for line in board.ranked():
         settings = ", ".join(f"{k} = {v}" for k, v in short(line["settings"]).items())

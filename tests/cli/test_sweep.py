@@ -1,0 +1,461 @@
+"""`offbeat sweep`: which runs a grid has, that they end as they would alone, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from command import DIGITS, QUADRATIC, Outcome, ended, events, offbeat, sets, started, wait_for
+from safetensors.torch import load_file
+
+from offbeat.cli.grid import Grid
+from offbeat.cli.sweep import Board
+from offbeat.core.errors import OffbeatError
+
+RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
+
+
+def grid(sweep: str, text: str = QUADRATIC, top: str = "") -> Grid:
+    return Grid(tomllib.loads(f"{top}\n{text}\n[sweep]\n{sweep}"))
+
+
+def runs(found: Grid) -> list[tuple[Any, ...]]:
+    return [(p.label, p.seed, *p.settings.values()) for p in found.points]
+
+
+def sweep(folder: Path, text: str, *arguments: str | Path) -> Outcome:
+    file = folder / "sweep.toml"
+    file.write_text(text, encoding="utf-8")
+    return offbeat("sweep", file, "--out", folder / "out", *arguments)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What runs.jsonl says, by the number of the run."""
+    found = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    return sorted(found, key=lambda r: int(r["run"]))
+
+
+def same(found: Path, expected: Path) -> bool:
+    """Whether two sweeps came to the same results; lengths of models may differ by what batches round."""
+    for a, b in zip(lines(found), lines(expected), strict=True):
+        assert a.pop("vectors") == pytest.approx(b.pop("vectors"), rel=1e-5)
+        for curve in (a.pop("curve"), b.pop("curve")):
+            a.setdefault("curves", []).append([m[:4] for m in curve])
+        assert a["curves"][0] == a.pop("curves")[1]
+        assert a.pop("metrics") == pytest.approx(b.pop("metrics"), rel=1e-4)
+        for result in (a, b):
+            del result["executor_reason"]  # says whether it was resumed
+            result.pop("measures", None)  # of runs with events
+        assert a == b
+    return True
+
+
+# Grids
+
+
+def test_every_algorithm_under_every_seed_at_every_combination() -> None:
+    found = grid('"algorithm.*.local.sgd.lr" = [0.1, 0.2]\n"problem.noise" = [0, 1]', top="seed = 3\ntrials = 2")
+    assert runs(found)[:4] == [("area", 3, 0.1, 0), ("area", 3, 0.1, 1), ("area", 3, 0.2, 0), ("area", 3, 0.2, 1)]
+    assert len(set(runs(found))) == len(runs(found)) == 2 * 2 * 2 * 2
+    assert [p.number for p in found.points] == list(range(16))
+    point = found.points[5]
+    assert point.name == "fedasync, lr = 0.1, noise = 1, seed 3"
+    assert point.table["problem"]["noise"] == 1
+    assert [a["local"]["sgd"]["lr"] for a in point.table["algorithm"]] == [0.1]
+    assert (point.table["seed"], point.table["trials"]) == (3, 1)
+
+
+def test_keys_of_one_algorithm_multiply_its_runs_alone() -> None:
+    found = grid('"algorithm.area.every" = [1, 2, 3]\n"algorithm.1.local.sgd.lr" = [0.1, 0.2]')
+    assert runs(found) == [("area", 0, e) for e in (1, 2, 3)] + [("fedasync", 0, lr) for lr in (0.1, 0.2)]
+
+
+def test_nested_tables_are_dotted_keys_and_values_may_be_tables() -> None:
+    found = grid("[sweep.timing.exponential]\nrate = [10.0, { normal = [10, 5], min = 0.5 }]")
+    assert [p.table["timing"]["exponential"]["rate"] for p in found.points[:2]] == [
+        10.0,
+        {"normal": [10, 5], "min": 0.5},
+    ]
+    assert [p.name for p in found.points] == [
+        f"{label}, rate = {rate}, seed 0"
+        for label in ("area", "fedasync")
+        for rate in ("10", "{normal: [10, 5], min: 0.5}")
+    ]
+
+
+def test_keys_that_are_joined_get_the_same_value() -> None:
+    found = grid('"algorithm.area.local.sgd.lr & algorithm.fedasync.local.sgd.lr" = [0.1, 0.2]')
+    assert [(p.label, p.table["algorithm"][0]["local"]["sgd"]["lr"]) for p in found.points] == [
+        *(("area", lr) for lr in (0.1, 0.2)),
+        *(("fedasync", lr) for lr in (0.1, 0.2)),
+    ]
+
+
+def test_seeds_may_be_named_one_by_one() -> None:
+    assert runs(grid("seed = [7, 3]"))[::2] == [("area", 7), ("area", 3)]
+
+
+REFUSED = {
+    "sweep.problem.noise = 3: give a list of at least one value": '"problem.noise" = 3',
+    "sweep.problem.noise = []: give a list": '"problem.noise" = []',
+    "nois": '"problem.nois" = [1]',
+    "sweep, area, lr = -1, seed 0: ": '"algorithm.*.local.sgd.lr" = [0.1, -1.0]',
+    "lr = fast": '"algorithm.*.local.sgd.lr" = ["fast"]',
+    "'fedbuf' chooses nothing in a list of area, fedasync": '"algorithm.fedbuf.size" = [1]',
+    "name a key of an algorithm, as in algorithm.*.lr": "algorithm = [1]",
+    "name a key of an algorithm, as in algorithm.area.lr": '"algorithm.area" = [1]',
+    "trials is the same for all runs; set it outside": "trials = [1, 2]",
+    "executor is the same for all runs": 'executor = ["serial"]',
+    "boards is the same for all runs": 'boards.wandb = ["a"]',
+    "sweep.seed holds 'x': seeds are whole numbers": 'seed = [1, "x"]',
+    "sweep.seed holds 0.5": "seed = [0.5]",
+    "lies within": '"problem.data.name" = ["digits"]',
+}
+
+
+@pytest.mark.parametrize(("says", "axes"), REFUSED.items(), ids=REFUSED)
+def test_bad_keys_and_values_are_one_clear_line_before_anything_runs(says: str, axes: str, tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, f"{QUADRATIC}\n[sweep]\n{axes}", "--workers", "1")
+    assert outcome.code == 1
+    assert says in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("offbeat: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
+    with pytest.raises(OffbeatError, match=r"sweep\.seed and trials both say"):
+        grid("seed = [1]", top="trials = 2")
+
+
+def test_what_a_sweep_needs_and_what_it_cannot_have(tmp_path: Path) -> None:
+    assert "has no [sweep] table" in sweep(tmp_path, QUADRATIC).err
+    assert "--best time:often" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
+    assert "say --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
+    broken = sweep(tmp_path, DIGITS + RATES, "--set", "problem.data=own")
+    assert broken.code == 1
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "sweep.toml").write_text(QUADRATIC + RATES)
+    refused = offbeat("run", tmp_path / "sweep.toml", "--out", tmp_path / "out")
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "run it with `offbeat sweep" in refused.err
+
+
+# Results
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one worker", "two workers"])
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A sweep of data and one of quadratics share nothing but their code: here the data, with events."""
+    place = tmp_path_factory.mktemp("swept")
+    return place, sweep(place, "trials = 2\n" + DIGITS + RATES, "--json", "--events", "--workers", request.param)
+
+
+def test_every_run_is_what_offbeat_run_makes_of_it(swept: tuple[Path, Outcome], tmp_path: Path) -> None:
+    place, outcome = swept
+    assert outcome.code == 0, outcome.err
+    results = lines(place / "out")
+    assert len(results) == 8
+    file = tmp_path / "one.toml"
+    file.write_text(DIGITS)
+    for lr in (0.2, 0.5):
+        folder = tmp_path / f"{lr}"
+        alone = offbeat(
+            *("run", file, "--out", folder, "--json", "--set", "trials=2", "--set", f"algorithm.*.local.sgd.lr={lr}")
+        )
+        for expected in alone.runs:
+            (mine,) = [
+                r
+                for r in results
+                if (r["algorithm"], r["seed"], *r["settings"].values()) == (expected["algorithm"], expected["seed"], lr)
+            ]
+            single = folder / f"{expected['algorithm']}-{expected['seed']}"
+            assert repr(events(place / "out" / "runs" / f"{mine['run']:05d}")) == repr(events(single))
+            (model,) = load_file(single / "model.safetensors").values()
+            assert list(mine["vectors"].values()) == pytest.approx([float(torch.linalg.vector_norm(model))], rel=1e-4)
+            assert mine["metrics"] == pytest.approx(expected["metrics"], rel=1e-3)
+            for name in ("updates", "versions", "time", "time_to", "staleness", "measures"):
+                assert mine[name] == expected[name]
+
+
+def test_json_has_the_runs_and_the_settings_from_best_to_worst(swept: tuple[Path, Outcome]) -> None:
+    place, outcome = swept
+    found = json.loads(outcome.out)
+    assert found == json.loads((place / "out" / "summary.json").read_text())
+    assert set(found) == {"runs", "best", "judged_by", "wall_s", "updates", "workers"}
+    assert [r["run"] for r in found["runs"]] == list(range(8))
+    assert found["updates"] == sum(r["updates"] for r in found["runs"])
+    assert found["judged_by"] == "accuracy"
+    assert len(found["best"]) == 4
+    for line in found["best"]:
+        mine = [
+            r["metrics"]["accuracy"]
+            for r in found["runs"]
+            if (r["algorithm"], r["settings"]) == (line["algorithm"], line["settings"])
+        ]
+        assert (line["seeds"], line["reached"], line["diverged"]) == (2, 2, 0)
+        assert line["mean"] == pytest.approx(sum(mine) / 2)
+        assert (line["min"], line["max"]) == (min(mine), max(mine))
+    means = [line["mean"] for line in found["best"]]
+    assert means == sorted(means, reverse=True)
+
+
+def test_two_tables_hold_all_runs_and_all_their_measurements(swept: tuple[Path, Outcome]) -> None:
+    place, _ = swept
+    results = lines(place / "out")
+    table = pq.read_table(place / "out" / "runs.parquet").to_pylist()
+    assert [row["run"] for row in table] == list(range(8))
+    for row, result in zip(table, results, strict=True):
+        assert (row["algorithm"], row["seed"], row["updates"]) == (
+            *(result["algorithm"], result["seed"], result["updates"]),
+        )
+        assert row["algorithm.*.local.sgd.lr"] == result["settings"]["algorithm.*.local.sgd.lr"]
+        assert (row["accuracy"], row["error"]) == (result["metrics"]["accuracy"], None)
+        assert row["time_to_0.8"] == result["time_to"]["0.8"]
+    curves = pq.read_table(place / "out" / "metrics.parquet").to_pylist()
+    assert [(m["run"], m["time"], m["loss"]) for m in curves] == [
+        (r["run"], m[1], m[4]["loss"]) for r in results for m in r["curve"]
+    ]
+
+
+def test_the_same_sweep_with_other_workers_says_the_same(tmp_path: Path) -> None:
+    for workers in ("1", "2"):
+        (tmp_path / workers).mkdir()
+        outcome = sweep(tmp_path / workers, "trials = 2\n" + QUADRATIC + RATES, "--workers", workers)
+        assert outcome.code == 0, outcome.err
+        assert "8 runs, 3,200 updates in" in outcome.out
+        assert f"with {workers} workers" in outcome.out
+    assert same(tmp_path / "2" / "out", tmp_path / "1" / "out")
+    assert not (tmp_path / "1" / "out" / "runs").exists()  # nobody asked for events
+
+
+def best(folder: Path, *arguments: str) -> tuple[Outcome, list[dict[str, Any]]]:
+    outcome = sweep(folder, DIGITS + RATES, "--json", "--workers", "1", *arguments)
+    found: list[dict[str, Any]] = json.loads(outcome.out)["best"]
+    return outcome, found
+
+
+def test_the_best_may_be_that_of_another_metric_or_of_a_time(tmp_path: Path) -> None:
+    for name, sign in (("loss", 1.0), ("accuracy", -1.0), ("time:0.3", 1.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        outcome, found = best(folder, "--best", name)
+        means = [sign * line["mean"] for line in found if line["mean"] is not None]
+        assert means == sorted(means)
+        assert [line["mean"] is None for line in found] == sorted(line["mean"] is None for line in found)
+        assert outcome.code == 0
+    result = lines(tmp_path / "time:0.3" / "out")  # no target of the file: it is looked up in the curves
+    for line in found:
+        (mine,) = [r for r in result if (r["algorithm"], r["settings"]) == (line["algorithm"], line["settings"])]
+        assert line["mean"] == next((m[1] for m in mine["curve"] if m[4]["accuracy"] >= 0.3), None)
+    assert any(line["mean"] for line in found)
+
+
+def test_settings_that_never_reach_the_target_are_last_and_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    _, found = best(tmp_path / "a", "--best", "time:0.999")
+    assert [(line["reached"], line["mean"]) for line in found] == [(0, None)] * 4
+    (tmp_path / "b").mkdir()
+    outcome, _ = best(tmp_path / "b", "--best", "acuracy")
+    assert "offbeat: no run has a metric 'acuracy'; there are accuracy, loss\n" in outcome.err
+
+
+def test_without_an_accuracy_the_loss_decides_and_less_of_a_distance_is_better(tmp_path: Path) -> None:
+    for at, arguments in enumerate(([], ["--best", "distance"])):
+        (tmp_path / str(at)).mkdir()
+        outcome = sweep(tmp_path / str(at), QUADRATIC + RATES, "--json", "--workers", "1", *arguments)
+        found = json.loads(outcome.out)
+        assert found["judged_by"] == ("distance" if at else "loss")
+        means = [line["mean"] for line in found["best"]]
+        assert means == sorted(means)
+
+
+WILD = QUADRATIC + '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.1, 500.0]\n'
+
+
+def test_runs_that_diverge_are_results_too_and_come_last(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, "trials = 2\n" + WILD, "--workers", "1", "--best", "loss", *sets("evaluate.every=0.1"))
+    assert outcome.code == 0
+    assert outcome.err.endswith(f"offbeat: 4 of 8 runs diverged; {tmp_path / 'out' / 'runs.jsonl'} says which\n")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [line["diverged"] for line in summary["best"]] == [0, 0, 2, 2]
+    failed = [r for r in summary["runs"] if "error" in r]
+    assert all("is not finite after 1 local steps with lr = 500" in r["error"] for r in failed)
+    assert all(len(r["curve"]) > 1 for r in lines(tmp_path / "out") if "error" in r)  # how it came to that
+    assert "## Failed" in (tmp_path / "out" / "report.md").read_text()
+    assert "2 diverged" in outcome.out
+    table = pq.read_table(tmp_path / "out" / "runs.parquet").to_pylist()
+    assert sum(row["error"] is not None for row in table) == 4
+
+
+def test_a_sweep_of_which_nothing_is_left_has_failed(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, WILD.replace("0.1, 500.0", "500.0, 600.0"), "--workers", "1", "--json")
+    assert outcome.code == 1
+    assert "4 of 4 runs diverged" in outcome.err
+    assert len(outcome.runs) == 4
+
+
+def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_did() -> None:
+    """Whatever the sign: less of a loss is better, more of an accuracy."""
+
+    def result(setting: int, seed: int, loss: float | None) -> dict[str, Any]:
+        base = {"algorithm": "area", "settings": {"lr": setting}, "seed": seed, "curve": []}
+        return {**base, "error": "diverged"} if loss is None else {**base, "metrics": {"loss": loss, "accuracy": loss}}
+
+    results = [
+        result(s, k, loss)
+        for s, row in enumerate([[None, None], [2.0, None], [3.0, 3.0]])
+        for k, loss in enumerate(row)
+    ]
+    for metric in ("loss", "accuracy"):
+        board = Board(grid('"problem.noise" = [0]'), metric, results)
+        assert [line["settings"]["lr"] for line in board.ranked()] == [2, 1, 0]
+
+
+# Stopping
+
+
+LONG = QUADRATIC.replace("updates = 400", "updates = 5000") + RATES
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the long sweep, done in one go."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert sweep(folder, LONG, "--workers", "1").code == 0
+    return folder / "out"
+
+
+def begun(folder: Path, workers: str, text: str = LONG, *arguments: str) -> Any:
+    (folder / "sweep.toml").write_text(text)
+    process = started("sweep", folder / "sweep.toml", "--out", folder / "out", "--workers", workers, *arguments)
+    wait_for(folder / "out" / "runs.jsonl", process)
+    return process
+
+
+def resumed(folder: Path) -> Outcome:
+    """`offbeat resume` with one worker, which saves the start of another two."""
+    saved = json.loads((folder / "experiment.json").read_text())
+    saved["sweep"]["options"]["workers"] = 1
+    (folder / "experiment.json").write_text(json.dumps(saved))
+    return offbeat("resume", folder)
+
+
+def ranking(folder: Path) -> list[tuple[Any, ...]]:
+    found = json.loads((folder / "summary.json").read_text())["best"]
+    return [(line["algorithm"], str(line["settings"]), f"{line['mean']:.5g}") for line in found]
+
+
+@pytest.mark.parametrize(("workers", "options"), [("1", []), ("2", ["--events"])], ids=["one worker", "two workers"])
+def test_ctrl_c_saves_what_is_at_work_and_resuming_ends_the_same(
+    workers: str, options: list[str], tmp_path: Path, unbroken: Path
+) -> None:
+    process = begun(tmp_path, workers, LONG, *options)
+    folder = tmp_path / "out"
+    if options:
+        wait_for(folder / "runs" / "00000" / "events", process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, out) == (130, ""), err
+    assert "stopping and saving" in err
+    assert err.endswith(f"of 4 runs finished; go on with `offbeat resume {folder}`\n")
+    assert len(list(folder.glob("runs/*/checkpoint.safetensors"))) + len(lines(folder)) >= int(workers)
+    again = resumed(folder)
+    assert again.code == 0, again.err
+    assert same(folder, unbroken)
+    assert ranking(folder) == ranking(unbroken)
+    assert not list(folder.rglob("*checkpoint*"))
+    assert [path.name for path in folder.glob("runs/*")] == [] or options
+
+
+def test_killed_with_a_line_cut_off_it_ends_the_same_and_its_workers_end_too(tmp_path: Path, unbroken: Path) -> None:
+    process = begun(tmp_path, "2")
+    folder = tmp_path / "out"
+    for _ in range(3000):
+        if (folder / "runs.jsonl").read_text().count("\n") or process.poll() is not None:
+            break
+        time.sleep(0.01)
+    workers = children(process.pid)
+    process.kill()
+    ended(process)
+    text = (folder / "runs.jsonl").read_text()
+    assert text
+    whole = text.splitlines()[0]
+    (folder / "runs.jsonl").write_text(f"{whole}\n{whole[:50]}")
+    for _ in range(2000):
+        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError(f"{workers} outlived the process that had started them")
+    assert resumed(folder).code == 0
+    assert same(folder, unbroken)
+
+
+def test_a_worker_that_dies_is_named_and_the_rest_can_be_resumed(tmp_path: Path, unbroken: Path) -> None:
+    process = begun(tmp_path, "2")
+    workers = []
+    for _ in range(1000):
+        workers = children(process.pid)
+        if len(workers) >= 2:
+            break
+        time.sleep(0.01)
+    time.sleep(1.0)
+    os.kill(workers[-1], signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 1
+    folder = tmp_path / "out"
+    last = err.splitlines()[-1]
+    assert last.startswith("offbeat: a worker process ended with code -9; finished runs are kept, ")
+    assert last.endswith(f"go on with `offbeat resume {folder}`")
+    assert "Traceback" not in err
+    assert resumed(folder).code == 0
+    assert same(folder, unbroken)
+
+
+def children(process: int) -> list[int]:
+    """The processes that this one has started."""
+    found = Path(f"/proc/{process}/task/{process}/children")
+    pids = [int(pid) for pid in found.read_text().split()] if found.exists() else []
+    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+def test_many_points_that_nobody_has_taken_yet_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    """More of them than a pipe holds."""
+    rates = ", ".join(f"{0.001 * (i + 1):g}" for i in range(300))
+    text = LONG.replace("0.2, 0.5", rates)
+    process = begun(tmp_path, "2", text)
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == 130, err
+    assert "of 600 runs finished" in err
+
+
+def test_resuming_a_finished_sweep_says_the_same_again(tmp_path: Path) -> None:
+    first = sweep(tmp_path, QUADRATIC + RATES, "--json", "--workers", "1")
+    again = offbeat("resume", tmp_path / "out", "--json")
+    assert again.code == 0
+    assert again.runs == first.runs
+    assert json.loads(again.out)["best"] == json.loads(first.out)["best"]
+    taken = sweep(tmp_path, QUADRATIC + RATES, "--workers", "1")
+    assert (taken.code, "already holds a run" in taken.err) == (1, True)
+
+
+def test_axes_and_settings_may_come_from_the_command_line(tmp_path: Path) -> None:
+    outcome = sweep(
+        *(tmp_path, QUADRATIC + RATES, "--json", "--workers", "1", "--set", "until.updates=50"),
+        *("--over", "algorithm.*.local.sgd.lr=[0.3]", "--over", "problem.noise=[0.0,1.0]"),
+    )
+    assert sorted(tuple(r["settings"].values()) for r in outcome.runs) == [(0.3, 0.0)] * 2 + [(0.3, 1.0)] * 2
+    assert all(r["updates"] == 50 for r in outcome.runs)
