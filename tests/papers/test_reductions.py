@@ -44,7 +44,7 @@ def test_everybody_s_fedavg_with_one_step_is_gradient_descent_on_real_data() -> 
     """w − lr·∇f(w) with f = (1/n) Σ f̂_i over whole data sets, differentiated in one piece."""
     problem = Supervised.split(digits(), 6, Classes(5), "softmax")
     found = run(problem, FedAvg(), SGD(lr=0.5), TIMES, Until(versions=5)).model
-    shards = [problem.order[s : s + n] for s, n in zip(problem.starts, problem.sizes, strict=True)]
+    shards = [problem.shards[client] for client in range(problem.clients)]
     w = problem.initial()
     for _ in range(5):
         w = w.detach().requires_grad_(True)
@@ -96,7 +96,7 @@ def test_centralised_training_is_descent_on_the_pooled_data() -> None:
     """The reference curve of FAST figure 3: one client that has everybody's samples."""
     problem = Supervised.split(digits(), 6, Classes(5), "softmax")
     pooled = problem.pooled()
-    assert (pooled.clients, pooled.sizes.tolist()) == (1, [len(problem.order)])
+    assert (pooled.clients, pooled.shards.sizes.tolist()) == (1, [len(problem.shards.order)])
     assert torch.equal(pooled.initial(), problem.initial())
     found = run(pooled, FedAvg(), SGD(lr=0.5), Scripted([[1.0]]), Until(versions=3)).model
     w = pooled.initial().unsqueeze(0)
