@@ -184,6 +184,7 @@ class Broken:
             self.break_disk,
             self.break_disk,
             self.restore,
+            self.restore,
         ):
             self.later(self.random.uniform(2, CALM), kind)
         self.later(END, lambda: self.store("", wire.pack("halted", {"run": "run", "reason": "end"})))
@@ -230,7 +231,10 @@ class Broken:
         if self.bugs.eager and self.keeper is not None and sender:
             life = self.server_life
             self.serve(lambda keeper: keeper.fold(entry, self.now))
-            if self.server_life != life:
+            if self.keeper is not None and self.chance("crash between answering and storing", 0.01):
+                self.keeper = None
+                self.later(self.random.uniform(0.1, 8.0), self.boot_server)
+            if self.keeper is None or self.server_life != life:
                 return  # it answered, and was gone before the entry was stored
             self.log.append(entry)
             return
@@ -512,14 +516,15 @@ class Broken:
         """An administrator puts back yesterday's disk."""
         index = self.random.randrange(CLIENTS)
         old = self.nodes[index].disk
-        self.fired["disk restored"] += 1
 
         def put_back() -> None:
             node = self.nodes[index]
             if any(zombie.index == index and zombie.member is not None for zombie in self.zombies):
                 return  # two processes under one name: one of them would be right to stop
-            if node.disk is not None:
-                self.lost_lives.add(read_memoir(node.disk).nonce)
+            if old is None or node.disk is None or read_memoir(old).nonce != read_memoir(node.disk).nonce:
+                return  # from before a disk was lost: its client would be right to stop, too
+            self.fired["disk restored"] += 1
+            self.lost_lives.add(read_memoir(node.disk).nonce)
             node.disk = old
             self.kill(node)
 

@@ -7,7 +7,8 @@ The rules, before the code:
 2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the desk shows, and comes back with a larger
-   epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself.
+   epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
+   that is older than the copy was restored from a backup: then the copy counts.
 4. A client that was let in and finds somebody else on its seat stops: it has been fenced.
 5. Jobs are done in the order in which they lie on the desk. Held results stay here until recalled.
 """
@@ -68,7 +69,7 @@ class Member:
         self.wanted = ""  # digest of the model that is being fetched
         self.judging = 0  # the last evaluation that was begun
         self.answering = False
-        self.leaving = self.over = self.recovering = False
+        self.leaving = self.over = self.recovering = self.comparing = False
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.told = self.signed = self.asked = float("-inf")
         self.now = 0.0
@@ -83,7 +84,8 @@ class Member:
             if (found.run, found.client) != (self.run, self.client):
                 return self._exit(f"the state on disk is that of {found.client} in {found.run}")
             self.memoir = found
-            self.mirror_of = disk if self.remembers else None  # nobody knows whether the broker has it
+            if self.remembers:
+                return self._compare()
         return []
 
     def hear(self, data: bytes, now: float) -> list[Effect]:
@@ -114,6 +116,8 @@ class Member:
     def recovered(self, data: bytes | None, now: float) -> list[Effect]:
         """What was left with the broker, or None if there is nothing."""
         self.now = now
+        if self.comparing:
+            return self._compared(data)
         desk = self.desk
         if not self.recovering or desk is None:
             return []
@@ -196,6 +200,8 @@ class Member:
         if now - self.signed >= self.beat:
             self.signed = now
             effects.append(Sign(self.sign()))
+        if self.comparing and now - self.asked >= self.retry:
+            effects += self._compare()
         if self.desk is None:
             return effects
         if self.recovering and now - self.asked >= self.retry:
@@ -213,7 +219,7 @@ class Member:
         """Take in what the newest desk says."""
         desk = self.desk
         assert desk is not None
-        if self.over or self.recovering:
+        if self.over or self.recovering or self.comparing:
             return []
         if desk.turned_away[1] == "retired" and self.memoir is not None and desk.turned_away[0] == self.memoir.nonce:
             return self._exit("this client was retired")
@@ -246,6 +252,30 @@ class Member:
         if not self.remembers:
             return self._renew(Memoir(self.run, self.client, desk.epoch, "", settled=desk.last))
         return self._recover()
+
+    def _compare(self) -> list[Effect]:
+        """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
+        assert self.memoir is not None
+        self.comparing, self.asked = True, self.now
+        return [Recover(self.memoir.nonce)]
+
+    def _compared(self, data: bytes | None) -> list[Effect]:
+        assert self.memoir is not None
+        self.comparing = False
+        mine, effects = self.memoir, list[Effect]()
+        try:
+            left = None if data is None else read_memoir(data)
+        except RefusedError:
+            left = None
+        if left is not None and (left.run, left.client, left.nonce) == (mine.run, mine.client, mine.nonce):
+            if (left.seq, left.settled) > (mine.seq, mine.settled) and data is not None:
+                self.memoir = left
+                effects.append(Save(data))
+        else:
+            left = None
+        if left is None or (left.seq, left.settled) < (mine.seq, mine.settled):
+            self.mirror_of = write_memoir(mine)
+        return [*effects, *(self._move() if self.desk is not None else [])]
 
     def _recover(self) -> list[Effect]:
         assert self.desk is not None
@@ -283,7 +313,7 @@ class Member:
     def _speak(self) -> list[Effect]:
         """Say what is unheard, at most once in a while."""
         memoir, desk = self.memoir, self.desk
-        if self.over or self.recovering or memoir is None or desk is None:
+        if self.over or self.recovering or self.comparing or memoir is None or desk is None:
             return []
         if self.mirror_of is not None:
             self.told = self.now
@@ -334,7 +364,7 @@ class Member:
         memoir, desk = self.memoir, self.desk
         if self.over or memoir is None or desk is None or not memoir.accepted or not desk.present or desk.stopped:
             return []
-        if (desk.epoch, desk.nonce) != (memoir.epoch, memoir.nonce) or self.recovering:
+        if (desk.epoch, desk.nonce) != (memoir.epoch, memoir.nonce) or self.recovering or self.comparing:
             return []
         return [*self._evaluate(desk), *self._go_on(desk, memoir)]
 
