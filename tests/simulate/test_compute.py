@@ -14,7 +14,7 @@ from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.parts import Decay
-from offbeat.core.events import Job, Send
+from offbeat.core.events import Job, Send, Stop
 from offbeat.core.random import SAMPLE, key
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
@@ -156,3 +156,18 @@ def test_another_seed_draws_other_mini_batches_and_other_times() -> None:
     a, b = (run(problem, FedAsync(), SGD(lr=0.1), timing, Until(updates=5), seed=seed) for seed in (0, 1))
     assert [e.time for e in a.events][1:] != [e.time for e in b.events][1:]
     assert not torch.equal(a.model, b.model)
+
+
+def test_of_results_that_are_due_at_the_same_moment_the_one_that_is_handled_first_is_there() -> None:
+    """Job 1 waits behind one that is dropped at 3, and is then due at 8 like job 2, but behind it."""
+
+    class Two(Scenario):
+        def models(self, state: Any) -> Any:
+            return (state.model, state.model)
+
+    script = {0: [send(0, task=1), send(0, 2.0), send(1, 3.0)], 3.0: [Stop(task=1)]}
+    for stacked in (True, False):
+        simulation, _ = play(
+            *(Two(script), Scripted([[5.0], [8.0]]), Until(updates=1)), stacked=stacked, problems=[Line([0.0] * 2)] * 2
+        )
+        assert [job for _, _, job, _ in simulation.world.server.arrived] == [2]

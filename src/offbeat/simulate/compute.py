@@ -18,7 +18,7 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
 from offbeat.simulate.tape import Arena
-from offbeat.simulate.world import Flight, Until, World
+from offbeat.simulate.world import ARRIVE, Flight, Until, World
 
 _ALL = 1 << 60
 
@@ -85,17 +85,23 @@ class Computing:
         left = _ALL if self.until.updates is None else self.until.updates - self.world.tally.updates
         if self.until.time is None and left >= len(numbers):
             return numbers
-        return self._in_time(numbers, left)
+        return self._in_time(numbers, left, [] if flight is None else [flight.job.id])
 
-    def _in_time(self, numbers: list[int], left: int) -> list[int]:
+    def _in_time(self, numbers: list[int], left: int, needed: list[int]) -> list[int]:
         """Those that may arrive before the run ends, and what they build on."""
         flights, limit = self.world.flights, self.until.time
         numbers = [n for n in numbers if limit is None or flights[n].arrive <= limit]
         if left < len(numbers):
-            numbers = nsmallest(left, numbers, key=lambda n: flights[n].arrive)
+            numbers = needed + self._first(set(numbers).difference(needed), left - len(needed))
         if any(flights[n].after is not None for n in numbers):
             numbers = list(dict.fromkeys(m for n in numbers for m in self._chain(n)))
         return numbers
+
+    def _first(self, numbers: set[int], count: int) -> list[int]:
+        """The first of these in the order in which they will be handled, which at equal times the heap decides."""
+        flights = self.world.flights
+        entries = (e for e in self.world.heap if e[1] == ARRIVE and e[3] in numbers)
+        return [int(e[3]) for e in nsmallest(count, (e for e in entries if flights[int(e[3])].arrive == e[0]))]
 
     def ready(self, flight: Flight) -> Ready:
         """A job with what its computation reads."""
