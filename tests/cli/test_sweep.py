@@ -16,6 +16,8 @@ import torch
 from command import DIGITS, QUADRATIC, Outcome, ended, events, offbeat, sets, started, wait_for
 from safetensors.torch import load_file
 
+from offbeat.cli import crew
+from offbeat.cli.folder import create
 from offbeat.cli.grid import Grid
 from offbeat.cli.sweep import Board
 from offbeat.core.errors import OffbeatError
@@ -399,6 +401,36 @@ def test_killed_with_a_line_cut_off_it_ends_the_same_and_its_workers_end_too(tmp
         raise AssertionError(f"{workers} outlived the process that had started them")
     assert resumed(folder).code == 0
     assert same(folder, unbroken)
+
+
+def test_after_a_crash_runs_go_on_from_where_they_were_saved_last(
+    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_SAVE", 0.2)
+    table = tomllib.loads(LONG)
+    folder = create(tmp_path / "out", Grid(table).experiment, {"axes": table["sweep"], "options": {"workers": 1}})
+    orders = crew.Orders(str(folder), "cpu", False, 1, 4)
+    for _ in crew.Hand(orders, 0, iter(Grid(table).points), lambda message: None, lambda: False).steps():
+        if list(folder.glob("runs/*/checkpoint.older.safetensors")):
+            break  # and nobody saves what came after
+    assert offbeat("resume", folder).code == 0
+    assert {r["executor_reason"] for r in lines(folder)} == {"the run began as batched"}
+    assert same(folder, unbroken)
+
+
+def test_the_largest_of_several_problems_says_how_many_runs_are_at_work(tmp_path: Path) -> None:
+    """A tiny problem, then one that fills the cache by itself."""
+    table = tomllib.loads(
+        QUADRATIC + '\n[sweep]\n"problem.dim" = [2, 30000]\n"algorithm.*.local.sgd.lr" = [0.1, 0.2, 0.3]'
+    )
+    found, at_work = Grid({**table, "until": {"updates": 40}}), []
+    hand = crew.Hand(
+        crew.Orders(str(tmp_path), "cpu", False, 1, 12), 0, iter(found.points), lambda m: None, lambda: False
+    )
+    for _ in hand.steps():
+        at_work.append([run.problems[0].dim for run in hand.program.active.values()])
+    assert max(map(len, at_work)) >= 3
+    assert max(dims.count(30000) for dims in at_work) == 1
 
 
 def test_a_worker_that_dies_is_named_and_the_rest_can_be_resumed(tmp_path: Path, unbroken: Path) -> None:

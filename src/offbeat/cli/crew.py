@@ -37,6 +37,7 @@ _STOP = "stop"
 
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
+_SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,26 @@ class Hand:
         self.executors: dict[bool, Executor] = {}
         self.at_work: dict[int, tuple[Point, History | Recorder, list[float]]] = {}
         self.ended = self.updates = 0
+        self.program: Program
+        self.largest = 0.0  # of the runs so far, in bytes of vectors
 
     def steps(self) -> Iterator[None]:
         """Until there is nothing left to do, or somebody says stop: then what is unfinished is saved."""
         first = next(self.points, None)
         if first is None:
             return
-        experiment = Experiment(first.table, self.shelf)
-        program = Program(self._makers(first), self._over, self._width(experiment, first.seed))
-        told = time.perf_counter()
-        for active in program.rounds():
+        self.program = Program(self._makers(first), self._over, self._fair)
+        told = saved = time.perf_counter()
+        for active in self.program.rounds():
             if self.stop():
                 self._save(active)
                 return
             if time.perf_counter() - told > _SECONDS:
                 told = time.perf_counter()
                 self._share(active)
+            if time.perf_counter() - saved > _SAVE:
+                self._save(active)
+                saved = time.perf_counter()
             yield
 
     def _share(self, active: Mapping[int, Simulation]) -> None:
@@ -91,16 +96,19 @@ class Hand:
         updates = self.updates + sum(run.world.tally.updates for run in active.values())
         self.tell(("share", (self.worker, done, updates)))
 
-    def _width(self, experiment: Experiment, seed: int) -> int:
-        """How many runs are at work at once: on a CPU those whose vectors its cache holds, on a GPU as many as fit."""
-        problems = experiment.problems(seed)
-        one = sum(4.0 * p.dim * (3 * p.clients + 64) for p in problems)
-        fit = _CACHE / one
+    @property
+    def _fair(self) -> int:
+        """How many runs this worker may take at once, so that the others have work, too."""
+        return -(-self.orders.runs // self.orders.workers)
+
+    def _width(self, size: float) -> int:
+        """How many runs of this size, in bytes of vectors, are at work at once: on a CPU those that its cache holds,
+        on a GPU as many as fit."""
+        fit = _CACHE / size
         if self.orders.device.startswith("cuda"):
             free, _ = torch.cuda.mem_get_info()
-            fit = 0.25 * free / self.orders.workers / one  # an arena doubles when it is full
-        fair = -(-self.orders.runs // self.orders.workers)  # so that the others have work, too
-        return max(1, min(int(fit), fair))
+            fit = 0.25 * free / self.orders.workers / size  # an arena doubles when it is full
+        return max(1, min(int(fit), self._fair))
 
     def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:
         point: Point | None = first
@@ -124,6 +132,9 @@ class Hand:
         self.at_work[point.number] = point, watcher, [time.perf_counter() - extra.get("worked", 0.0)]
         watchers: list[Watcher] = [watcher]
         run = experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
+        size = sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
+        if size > self.largest:
+            self.largest, self.program.width = size, self._width(size)
         if experiment.top.threads is None and self.orders.workers > 1:  # the cores are shared
             torch.set_num_threads(max(1, torch.get_num_threads() // self.orders.workers))
         return run

@@ -152,9 +152,11 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
         whole = path.read_bytes()
         for line in whole.splitlines():
             try:
-                results.append(json.loads(line))
+                result = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(result, dict) and result.keys() >= {"run", "algorithm", "seed", "settings", "curve"}:
+                results.append(result)
         if whole and not whole.endswith(b"\n"):
             part = path.with_name(path.name + ".part")
             part.write_text("".join(json_text(r) + "\n" for r in results), encoding="utf-8")
