@@ -228,6 +228,7 @@ def test_two_tables_hold_all_runs_and_all_their_measurements(swept: tuple[Path, 
     ]
 
 
+@pytest.mark.slow
 def test_the_same_sweep_with_other_workers_says_the_same(tmp_path: Path) -> None:
     for workers in ("1", "2"):
         (tmp_path / workers).mkdir()
