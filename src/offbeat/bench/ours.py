@@ -33,9 +33,10 @@ AVAILABLE = 0.3  # share of the clients that take new work where several tasks s
 def one(material: Material, executor: str = "auto") -> Work:
     """One run at a time."""
     problems, algorithm, clock, until = settings(material)
+    chosen = named_executor(executor, problems, algorithm.locals(len(problems)))  # once, as a run of any length does
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
-        done = run(problems, algorithm, clock, until(updates), seed=seed, executor=executor)
+        done = run(problems, algorithm, clock, until(updates), seed=seed, executor=chosen)
         return [model.vector for model in algorithm.server.models(done.world.server)]
 
     return work

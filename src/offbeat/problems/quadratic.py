@@ -124,7 +124,8 @@ def _balance(h: Vector, c: Vector, shares: Sequence[float] | None = None) -> Vec
 
 
 def _column(numbers: Numbers, device: torch.device) -> Vector:
-    return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(device)
+    column = torch.from_numpy(np.asarray(numbers, dtype=np.int64))
+    return column if device.type == "cpu" else column.to(device)
 
 
 class _Rows:

@@ -156,9 +156,8 @@ def _one(rows: Vector, problem: Problem) -> Any:
 
 def _column(values: Sequence[float], model: Vector) -> float | Vector:
     """One number where all rows agree, otherwise a column [n, 1]."""
-    first = values[0]
-    if all(v == first for v in values):
-        return first
+    if values.count(values[0]) == len(values):
+        return values[0]
     return torch.tensor(values, dtype=model.dtype).to(model.device, non_blocking=True).unsqueeze(1)
 
 

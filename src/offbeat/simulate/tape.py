@@ -121,7 +121,7 @@ class Arena:
     """Rows of one length, handed out and taken back, and the sums that are still to be put into some of them."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device = device
+        self.device, self.on_cpu = device, device.type == "cpu"
         self.matrix = torch.empty(_ROWS, dim, dtype=dtype, device=device)
         self.free = list(range(_ROWS))
         self.returned: list[int] = []
@@ -173,7 +173,7 @@ class Arena:
         """Fill all rows that are still to be filled."""
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
-            if self.device.type == "cpu":
+            if self.on_cpu:
                 self._fill_each(levels)
             else:
                 self._fill_together(levels)
@@ -220,13 +220,15 @@ class Arena:
         """Their values [n, d], as a copy."""
         self.settle()
         found = self.matrix.index_select(0, self._index([v.slot for v in vectors]))
-        if any(v.scale != 1.0 for v in vectors):
-            scales = torch.tensor([v.scale for v in vectors], dtype=found.dtype)
-            found *= scales.to(self.device, non_blocking=True).unsqueeze(1)
+        scales = [v.scale for v in vectors]
+        if scales.count(1.0) < len(scales):
+            column = torch.tensor(scales, dtype=found.dtype).to(self.device, non_blocking=True)
+            found *= column.unsqueeze(1)
         return found
 
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
-        return torch.from_numpy(np.array(slots, dtype=np.int64)).to(self.device, non_blocking=True)
+        index = torch.from_numpy(np.array(slots, dtype=np.int64))
+        return index if self.on_cpu else index.to(self.device, non_blocking=True)
 
 
 class Arenas:
