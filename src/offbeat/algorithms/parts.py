@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 
 from offbeat.core.errors import SettingError, positive
@@ -146,6 +147,7 @@ Criterion = Every | Period | Poisson
 AGGREGATE = "aggregate"
 
 
+@lru_cache(typed=True)
 def criterion(value: int | Criterion) -> Criterion:
     """A plain number means every so many messages."""
     return Every(value) if isinstance(value, int) else value

@@ -11,6 +11,7 @@ from offbeat.simulate.world import ARRIVE, FLIP, Flight, World
 from offbeat.timing.base import Clock
 
 _NEVER = float("inf")
+_tuple = tuple.__new__  # a named tuple without its constructor: there is one for every job
 
 
 class Traffic:
@@ -50,16 +51,8 @@ class Traffic:
         if not 0 <= client < len(world.free):
             raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
         local, number, now = self.locals[task], world.jobs, world.now
-        job = Job(
-            number,
-            client,
-            task,
-            version,
-            local.steps if steps is None else steps,
-            local.lr if lr is None else lr,
-            world.numbers[client],
-            hold,
-        )
+        steps, lr = local.steps if steps is None else steps, local.lr if lr is None else lr
+        job = _tuple(Job, (number, client, task, version, steps, lr, world.numbers[client], hold))
         world.jobs = number + 1
         world.numbers[client] += 1
         sent = world.tally.sent
