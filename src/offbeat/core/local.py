@@ -50,7 +50,8 @@ class Work:
     def uniform(self, like: Vector, sample: int) -> Vector:
         """Numbers in (0, 1) of this shape [n, d], the clients' own: for randomised rounding and the like."""
         counters = torch.arange(like.shape[-1], device=like.device) + ((1 << 62) + (sample << 40))
-        keys = torch.from_numpy(np.asarray(self.keys, dtype=np.int64)).to(like.device).view(-1, 1)
+        given = self.keys if isinstance(self.keys, Vector) else torch.from_numpy(np.asarray(self.keys, dtype=np.int64))
+        keys = given.to(like.device).view(-1, 1)
         return unit(bits(keys, counters), like.dtype)
 
 
