@@ -254,7 +254,8 @@ class Flow(Server[S]):
         if self.concurrency is not None:
             yield from hand_out(state.model, view.idle(self.concurrency - view.flying), self.local_lr(state))
         elif view.present(client):
-            yield from hand_out(state.model, (client,), self.local_lr(state))
+            model = state.model
+            yield Send(client, {"model": model.vector}, model.version, None, 0, self.local_lr(state))
 
     def local_lr(self, state: S) -> float | None:
         """The step size that goes with the model; None: the local half's own."""

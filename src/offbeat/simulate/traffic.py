@@ -76,15 +76,15 @@ class Traffic:
                     flight.after = self._previous(job)
                 world.todo[number] = None
         world.flights[number] = flight
-        mine = world.flying.get(client)
-        if mine is None:
-            world.flying[client] = [number]
+        flying = world.flying
+        if client in flying:
+            flying[client].append(number)
         else:
-            mine.append(number)
-        world.idle.remove(client)
+            flying[client] = [number]
+            world.idle.remove(client)
         if not flight.held:
-            world.counter += 1
-            heappush(world.heap, (flight.arrive, ARRIVE, world.counter, number))
+            world.counter = counter = world.counter + 1
+            heappush(world.heap, (flight.arrive, ARRIVE, counter, number))
 
     def land(self, job: Job) -> None:
         """The job is no longer in flight."""

@@ -99,7 +99,7 @@ class Pool(State):
         return self.items[rng.below(len(self.items))]
 
 
-@dataclass
+@dataclass(slots=True)
 class Tally(State):
     """Counts of a run so far."""
 
@@ -129,7 +129,7 @@ class Pending(State):
     each: list[float] = field(default_factory=list)  # clients' own accuracies, judged at once
 
 
-@dataclass
+@dataclass(slots=True)
 class World(State):
     """State of the server, of the clients and of what is between them."""
 
