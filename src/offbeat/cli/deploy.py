@@ -251,7 +251,7 @@ def trace(
     run: Annotated[Path, typer.Argument(help="The folder of a real run, LABEL-SEED.")],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("trace.csv"),
 ) -> None:
-    """Turn a real run's measured times into a timing model: `trace = "FILE"` in an experiment's [timing]."""
+    """Turn a real run's measured times into a timing model: `trace = { file = "FILE" }` in an experiment's [timing]."""
     from offbeat.deploy.trace import write_trace
 
     done = read_result(run)
