@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from offbeat.core.errors import SettingError
-from offbeat.core.events import Command, Job, Update
+from offbeat.core.events import (
+    Arrived,
+    Closed,
+    Command,
+    Event,
+    Job,
+    Joined,
+    Left,
+    Lost,
+    Measured,
+    Opened,
+    Rang,
+    Started,
+    Update,
+)
 from offbeat.core.local import Local
 from offbeat.core.random import Stream
 from offbeat.core.state import State
@@ -163,6 +177,29 @@ class Server(Generic[S]):
     def report(self, state: S) -> Mapping[str, Any]:
         """What the record of a run should keep of its state: numbers, strings, lists and mappings."""
         return {}
+
+
+def answers(server: Server[Any], state: Any, event: Event, view: View) -> Commands:
+    """What the server has to say about an event."""
+    match event:
+        case Arrived(update):
+            return server.arrived(state, update, view)
+        case Rang(name):
+            return server.rang(state, name, view)
+        case Lost(job, reason):
+            return server.lost(state, job, reason, view)
+        case Measured(task, metrics):
+            return server.measured(state, task, metrics, view)
+        case Joined(client):
+            return server.joined(state, client, view)
+        case Left(client):
+            return server.left(state, client, view)
+        case Started():
+            return server.started(state, view)
+        case Opened(task):
+            return server.opened(state, task, view)
+        case Closed(task):
+            return server.closed(state, task, view)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ The rules, before the code:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from offbeat.core.errors import HandlerError, OffbeatError
 from offbeat.core.events import (
@@ -39,7 +39,7 @@ from offbeat.core.events import (
     Started,
     Update,
 )
-from offbeat.core.server import Server
+from offbeat.core.server import Server, answers
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, admit
@@ -398,7 +398,7 @@ class Reducer:
         ledger.events += 1
         self.view.renew(self.within)
         try:
-            commands = list(_dispatch(server, ledger.server, event, self.view))
+            commands = list(answers(server, ledger.server, event, self.view))
             absent = [job for command in commands if (job := self._obey(command)) is not None]
         except OffbeatError:
             raise
@@ -463,25 +463,3 @@ class Reducer:
             self.ledger.stopped = reason or "stopped"
             for client in range(len(self.ledger.seats)):
                 self.traffic.touch(client)
-
-
-def _dispatch(server: Server[Any], state: Any, event: Event, view: LedgerView) -> Iterable[Command]:
-    match event:
-        case Arrived(update):
-            return server.arrived(state, update, view)
-        case Rang(name):
-            return server.rang(state, name, view)
-        case Lost(job, reason):
-            return server.lost(state, job, reason, view)
-        case Measured(task, metrics):
-            return server.measured(state, task, metrics, view)
-        case Joined(client):
-            return server.joined(state, client, view)
-        case Left(client):
-            return server.left(state, client, view)
-        case Started():
-            return server.started(state, view)
-        case Opened(task):
-            return server.opened(state, task, view)
-        case Closed(task):
-            return server.closed(state, task, view)

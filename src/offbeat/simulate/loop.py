@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop
 from math import isnan
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError
 from offbeat.core.events import (
     Alarm,
-    Arrived,
     Closed,
     Command,
     Event,
@@ -28,7 +27,7 @@ from offbeat.core.events import (
 )
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.core.server import Server
+from offbeat.core.server import Server, answers
 from offbeat.core.state import exchange
 from offbeat.core.vectors import Vector, settled, stacked
 from offbeat.simulate.compute import Computing, Team
@@ -251,11 +250,11 @@ class Simulation:
         world = self.world
         world.events += 1
         try:
-            if type(event) is Update:  # most are: they take the short way
-                answers: Iterable[Command] = self.server.arrived(world.server, event, self.view)
+            if isinstance(event, Update):  # most are: they take the short way
+                said = self.server.arrived(world.server, event, self.view)
             else:
-                answers = self._answers(event)
-            for command in [*answers]:
+                said = answers(self.server, world.server, event, self.view)
+            for command in [*said]:
                 if type(command) is Send:
                     self.traffic.send(command)
                 else:
@@ -273,31 +272,6 @@ class Simulation:
             for task, model in enumerate(self.server.models(world.server)):
                 if model.version >= self.until.versions:
                     self._close(task, "versions")
-
-    def _answers(self, event: Event | Update) -> Iterable[Command]:
-        """What the server has to say about an event."""
-        server, state, view = self.server, self.world.server, self.view
-        match event:
-            case Update() as update:
-                return server.arrived(state, update, view)
-            case Arrived(update):
-                return server.arrived(state, update, view)
-            case Rang(name):
-                return server.rang(state, name, view)
-            case Lost(job, reason):
-                return server.lost(state, job, reason, view)
-            case Measured(task, metrics):
-                return server.measured(state, task, metrics, view)
-            case Joined(client):
-                return server.joined(state, client, view)
-            case Left(client):
-                return server.left(state, client, view)
-            case Started():
-                return server.started(state, view)
-            case Opened(task):
-                return server.opened(state, task, view)
-            case Closed(task):
-                return server.closed(state, task, view)
 
     def _report(self, event: Event | Update, flight: Flight | None, staleness: int) -> None:
         world = self.world

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from offbeat.core.errors import DivergedError
@@ -154,6 +154,6 @@ def _kin(problem: Problem) -> Hashable:
 def _alike(local: Local) -> Hashable:
     """Equal for local halves that differ in nothing but the step size and the number of steps, which jobs carry."""
     inner = {f.name: _alike(v) for f in fields(local) if isinstance(v := getattr(local, f.name), Local)}
-    plain = replace(local, lr=1.0, steps=1) if is_dataclass(local) else local
+    plain = replace(local, lr=1.0, steps=1)
     shown = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name not in inner}
     return (type(local), repr(sorted(shown.items(), key=lambda item: item[0])), repr(sorted(inner.items())))
