@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from rows import SEVERAL as TABLE, SeveralRow as Row
 from worlds import run, same_world, seen, through_text
 
 import offbeat.algorithms
 from offbeat.algorithms import (
-    AREA,
-    FedAST,
-    FedAsync,
-    FedBuff,
     OneByOne,
-    Period,
-    Polynomial,
-    SyncBayesST,
-    SyncST,
-    SyncUCBST,
 )
 from offbeat.core.server import Algorithm, Server
 from offbeat.local import SGD
@@ -34,34 +25,6 @@ from offbeat.timing import Exponential, OnOff, Times
 N, M = 8, 3
 
 
-@dataclass(frozen=True)
-class Row:
-    """One algorithm; how near to the optimum of every task `updates` results bring it, as a share of the way there."""
-
-    name: str
-    server: Server[Any]
-    within: float = 0.02
-    updates: int = 4000
-    lr: float = 0.1
-
-
-DYNAMIC: dict[str, Any] = {"allocation": "dynamic", "window": 3, "period": 0.3}
-TABLE = [
-    Row("fedast", FedAST(requests=9, ratio=1.5, lr=1.0)),
-    Row("fedast dynamic", FedAST(requests=12, ratio=2.0, lr=1.0, **DYNAMIC)),
-    Row("fedast no buffer", FedAST(requests=9, size=1, lr=0.3)),
-    Row("fedast area", FedAST(requests=9, aggregate=AREA(every=3), **DYNAMIC), within=0.01, lr=0.4),
-    Row("fedast fedbuff weights", FedAST(requests=9, ratio=1.5, aggregate=FedBuff(weight=Polynomial(0.5)))),
-    Row("fedast fedbuff by period", FedAST(requests=9, aggregate=FedBuff(size=Period(1.0)))),
-    Row("fedast fedasync", FedAST(requests=9, aggregate=FedAsync(lr=0.3), **DYNAMIC)),
-    Row("one by one", OneByOne(requests=6, size=3, lr=1.0)),
-    Row("sync-st", SyncST(per_round=8)),
-    Row("sync-st first", SyncST(per_round=8, first=1)),
-    Row("sync-ucb-st", SyncUCBST(per_round=8, explore=1.0)),
-    Row("sync-ucb-st first", SyncUCBST(per_round=8, first=1)),
-    Row("sync-bayes-st", SyncBayesST(per_round=8, candidates=4, memory=16), within=0.1, updates=1200),
-    Row("sync-bayes-st first", SyncBayesST(per_round=8, first=1, candidates=4, memory=16), within=0.1, updates=1200),
-]
 EVERY_ROW = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name.replace(" ", "-"))
 EVERY_EXECUTOR = pytest.mark.parametrize("executor", ["serial", "batched"])
 

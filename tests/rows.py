@@ -1,0 +1,147 @@
+"""Every algorithm, for the checks that all of them have to pass. A new algorithm is one more row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offbeat.algorithms import (
+    AREA,
+    CA2FL,
+    MIFA,
+    SCAFFOLD,
+    Alone,
+    AsFedAvg,
+    AsySG,
+    Decay,
+    DeFedAvg,
+    Favano,
+    FedAST,
+    FedAsync,
+    FedAsyncMixing,
+    FedAvg,
+    FedBuff,
+    Hinge,
+    OneByOne,
+    Period,
+    Poisson,
+    Polynomial,
+    QuAFL,
+    SyncBayesST,
+    SyncST,
+    SyncUCBST,
+)
+from offbeat.core.local import Local
+from offbeat.core.server import Server
+from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
+
+N = 8  # clients
+SMALL = SGD(lr=0.02)  # one local step: the fixed point is the optimum itself
+META = MAML(lr=0.02, alpha=0.02)
+ENVELOPE = Moreau(lr=0.02, penalty=50.0, inner=3)
+LOCAL = SGD(lr=0.01, steps=3)  # several: client i pulls with 1 − (1 − lr·h_i)^steps instead of lr·h_i
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm, and how near to the optimum `updates` results have to bring it, as a share of the way there.
+
+    AREA and everyone's FedAvg come to rest. The others keep a constant step size and move by single clients'
+    results, so they jitter around the optimum by about step · heterogeneity, here up to 1 % of the way; where
+    there are local steps, the point they jitter around is itself off by about lr · steps. MAML's and Moreau's losses
+    have optima of their own, off by about 2·alpha and 1/penalty of the heterogeneity.
+    own: what it trains are the clients' own models, each with an optimum of its own; the server's does not move.
+    """
+
+    name: str
+    server: Server[Any]
+    local: Local = SMALL
+    within: float = 0.01
+    updates: int = 6000
+    own: bool = False
+
+
+TABLE = [
+    Row("area every message", AREA(every=1), SGD(lr=0.1), within=0.003),
+    Row("area every n messages", AREA(every=N), SGD(lr=0.1), within=0.003),
+    Row("area by period", AREA(every=Period(1.0)), SGD(lr=0.1), within=0.003),
+    Row("area by poisson", AREA(every=Poisson(1.0)), SGD(lr=0.1), within=0.003),
+    Row("area local steps", AREA(every=4), SGD(lr=0.03, steps=3), within=0.003),
+    Row("area decay", AREA(every=4, schedule=Decay(c=300.0, d=1000.0)), SMALL, within=0.003),
+    Row("area sampled", AREA(every=4, concurrency=4), SGD(lr=0.1), within=0.003),
+    Row("fedbuff client-driven", FedBuff(size=4)),
+    Row("fedbuff local steps", FedBuff(size=4), LOCAL),
+    Row("fedbuff sampled", FedBuff(size=4, concurrency=5)),
+    Row("fedbuff polynomial", FedBuff(size=4, weight=Polynomial(0.5))),
+    Row("fedbuff by period", FedBuff(size=Period(0.5))),
+    Row("fedbuff by poisson", FedBuff(size=Poisson(2.0))),
+    Row("fedasync", FedAsync(lr=0.3)),
+    Row("fedasync sampled", FedAsync(lr=0.3, concurrency=5)),
+    Row("fedasync polynomial", FedAsync(weight=Polynomial(0.5))),
+    Row("fedasync hinge", FedAsync(lr=0.5, weight=Hinge(slope=1.0, after=4.0))),
+    Row("fedasync local steps", FedAsync(lr=0.3), LOCAL),
+    Row("fedasync mixing", FedAsyncMixing(mixing=0.1), SGD(lr=0.1)),
+    Row("fedasync mixing polynomial", FedAsyncMixing(mixing=0.3, weight=Polynomial(0.5)), SGD(lr=0.1)),
+    Row("asfedavg", AsFedAvg(every=N), SGD(lr=0.1)),
+    Row("asfedavg by period", AsFedAvg(every=Period(2.0)), SGD(lr=0.1)),
+    Row("fedavg everyone", FedAvg(), SGD(lr=0.1), within=1e-6),
+    Row("fedavg sampled", FedAvg(sampled=4)),
+    Row("fedavg first", FedAvg(sampled=5, first=3)),
+    Row("fedprox", FedAvg(), Prox(lr=0.1, steps=2)),
+    Row("scaffold", SCAFFOLD(sampled=4), Scaffold(lr=0.05, steps=2)),
+    Row("scaffold option 1", SCAFFOLD(sampled=4), Scaffold(lr=0.05, steps=2, option=1)),
+    Row("scaffold first", SCAFFOLD(sampled=5, first=3), Scaffold(lr=0.05, steps=2)),
+    Row("asysg", AsySG(size=4, lr=0.02), Gradient()),
+    Row("defedavg", DeFedAvg(sampled=4)),
+    Row("defedavg drawn", DeFedAvg(sampled=4, renew="drawn")),
+    Row("favano", Favano(sampled=3, period=1.0), SGD(lr=0.05, steps=4)),
+    Row("quafl", QuAFL(sampled=3, period=1.0), SGD(lr=0.05, steps=4)),
+    Row("mifa", MIFA(every=4)),
+    Row("ca2fl", CA2FL(size=4)),
+    Row("asysg capped", AsySG(size=4, lr=0.02, cap=2.0), Gradient()),
+    Row("favano stochastic", Favano(sampled=3, period=1.0, normalise="stochastic"), SGD(lr=0.05, steps=4)),
+    Row("persafl-maml", FedAsync(lr=0.3), META),
+    Row("persafl-maml by differences", FedAsync(lr=0.3), replace(META, hessian="difference")),
+    Row("persafl-maml under fedbuff", FedBuff(size=4), META),
+    Row("persafl-maml under area", AREA(every=4), replace(META, lr=0.1), within=0.003),
+    Row("persafl-me", FedAsync(lr=0.3), ENVELOPE),
+    Row("persafl-me with momentum", FedAsync(lr=0.3), replace(ENVELOPE, momentum=0.5)),
+    Row("persafl-me under fedbuff", FedBuff(size=4), ENVELOPE),
+    Row("persafl-me under area", AREA(every=4), replace(ENVELOPE, lr=0.1), within=0.003),
+    Row("per-fedavg", FedAvg(sampled=4), META),
+    Row("pfedme", FedAvg(sampled=4), ENVELOPE),
+    Row("local-only", Alone(), SGD(lr=0.1), own=True),
+    Row("local-only moreau", Alone(), replace(ENVELOPE, lr=0.1), own=True),
+]
+
+
+@dataclass(frozen=True)
+class SeveralRow:
+    """One algorithm; how near to the optimum of every task `updates` results bring it, as a share of the way there."""
+
+    name: str
+    server: Server[Any]
+    within: float = 0.02
+    updates: int = 4000
+    lr: float = 0.1
+
+
+DYNAMIC: dict[str, Any] = {"allocation": "dynamic", "window": 3, "period": 0.3}
+SEVERAL = [
+    SeveralRow("fedast", FedAST(requests=9, ratio=1.5, lr=1.0)),
+    SeveralRow("fedast dynamic", FedAST(requests=12, ratio=2.0, lr=1.0, **DYNAMIC)),
+    SeveralRow("fedast no buffer", FedAST(requests=9, size=1, lr=0.3)),
+    SeveralRow("fedast area", FedAST(requests=9, aggregate=AREA(every=3), **DYNAMIC), within=0.01, lr=0.4),
+    SeveralRow("fedast fedbuff weights", FedAST(requests=9, ratio=1.5, aggregate=FedBuff(weight=Polynomial(0.5)))),
+    SeveralRow("fedast fedbuff by period", FedAST(requests=9, aggregate=FedBuff(size=Period(1.0)))),
+    SeveralRow("fedast fedasync", FedAST(requests=9, aggregate=FedAsync(lr=0.3), **DYNAMIC)),
+    SeveralRow("one by one", OneByOne(requests=6, size=3, lr=1.0)),
+    SeveralRow("sync-st", SyncST(per_round=8)),
+    SeveralRow("sync-st first", SyncST(per_round=8, first=1)),
+    SeveralRow("sync-ucb-st", SyncUCBST(per_round=8, explore=1.0)),
+    SeveralRow("sync-ucb-st first", SyncUCBST(per_round=8, first=1)),
+    SeveralRow("sync-bayes-st", SyncBayesST(per_round=8, candidates=4, memory=16), within=0.1, updates=1200),
+    SeveralRow(
+        "sync-bayes-st first", SyncBayesST(per_round=8, first=1, candidates=4, memory=16), within=0.1, updates=1200
+    ),
+]
