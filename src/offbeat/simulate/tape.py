@@ -1,12 +1,13 @@
-"""Server arithmetic, written down and done later, for many runs at once.
+"""Server arithmetic on rows of one matrix; on a GPU it is written down and done later, for many runs at once.
 
 Servers only add vectors and scale them (core/vectors.py). Here a server's vector is a `Recorded`: a row of one large
-matrix, and a number that it is multiplied with. Adding two of them takes a new row and notes that it is still to be
-filled; `settle` fills all such rows, those that do not depend on each other in one operation. On a GPU thousands of
-small additions, each of which would have to be launched, become a few large ones; the order of the roundings is the
-same as if each had been done at once.
+matrix, and a number that it is multiplied with. Adding two of them takes a new row. On a CPU it is filled at once,
+which takes no longer than a note of it would (`Arena`). On a GPU it is noted that the row is still to be filled
+(`Tape`); `settle` fills all such rows, those that do not depend on each other in one operation. So thousands of small
+additions, each of which would have to be launched, become a few large ones; the order of the roundings is the same as
+if each had been done at once.
 
-A row that nobody holds any longer is used again, but only after the next `settle`: until then what was noted may
+A row that nobody holds any longer is used again; on a tape only after the next `settle`: until then what was noted may
 still read it. So between two settlings every row is written once, and nothing has to be ordered but by what it reads.
 """
 
@@ -22,6 +23,7 @@ from offbeat.core.vectors import Vector
 
 _ROWS = 64  # at first
 _MOVED = 256e6  # bytes of one gather, at most
+_add, _multiply = np.add, np.multiply  # with a third argument: into it
 
 
 class Recorded:
@@ -118,17 +120,82 @@ def _plain(value: Any) -> Any:
 
 
 class Arena:
-    """Rows of one length, handed out and taken back, and the sums that are still to be put into some of them."""
+    """Rows of one length in a CPU's memory, handed out and taken back."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device, self.on_cpu = device, device.type == "cpu"
         self.matrix = torch.empty(_ROWS, dim, dtype=dtype, device=device)
         self.free = list(range(_ROWS))
-        self.returned: list[int] = []
+        self.returned = self.free  # rows that nobody holds any longer: nothing is still to read them
+        self._look()
+
+    def add(self, left: int, a: float, right: int, b: float) -> Recorded:
+        """A vector that is a · left + b · right."""
+        out = self.free.pop() if self.free else self._more()
+        lines = self.lines
+        row = lines[out]
+        if a == 1.0 and b == 1.0:
+            _add(lines[left], lines[right], row)
+        elif a == 1.0:
+            _multiply(lines[right], b, row)
+            _add(lines[left], row, row)
+        else:
+            _multiply(lines[left], a, row)
+            if b != 0.0:
+                _add(row, lines[right] * b, row)
+        return Recorded(self, out)
+
+    def keep(self, rows: Vector) -> list[Recorded]:
+        """Rows of these values [n, d]."""
+        while len(self.free) < len(rows):
+            self._grow()
+        slots = [self.free.pop() for _ in range(len(rows))]
+        self._put(slots, rows)
+        return [Recorded(self, slot) for slot in slots]
+
+    def rows(self, vectors: Sequence[Recorded]) -> Vector:
+        """Their values [n, d], as a copy."""
+        self.settle()
+        found = self._get([v.slot for v in vectors])
+        scales = [v.scale for v in vectors]
+        if scales.count(1.0) < len(scales):
+            column = torch.tensor(scales, dtype=found.dtype).to(found.device, non_blocking=True)
+            found *= column.unsqueeze(1)
+        return found
+
+    def settle(self) -> None:
+        """Fill all rows that are still to be filled: none here."""
+
+    def _put(self, slots: Sequence[int], rows: Vector) -> None:
+        self.numbers[slots] = rows.numpy()
+
+    def _get(self, slots: Sequence[int]) -> Vector:
+        return torch.from_numpy(self.numbers.take(slots, axis=0))
+
+    def _more(self) -> int:
+        self._grow()
+        return self.free.pop()
+
+    def _grow(self) -> None:
+        old = self.matrix
+        self.matrix = old.new_empty(2 * len(old), old.shape[1])
+        self.matrix[: len(old)] = old
+        self.free += range(len(old), 2 * len(old))
+        self._look()
+
+    def _look(self) -> None:
+        """The matrix and its rows as numpy sees them, which is quicker than torch where they are short."""
+        self.numbers = self.matrix.numpy()
+        self.lines = list(self.numbers)
+
+
+class Tape(Arena):
+    """Rows on any device, and the sums that are still to be put into some of them."""
+
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dim, dtype, device)
+        self.returned = []
         self.levels: list[tuple[list[int], list[float]]] = []  # (out, left, right) and their two factors, one by one
         self.depth: dict[int, int] = {}  # of rows that are still to be filled
-
-    # Recording
 
     def add(self, left: int, a: float, right: int, b: float) -> Recorded:
         """A vector that will be a · left + b · right."""
@@ -146,61 +213,18 @@ class Arena:
         depth[out] = level + 1
         return Recorded(self, out)
 
-    def keep(self, rows: Vector) -> list[Recorded]:
-        """Rows of these values [n, d]."""
-        while len(self.free) < len(rows):
-            self._grow()
-        slots = [self.free.pop() for _ in range(len(rows))]
-        self.matrix.index_copy_(0, self._index(slots), rows)
-        return [Recorded(self, slot) for slot in slots]
-
-    def _more(self) -> int:
-        if len(self.returned) * 4 >= len(self.matrix):
-            self.settle()
-        if not self.free:
-            self._grow()
-        return self.free.pop()
-
-    def _grow(self) -> None:
-        old = self.matrix
-        self.matrix = old.new_empty(2 * len(old), old.shape[1])
-        self.matrix[: len(old)] = old
-        self.free += range(len(old), 2 * len(old))
-
-    # Doing
-
     def settle(self) -> None:
         """Fill all rows that are still to be filled."""
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
-            if self.on_cpu:
-                self._fill_each(levels)
-            else:
-                self._fill_together(levels)
+            self._fill(levels)
         back, self.returned = self.returned, []  # one step: rows may come back at any moment
         self.free += back
 
-    def _fill_each(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
-        """On a CPU rows are filled one by one, while they are in its cache."""
-        matrix, multiply, add = self.matrix.numpy(), np.multiply, np.add
-        for slots, factors in levels:
-            places, numbers = iter(slots), iter(factors)
-            for out, left, right, a, b in zip(places, places, places, numbers, numbers, strict=True):
-                row = matrix[out]
-                if a == 1.0 and b == 1.0:
-                    add(matrix[left], matrix[right], out=row)
-                elif a == 1.0:
-                    multiply(matrix[right], b, out=row)
-                    add(matrix[left], row, out=row)
-                else:
-                    multiply(matrix[left], a, out=row)
-                    if b != 0.0:
-                        add(row, matrix[right] * b, out=row)
-
-    def _fill_together(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
+    def _fill(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
         slots = self._index([slot for some, _ in levels for slot in some]).view(-1, 3)
         numbers = [number for _, some in levels for number in some]
-        factors = torch.tensor(numbers, dtype=self.matrix.dtype).to(self.device, non_blocking=True).view(-1, 2)
+        factors = torch.tensor(numbers, dtype=self.matrix.dtype).to(self.matrix.device, non_blocking=True).view(-1, 2)
         most = max(1, int(_MOVED / (self.matrix.shape[1] * self.matrix.element_size())))
         begin = 0
         for some, _ in levels:
@@ -214,21 +238,22 @@ class Arena:
                 self.matrix.index_copy_(0, out, total)
             begin = end
 
-    # Reading
+    def _put(self, slots: Sequence[int], rows: Vector) -> None:
+        self.matrix.index_copy_(0, self._index(slots), rows)
 
-    def rows(self, vectors: Sequence[Recorded]) -> Vector:
-        """Their values [n, d], as a copy."""
-        self.settle()
-        found = self.matrix.index_select(0, self._index([v.slot for v in vectors]))
-        scales = [v.scale for v in vectors]
-        if scales.count(1.0) < len(scales):
-            column = torch.tensor(scales, dtype=found.dtype).to(self.device, non_blocking=True)
-            found *= column.unsqueeze(1)
-        return found
+    def _get(self, slots: Sequence[int]) -> Vector:
+        return self.matrix.index_select(0, self._index(slots))
+
+    def _more(self) -> int:
+        if len(self.returned) * 4 >= len(self.matrix):
+            self.settle()
+        return self.free.pop() if self.free else super()._more()
+
+    def _look(self) -> None:
+        """numpy sees no GPU."""
 
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
-        index = torch.from_numpy(np.array(slots, dtype=np.int64))
-        return index if self.on_cpu else index.to(self.device, non_blocking=True)
+        return torch.from_numpy(np.array(slots, dtype=np.int64)).to(self.matrix.device, non_blocking=True)
 
 
 class Arenas:
@@ -241,7 +266,7 @@ class Arenas:
         """The arena for vectors like this one."""
         kind = (vector.numel(), vector.dtype, vector.device)
         if kind not in self._kinds:
-            self._kinds[kind] = Arena(*kind)
+            self._kinds[kind] = Arena(*kind) if vector.device.type == "cpu" else Tape(*kind)
         return self._kinds[kind]
 
     def adopt(self, vector: Any) -> Any:
