@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 from command import offbeat, started
 
-SEEDS = 5
+SEEDS = 99  # other than that of the real run
+# Their servers draw no clients, so nothing but time tells a real run from a simulated one of the same seed.
+UNDRAWN = ("area", "fedbuff", "fedasync", "persafl-me")
 
 HEAD = """
 until = { time = 12.0 }
@@ -102,15 +105,17 @@ def really(folder: Path, text: str) -> list[dict[str, Any]]:
 
 
 def predicted(folder: Path, text: str, label: str) -> list[dict[str, Any]]:
-    """The same algorithm simulated with the times that its real run was measured to take, under several seeds."""
+    """The same algorithm simulated with the times that its real run was measured to take: seed 0, then the others."""
     trace = folder / f"{label}.csv"
     assert offbeat("trace", folder / "real" / f"{label}-0", "--out", trace).code == 0
-    line = next(line for line in text.splitlines() if line.startswith("exponential"))
+    head, *algorithms = text.split("[[algorithm]]")
+    mine = next(each for each in algorithms if f'name = "{label}"' in each)
+    line = next(line for line in head.splitlines() if line.startswith("exponential"))
     file = folder / f"{label}.toml"
-    file.write_text(text.replace(line, f'trace = {{ file = "{trace}" }}'))
-    only = offbeat("run", file, "--set", f"trials={SEEDS}", "--out", folder / f"virtual-{label}", "--json")
+    file.write_text(head.replace(line, f'trace = {{ file = "{trace}" }}') + "[[algorithm]]" + mine)
+    only = offbeat("run", file, "--set", f"trials={SEEDS + 1}", "--out", folder / f"virtual-{label}", "--json")
     assert only.code == 0, only.err
-    return [run for run in only.runs if run["algorithm"] == label]
+    return only.runs
 
 
 def accuracies(run: dict[str, Any]) -> dict[str, float]:
@@ -119,17 +124,35 @@ def accuracies(run: dict[str, Any]) -> dict[str, float]:
     return {"": run["metrics"]["accuracy"]}
 
 
+def percent(values: list[float]) -> str:
+    return "/".join(f"{100 * value:.1f}" for value in (min(values), median(values), max(values)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [ONE, TWO], ids=["one task", "two tasks"])
-def test_real_runs_reach_what_is_predicted(tmp_path: Path, text: str) -> None:
-    wrong = []
-    for run in really(tmp_path, text):
-        simulated = predicted(tmp_path, text, run["algorithm"])
-        for name, real in accuracies(run).items():
-            spread = sorted(accuracies(other)[name] for other in simulated)
-            updates = sorted(other["updates"] for other in simulated)
-            line = f"{run['algorithm']} {name}: real {real:.3f} ({run['updates']}), simulated {spread} ({updates})"
-            print(line)
-            if not spread[0] - 0.01 <= real <= spread[-1] + 0.01:
-                wrong.append(line)
-    assert wrong == []
+def test_real_runs_reach_what_is_predicted(tmp_path: Path) -> None:
+    """If a real run were one more seed of its simulation, it would lie outside all N others with chance 2/(N + 1).
+
+    So that of eight two lie outside happens in one of a hundred tests, with 99 seeds.
+    """
+    outside, other = [], []
+    for folder, text in ((tmp_path / "one", ONE), (tmp_path / "two", TWO)):
+        folder.mkdir()
+        for run in really(folder, text):
+            label = run["algorithm"]
+            same, *rest = predicted(folder, text, label)
+            updates = [each["updates"] for each in rest]
+            for name, real in accuracies(run).items():
+                spread = [accuracies(each)[name] for each in rest]
+                line = (
+                    f"{label} {name}: real {100 * real:.1f} ({run['updates']}), simulated {percent(spread)} "
+                    f"({min(updates)}-{max(updates)}), same seed {100 * accuracies(same)[name]:.1f} ({same['updates']})"
+                )
+                print(line)
+                if not min(spread) <= real <= max(spread):
+                    outside.append(line)
+                if label in UNDRAWN and (
+                    abs(accuracies(same)[name] - real) > 0.01 or same["updates"] != run["updates"]
+                ):
+                    other.append(line)
+    assert len(outside) <= 1, outside
+    assert other == []

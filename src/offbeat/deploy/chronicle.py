@@ -15,7 +15,10 @@ _NAN = float("nan")
 
 
 class Trip(NamedTuple):
-    """What one job took, in seconds: measured by the client, the upload being what remains of the whole."""
+    """What one job took, in seconds: measured by the client, the upload being what remains of the whole.
+
+    known: whether `compute` is what the whole job takes; otherwise it takes at least that long.
+    """
 
     client: int
     job: int
@@ -24,6 +27,7 @@ class Trip(NamedTuple):
     wait: float
     compute: float
     upload: float
+    known: bool = True
 
 
 class Clockwatcher:
@@ -79,7 +83,9 @@ def _row(
 def _trip(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> Trip:
     """What the job took; one that was interrupted would have taken longer, by the steps that were left."""
     job, unit = flight.job, plan.unit
-    compute = result.compute * job.steps / result.steps if result.steps else _NAN  # after no step nobody knows
+    # The client counts up to the end of its last step; interrupted before the first, one step takes longer than that.
+    compute = result.compute * job.steps / max(1, result.steps)
     done = flight.sent + (result.download + result.wait + result.compute) / unit
     upload = ledger.now - max(done, flight.since if job.hold else done)  # held work waits to be recalled
-    return Trip(job.client, job.id, job.task, result.download, result.wait, compute, max(0.0, upload * unit))
+    times = (result.download, result.wait, compute, max(0.0, upload * unit))
+    return Trip(job.client, job.id, job.task, *times, known=result.steps > 0 or not job.steps)

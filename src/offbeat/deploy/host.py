@@ -114,6 +114,7 @@ class Host:
         while not self.asked and not self._over():
             await self._round()
         if self.ledger.stopped and not self.asked:
+            self.trips.end(self.ledger, self.plan.unit)
             await self._farewell()
         self.save()
         note("left" if self.asked else "over", run=self.plan.run, reason=self.ledger.stopped)

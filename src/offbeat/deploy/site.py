@@ -313,7 +313,7 @@ class Site:
         party = self.party
         download, compute, upload = self._pace(job)
         halt.wait(download)
-        began = time.monotonic()
+        began = stepped = time.monotonic()
         training = Training(party.problems[job.task], party.locals[job.task], job, payload, memory, party.seed)
         more = job.steps > 0
         while more and not halt.is_set():
@@ -321,10 +321,13 @@ class Site:
             if until > time.monotonic() and halt.wait(until - time.monotonic()):
                 break
             more = training.step()
+            stepped = time.monotonic()
         if halt.is_set() and not self.keep:
             return None
         vectors, moved = training.result()
-        spent = self.spent[job.task] = time.monotonic() - began
+        # Of interrupted work, what its whole steps took: the part of a step that was in vain would make it look slow.
+        until = stepped if 0 < training.steps < job.steps else time.monotonic()
+        spent = self.spent[job.task] = until - began
         time.sleep(upload)
         fetched = sum(self.fetching.values())
         self.fetching.clear()

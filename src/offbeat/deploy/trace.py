@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -12,10 +13,12 @@ import pyarrow.dataset as ds
 
 from offbeat.core.errors import FolderError
 from offbeat.deploy.chronicle import Clockwatcher, Trip
+from offbeat.deploy.ledger import Flight, Ledger
 from offbeat.simulate.log import Measurement, Row
 from offbeat.watch.record import write_table
 
 TRIPS = "trips"
+_TIMES = ("compute", "download", "upload")
 
 
 class Trips(Clockwatcher):
@@ -25,22 +28,53 @@ class Trips(Clockwatcher):
         self.folder = folder / TRIPS
         self.rows: list[Trip] = []
         self.parts = 0 if state is None else int(state["parts"])
+        self.ended = state is not None and bool(state.get("ended"))
+        self.landed: dict[int, float] = (
+            {int(c): t for c, t in state.get("landed", ())} if state else {}
+        )  # last arrivals
         for path in list(self.folder.glob("part-*.parquet*")):
             if int(path.name[5:10]) >= self.parts:  # written after the checkpoint; it will be written again
                 path.unlink()
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"parts": self.parts}
+        return {"parts": self.parts, "ended": self.ended, "landed": list(self.landed.items())}
 
     def event(self, row: Row) -> None:
-        """Of no interest here."""
+        if row.event == "Arrived":
+            self.landed[row.client] = row.time
 
     def measured(self, measurement: Measurement) -> None:
         """Of no interest here."""
 
     def trip(self, trip: Trip) -> None:
         self.rows.append(trip)
+
+    def end(self, ledger: Ledger, unit: float) -> None:
+        """The run is over; what clients were still at takes at least as long as they had been at it.
+
+        Without these the trace would lack its longest jobs: those are the ones that an end most likely falls into.
+        """
+        if self.ended:
+            return
+        self.ended = True
+        for client, seat in enumerate(ledger.seats):
+            flight, since = self._at_work(ledger, client)
+            if flight is not None and seat.present:
+                elapsed = max(0.0, (ledger.now - since) * unit)
+                self.rows.append(Trip(client, flight.job.id, flight.job.task, 0.0, 0.0, elapsed, 0.0, known=False))
+
+    def _at_work(self, ledger: Ledger, client: int) -> tuple[Flight | None, float]:
+        """What a client is certainly at, and since when: the head of its queue, or held work that is waited for."""
+        seat = ledger.seats[client]
+        if seat.queue:
+            flight = ledger.flights[seat.queue[0]]
+            return flight, flight.since
+        for task, partial in seat.recalls.items():
+            if not partial:
+                flight = ledger.flights[seat.held[task][0]]
+                return flight, max(flight.sent, self.landed.get(client, 0.0))
+        return None, 0.0
 
     def flush(self) -> None:
         """Everything seen so far is on disk."""
@@ -55,24 +89,36 @@ def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
     """A trace (docs/timing.md) of a real run: its jobs' times and its clients' stays; gives the number of rows."""
     if not (run / TRIPS).is_dir():
         raise FolderError(f"{run} has no {TRIPS}: it is not the folder of a real run with at least one update")
-    trips = ds.dataset(run / TRIPS, format="parquet").to_table().to_pylist()
-    rows: list[dict[str, Any]] = [
-        {
-            "client": trip["client"],
-            "compute": trip["compute"] / unit,
-            "download": trip["download"] / unit,
-            "upload": trip["upload"] / unit,
-        }
-        for trip in trips
-        if trip["compute"] == trip["compute"]  # unless it was interrupted before its first step
-    ]
+    trips = [Trip(**row) for row in ds.dataset(run / TRIPS, format="parquet").to_table().to_pylist()]
+    clients = max(trip.client for trip in trips) + 1
+    rows = [row for client in range(clients) for row in _jobs(client, trips, unit)]
     rows += _stays(run)
     rows.sort(key=lambda row: int(row["client"]))  # a trace's clients are numbered in the order in which they appear
     with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["client", "compute", "download", "upload", "on", "off"])
+        writer = csv.DictWriter(file, ["client", *_TIMES, "on", "off"])
         writer.writeheader()
         writer.writerows(rows)
     return len(rows)
+
+
+def _jobs(client: int, trips: Sequence[Trip], unit: float) -> list[dict[str, Any]]:
+    """A client's jobs in the order in which it was sent them; one that never had any is taken to be like the others."""
+    mine = sorted((trip for trip in trips if trip.client == client), key=lambda trip: trip.job)
+    known = [trip for trip in mine if trip.known] or [trip for trip in trips if trip.known]
+    typical = {name: fmean(getattr(trip, name) for trip in known) if known else 0.0 for name in _TIMES}
+    rows = list[dict[str, Any]]()
+    for trip in mine or [Trip(client, 0, 0, 0.0, 0.0, 0.0, 0.0, known=False)]:
+        times = {name: getattr(trip, name) for name in _TIMES}
+        if not trip.known:
+            times = {**typical, "compute": _at_least(trip.compute, known)}
+        rows.append({"client": client, **{name: seconds / unit for name, seconds in times.items()}})
+    return rows
+
+
+def _at_least(compute: float, known: Sequence[Trip]) -> float:
+    """What a job takes that took at least so long: the mean of those that took longer (Efron 1967, censored data)."""
+    longer = [trip.compute for trip in known if trip.compute > compute]
+    return fmean(longer) if longer else compute
 
 
 def _stays(run: Path) -> list[dict[str, Any]]:
