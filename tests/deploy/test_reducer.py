@@ -15,6 +15,7 @@ from worlds import Line, run as simulate
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
+from offbeat.core.random import SERVER, Stream, key
 from offbeat.core.server import Algorithm, Server
 from offbeat.deploy import effects as client_side, keeper as server_side, wire
 from offbeat.deploy.admission import Limits
@@ -22,9 +23,11 @@ from offbeat.deploy.desk import read_desk
 from offbeat.deploy.effects import Done
 from offbeat.deploy.keeper import Keeper
 from offbeat.deploy.member import Member
+from offbeat.deploy.memoir import Memoir
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.train import Training
+from offbeat.deploy.view import LedgerView
 from offbeat.local import SGD, Moreau
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Until
@@ -216,10 +219,20 @@ class Ideal:
         self.problem, self.clock = problem, timing.bind(problem.clients, seed)
         self.history = History(keep_events=True)
         self.keeper = Keeper(self.plan, None, [self.history], wait=problem.clients)
+        self.at_work: dict[str, tuple[Training, float, float]] = {}  # by client: its job, when that began and ends
+        self.draw_as_simulated(self.keeper.reducer.view, seed)
         firsts = [made.locals(1)[0].remember(problem.initial())]
         self.members = [Member("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names]
         self.heap: list[Any] = []
         self.counter, self.now, self.seq = itertools.count(), 0.0, 0
+
+    def draw_as_simulated(self, view: LedgerView, seed: int) -> None:
+        """Random numbers by the count of events, where a log has more entries than a simulation has events."""
+
+        def renew(_: int) -> None:
+            view._rng = Stream(key(seed, SERVER, self.keeper.ledger.events))
+
+        view.renew = renew  # type: ignore[method-assign]
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
@@ -236,9 +249,15 @@ class Ideal:
 
     def tick(self) -> None:
         self.obey(self.keeper.due(self.now))
+        wait = self.keeper.wait_for(self.now, 1e9)
+        if wait < 1e9:
+            self.later(max(wait, 1e-9), lambda: self.obey(self.keeper.due(self.now)))
 
     def obey(self, effects: list[server_side.Effect]) -> None:
-        for effect in effects:
+        called = list(getattr(self.keeper.ledger.server, "drawn", ()))  # the simulator asks in the order of drawing
+        for effect in sorted(
+            effects, key=lambda e: called.index(e.client) if getattr(e, "client", -1) in called else -1
+        ):
             if isinstance(effect, server_side.Append):
                 self.later(0.0, lambda data=effect.data: self.append("", data))
             elif isinstance(effect, server_side.Post):
@@ -258,19 +277,33 @@ class Ideal:
                 self.act(member, member.mirrored(effect.data, self.now))
             elif isinstance(effect, client_side.Train):
                 self.train(member, effect)
+            elif isinstance(effect, client_side.Interrupt):
+                self.interrupt(member, effect.keep)
 
     def train(self, member: Member, effect: client_side.Train) -> None:
         job = effect.job
-        times = self.clock.durations(job, 0, 0)
+        local, length = self.plan.locals[job.task], self.clock.durations(job, 0, 0).compute
+        training = Training(self.problem, local, job, effect.payload, effect.memory, self.plan.seed)
+        self.at_work[member.client] = training, self.now, self.now + length
 
         def finish() -> None:
-            local = self.plan.locals[job.task]
-            training = Training(self.problem, local, job, effect.payload, effect.memory, self.plan.seed)
-            while training.step():
-                pass
-            self.act(member, member.done(Done(job, *training.result(), training.steps), self.now))
+            if self.at_work.get(member.client, (None,))[0] is training:
+                while training.step():
+                    pass
+                self.report(member, training)
 
-        self.later(times.compute, finish)
+        self.later(length, finish)
+
+    def interrupt(self, member: Member, keep: bool) -> None:
+        training, start, end = self.at_work.pop(member.client, (None, 0.0, 0.0))
+        if training is not None and keep:
+            for _ in range(int(training.job.steps * (self.now - start) / (end - start))):
+                training.step()
+            self.report(member, training)
+
+    def report(self, member: Member, training: Training) -> None:
+        self.at_work.pop(member.client, None)
+        self.act(member, member.done(Done(training.job, *training.result(), training.steps), self.now))
 
 
 COURSES = {
@@ -279,16 +312,24 @@ COURSES = {
     "area": (AREA(every=3), SGD(lr=0.05, steps=2)),
     "area by local envelope": (AREA(every=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
+HELD = {
+    "defedavg": (DeFedAvg(sampled=3, renew="drawn"), SGD(lr=0.05, steps=2)),
+    "favano": (Favano(sampled=3, period=0.7), SGD(lr=0.05, steps=4)),
+}
 
 
-@pytest.mark.parametrize("name", COURSES)
-def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulated(name: str) -> None:
-    server, local = COURSES[name]
+def both(server: Server[Any], local: Any) -> tuple[Any, Any, Ideal]:
+    """A simulation, and the fold over an ideal network with its history."""
     problem = Quadratic(6, dim=4, noise=0.5)
     timing, until = Times(Exponential(tuple(0.3 * 1.5**i for i in range(6)))), Until(updates=120)
     expected = simulate(problem, server, local, timing, until, seed=3, executor="serial")
     ideal = Ideal(problem, server, local, timing, until, seed=3)
-    found = ideal.run()
+    return expected, ideal.run(), ideal
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulated(name: str) -> None:
+    expected, found, ideal = both(*COURSES[name])
 
     def course(rows: Any) -> list[tuple[Any, ...]]:
         kept = [row for row in rows if row.event == "Arrived"]
@@ -296,6 +337,48 @@ def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulate
 
     assert course(ideal.history.events) == course(expected.events)
     assert torch.equal(found.reducer.model(0), expected.model)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_held_work_takes_the_simulated_course_up_to_the_order_within_a_moment(name: str) -> None:
+    expected, found, ideal = both(*HELD[name])
+
+    def course(rows: Any) -> list[tuple[Any, ...]]:
+        kept = [row for row in rows if row.event == "Arrived"]
+        return sorted((round(row.time, 6), row.client, row.staleness) for row in kept)
+
+    assert course(ideal.history.events) == course(expected.events)
+    torch.testing.assert_close(found.reducer.model(0), expected.model, rtol=1e-5, atol=1e-5)
+
+
+def test_a_finished_result_is_handed_out_while_newer_work_goes_on() -> None:
+    log = Log(plan(DeFedAvg(sampled=1), seed=1)).begin()
+    reducer, keeper = log.reducer, Keeper(log.reducer.plan, log.reducer.ledger)
+    called, other = (0, 1) if reducer.ledger.seats[0].recalls else (1, 0)
+    member = Member("run", "ab"[other], [{}], lambda: "ab"[other], retry=1e9, beat=1e9)
+    member.memoir = Memoir("run", "ab"[other], 1, "ab"[other], accepted=True, settled=(1, 0))
+
+    def hear() -> list[client_side.Effect]:
+        (desk,) = (e.data for e in keeper.boot(0.0) if isinstance(e, server_side.Post) and e.client == other)
+        return member.hear(desk, 0.0)
+
+    def train(effects: list[client_side.Effect]) -> Job:
+        return next(effect.job for effect in effects if isinstance(effect, client_side.Train))
+
+    first = train(hear())
+    member.done(Done(first, {"delta": one(1.0)}, {}, 1), 0.0)
+    while not reducer.ledger.seats[other].recalls:  # rounds go by until this client is drawn
+        at_work = reducer.ledger.seats[called].held[0][-1]
+        log.result("ab"[called], reducer.ledger.seats[called].seq + 1, at_work)
+        if not reducer.ledger.seats[other].recalls and member.current is None:
+            train(hear())
+    assert member.current is not None
+    told = [effect for effect in hear() if isinstance(effect, client_side.Tell)]
+    assert wire.unpack(told[0].data).header["job"] == first.id
+    assert member.current is not None  # it goes on
+    member.done(Done(member.current, {"delta": one(1.0)}, {}, 1), 0.0)  # before the verdict: kept for the next time
+    assert log.raw("ab"[other], told[0].data) == "applied"
+    assert 0 in member.kept
 
 
 def test_desks_list_jobs_in_the_order_of_sending() -> None:

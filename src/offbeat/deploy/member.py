@@ -159,7 +159,9 @@ class Member:
         if self.current is None or self.current.id != done.job.id:
             return []
         self.current, self.interrupted = None, False
-        if done.job.hold and done.job.task not in (self.desk.recalls if self.desk else {}):
+        called = self.desk is not None and done.job.task in self.desk.recalls
+        busy = self.memoir is not None and self.memoir.pending is not None  # with the result before: that was called
+        if done.job.hold and (busy or not called):
             if done.steps == done.job.steps:
                 self.kept[done.job.task] = done
             return self._work()
@@ -369,14 +371,15 @@ class Member:
         return [*self._evaluate(desk), *self._go_on(desk, memoir)]
 
     def _go_on(self, desk: Desk, memoir: Memoir) -> list[Effect]:
+        for task, partial in desk.recalls.items() if memoir.pending is None else ():
+            # What is done goes out at once, while newer work goes on: unless that is wanted too, or built on the same
+            # memory, in which case there is only one of the two.
+            alone = partial or bool(self.firsts[task])
+            if task in self.kept and (self.current is None or not alone):
+                return self._pend(self.kept[task].job, self.kept.pop(task))
         if self.current is not None:
             return self._watch(desk, self.current)
-        if memoir.pending is not None:
-            return []
-        for task in desk.recalls:
-            if task in self.kept:
-                return self._pend(self.kept[task].job, self.kept.pop(task))
-        return self._next(desk)
+        return [] if memoir.pending is not None else self._next(desk)
 
     def _watch(self, desk: Desk, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
