@@ -85,9 +85,6 @@ class Recorded:
         """A copy of its value; reading it changes nothing."""
         return self.arena.rows([self])[0]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tensor(), name)
-
     def __getitem__(self, which: Any) -> torch.Tensor:
         return self.tensor()[which]
 
@@ -109,6 +106,16 @@ class Recorded:
     def __torch_function__(cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Any function of torch sees the value."""
         return function(*_plain(args), **_plain(kwargs or {}))
+
+
+def _read(name: str) -> Any:
+    return property(lambda self: getattr(self.tensor(), name))
+
+
+# Whatever else tensors have is asked of the value. A `__getattr__` would do, but slow down every look at a slot.
+for _name in {"__array__", "__deepcopy__", *(name for name in dir(torch.Tensor) if not name.startswith("_"))}:
+    if _name not in vars(Recorded):
+        setattr(Recorded, _name, _read(_name))
 
 
 def _plain(value: Any) -> Any:
@@ -155,7 +162,7 @@ class Arena:
     def rows(self, vectors: Sequence[Recorded]) -> Vector:
         """Their values [n, d], as a copy."""
         self.settle()
-        found = self._get([v.slot for v in vectors])
+        found = self._get([vector.slot for vector in vectors])
         scales = [v.scale for v in vectors]
         if scales.count(1.0) < len(scales):
             column = torch.tensor(scales, dtype=found.dtype).to(found.device, non_blocking=True)
@@ -164,12 +171,6 @@ class Arena:
 
     def settle(self) -> None:
         """Fill all rows that are still to be filled: none here."""
-
-    def _put(self, slots: Sequence[int], rows: Vector) -> None:
-        self.numbers[slots] = rows.numpy()
-
-    def _get(self, slots: Sequence[int]) -> Vector:
-        return torch.from_numpy(self.numbers.take(slots, axis=0))
 
     def _more(self) -> int:
         self._grow()
@@ -183,9 +184,15 @@ class Arena:
         self._look()
 
     def _look(self) -> None:
-        """The matrix and its rows as numpy sees them, which is quicker than torch where they are short."""
-        self.numbers = self.matrix.numpy()
-        self.lines = list(self.numbers)
+        """The matrix and its rows as numpy sees them: short ones it moves and adds in a fraction of torch's time."""
+        self.array = self.matrix.numpy()
+        self.lines = list(self.array)
+
+    def _put(self, slots: Sequence[int], rows: Vector) -> None:
+        self.array[slots] = rows.numpy()
+
+    def _get(self, slots: Sequence[int]) -> Vector:
+        return torch.from_numpy(self.array.take(slots, axis=0))
 
 
 class Tape(Arena):
@@ -238,12 +245,6 @@ class Tape(Arena):
                 self.matrix.index_copy_(0, out, total)
             begin = end
 
-    def _put(self, slots: Sequence[int], rows: Vector) -> None:
-        self.matrix.index_copy_(0, self._index(slots), rows)
-
-    def _get(self, slots: Sequence[int]) -> Vector:
-        return self.matrix.index_select(0, self._index(slots))
-
     def _more(self) -> int:
         if len(self.returned) * 4 >= len(self.matrix):
             self.settle()
@@ -251,6 +252,12 @@ class Tape(Arena):
 
     def _look(self) -> None:
         """numpy sees no GPU."""
+
+    def _put(self, slots: Sequence[int], rows: Vector) -> None:
+        self.matrix.index_copy_(0, self._index(slots), rows)
+
+    def _get(self, slots: Sequence[int]) -> Vector:
+        return self.matrix.index_select(0, self._index(slots))
 
     def _index(self, slots: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(np.array(slots, dtype=np.int64)).to(self.matrix.device, non_blocking=True)
