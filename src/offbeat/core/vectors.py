@@ -34,11 +34,10 @@ def settled(vector: Any) -> Vector:
 def stacked(vectors: Iterable[Any]) -> Vector:
     """The values of several vectors as rows [n, d]."""
     given: Sequence[Any] = list(vectors)
-    arena = None if isinstance(given[0], torch.Tensor) else given[0].arena
-    if arena is not None and all(type(v) is type(given[0]) for v in given):
-        found: Vector = arena.rows(given)
-        return found
-    return torch.stack([settled(v) for v in given])
+    if isinstance(given[0], torch.Tensor) or len({*map(type, given)}) > 1:
+        return torch.stack([settled(v) for v in given])
+    found: Vector = given[0].arena.rows(given)
+    return found
 
 
 def lengths(rows: Vector) -> Vector:

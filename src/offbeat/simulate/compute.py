@@ -21,6 +21,7 @@ from offbeat.simulate.tape import Arena
 from offbeat.simulate.world import ARRIVE, Flight, Until, World
 
 _ALL = 1 << 60
+_tuple = tuple.__new__  # a named tuple without its constructor: there is one for every job
 
 
 class Team(NamedTuple):
@@ -113,8 +114,8 @@ class Computing:
                 memory = before.result[1]
             elif (committed := self.world.memories.get((job.client, job.task))) is not None:
                 memory = committed[1]
-        assert flight.payload is not None
-        return Ready(job, flight.payload, memory, self.keys[job.client], self.teams[job.task].first + job.client)
+        client = job.client
+        return _tuple(Ready, (job, flight.payload, memory, self.keys[client], self.teams[job.task].first + client))
 
     def take(self, number: int, result: Result) -> None:
         """The result of a job."""
@@ -170,7 +171,8 @@ def _sort(
     run: Computing, numbers: Iterable[int], teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]]
 ) -> list[int]:
     """Put the jobs that can be computed now into their teams; gives the others."""
-    flights, later = run.world.flights, list[int]()
+    flights = run.world.flights
+    later: list[int] = []
     places: dict[int, list[tuple[Computing, Ready]]] = {}
     for number in numbers:
         flight = flights[number]

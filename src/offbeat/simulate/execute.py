@@ -6,7 +6,7 @@ server's arithmetic: one at a time it is done at once, stacked it is recorded (t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple, Self
 
@@ -93,20 +93,19 @@ class Executor:
 
 def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
     """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job."""
-    jobs = [r.job for r in ready]
-    clients = np.array([r.client for r in ready], dtype=np.int64)
+    jobs, payloads, memories, _, clients = zip(*ready, strict=True)
     drawn: Any = _Keys(ready)
-    payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
-    memory = {name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory}
-    model = next(iter((*payload.values(), *memory.values())))  # a client by itself is sent nothing
+    payload = {name: stacked([each[name] for each in payloads]) for name in payloads[0]}
+    memory = {name: stacked([each[name] for each in memories]) for name in memories[0]}
+    given = payload or memory  # a client by itself is sent nothing
     steps = [job.steps for job in jobs]
     most, fewest = max(steps), min(steps)
     work = Work(
         payload=payload,
         memory=memory,
-        lr=_column([job.lr for job in jobs], model),
-        steps=_column(steps, model),  # type: ignore[arg-type]
-        oracle=problem.oracle(clients, drawn, most, local.batch, local.shuffle),
+        lr=_column([job.lr for job in jobs], given),
+        steps=_column(steps, given),  # type: ignore[arg-type]
+        oracle=problem.oracle(np.array(clients, dtype=np.int64), drawn, most, local.batch, local.shuffle),
         keys=drawn,
     )
     carry = local.init(work)
@@ -115,22 +114,23 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         after = local.step(carry, work)
         carry = after if step < fewest else _keep(carry, after, work.steps, step)
     upload, stays = local.final(carry, work)
-    rows = {**upload, **{name: v for name, v in stays.items() if name not in upload}}
+    rows = {**upload, **stays, **upload}  # what is sent comes first
     if arena is None:
         return [({k: _one(v, problem) for k, v in upload.items()}, {k: v[0] for k, v in stays.items()})], rows
     kept: dict[int, list[Any]] = {}
     for values in (*upload.values(), *stays.values()):
         if id(values) not in kept:
             kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
-    sent = [(name, kept[id(values)]) for name, values in upload.items()]
-    held = [(name, kept[id(values)]) for name, values in stays.items()]
-    if not held and len(sent) == 1:
-        ((name, vectors),) = sent
-        return [({name: vector}, {}) for vector in vectors], rows
-    return [
-        ({name: vectors[i] for name, vectors in sent}, {name: vectors[i] for name, vectors in held})
-        for i in range(len(jobs))
-    ], rows
+    return list(zip(_apart(upload, kept, len(jobs)), _apart(stays, kept, len(jobs)), strict=True)), rows
+
+
+def _apart(rows: Payload, kept: Mapping[int, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    """What each client has of these rows."""
+    each: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, values in rows.items():
+        for mine, vector in zip(each, kept[id(values)], strict=True):
+            mine[name] = vector
+    return each
 
 
 class _Keys:
@@ -154,10 +154,11 @@ def _one(rows: Vector, problem: Problem) -> Any:
     return rows[0] if rows.shape[1] == problem.dim else float(rows)
 
 
-def _column(values: Sequence[float], model: Vector) -> float | Vector:
-    """One number where all rows agree, otherwise a column [n, 1]."""
+def _column(values: Sequence[float], given: Payload) -> float | Vector:
+    """One number where all rows agree, otherwise a column [n, 1] that goes with what is given."""
     if values.count(values[0]) == len(values):
         return values[0]
+    model = next(iter(given.values()))
     return torch.tensor(values, dtype=model.dtype).to(model.device, non_blocking=True).unsqueeze(1)
 
 
