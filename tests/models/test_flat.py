@@ -65,6 +65,19 @@ def test_gradients_of_stacked_vectors_equal_a_loop(name):
     torch.testing.assert_close(vmap(gradient)(vectors, x), loop, rtol=1e-3, atol=1e-5)
 
 
+def test_the_lstm_s_own_stacked_form_gives_the_outputs_and_gradients_of_one_at_a_time():
+    flat, vector, x, y = case("lstm", copies=3)
+    vectors = torch.stack([vector, vector * 1.5, vector - 0.1]).requires_grad_()
+    outputs = flat.stacked(vectors, x)
+    (slopes,) = torch.autograd.grad(sum(cross_entropy(rows, y) for rows in outputs), vectors)
+    for row, inputs, output, slope in zip(vectors.detach(), x, outputs, slopes, strict=True):
+        pieces = [piece.requires_grad_() for piece in flat.pieces(row)]
+        alone = flat.alone(pieces, inputs)
+        torch.testing.assert_close(output, alone)
+        expected = torch.autograd.grad(cross_entropy(alone, y), pieces)
+        torch.testing.assert_close(slope, torch.cat([piece.reshape(-1) for piece in expected]))
+
+
 def test_the_kinds_that_executors_ask_about_are_told_apart():
     flags = {name: (flat.vmappable, flat.convolutional) for name in SMALL for flat in [case(name)[0]]}
     assert flags["mlp"] == flags["softmax"] == (True, False)

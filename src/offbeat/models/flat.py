@@ -51,10 +51,15 @@ class Flat:
         named += [(other, self._names.index(name)) for other, name in self._tied.items()]
         self._places = [(_owner(module, name), at) for name, at in named] if plain and not self.constants else []
 
-    @property
+    @cached_property
     def vmappable(self) -> bool:
         """Whether torch.vmap can run it over many vectors at once; recurrent kernels have no batching rule."""
         return not self._has(nn.RNNBase, nn.RNNCellBase)
+
+    @cached_property
+    def own(self) -> bool:
+        """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap."""
+        return hasattr(self.module, "stacked") and not self.constants and not self._tied
 
     @cached_property
     def convolutional(self) -> bool:
@@ -87,6 +92,13 @@ class Flat:
         # sharing is resolved above, once; torch would search the module for it at every call
         output: torch.Tensor = functional_call(self.module, named, (x,), tie_weights=False)
         return output
+
+    def stacked(self, vectors: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The outputs of the module's own stacked form for n vectors [n, d] and a batch of inputs for each [n, ...]."""
+        pieces = zip(self._names, torch.split(vectors, self._sizes, 1), self._shapes, strict=True)
+        named = {name: piece.view(-1, *shape) for name, piece, shape in pieces}
+        outputs: torch.Tensor = cast("Any", self.module).stacked(named, x)
+        return outputs
 
     def pieces(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A vector [d] cut into the parameters for `alone`, each a tensor of its own to differentiate by."""

@@ -6,12 +6,13 @@ they are launched at once. Rows are padded to a few sizes, so that few graphs se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_SHARE = 1 / 16  # of the GPU's memory for one call: other processes and the rows themselves need room, too
 _SEEN = 2  # a size is captured when it comes again: a capture costs some ten calls
 
 
@@ -30,13 +31,19 @@ class Replay:
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         self.function = function
+        self.most: dict[Any, int] = {}  # rows that fit
+        self.pool: Any = None  # graphs are never replayed at once, so they work in the same memory
         self.seen: dict[Any, int] = {}
         self.captured: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None] = {}
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         rows = len(arguments[0])
+        kind = tuple((a.shape[1:], a.dtype) for a in arguments)
+        most = self.most.get(kind) or self.most.setdefault(kind, self._fit(arguments))
+        if rows > most:
+            return torch.cat([self(*some) for some in zip(*(torch.split(a, most) for a in arguments), strict=True)])
         size = padded(rows)
-        key = (size, *((a.shape[1:], a.dtype) for a in arguments))
+        key = (size, kind)
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] >= _SEEN and key not in self.captured:
             self.captured[key] = self._capture([_pad(a, size) for a in arguments])
@@ -49,6 +56,16 @@ class Replay:
         graph.replay()
         return output[:rows].clone()  # the next replay writes there again
 
+    def _fit(self, arguments: Sequence[Tensor]) -> int:
+        """A size of which as many rows fit into this function's share of the memory, by what two of them take."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
+        self.function(*(_pad(a[:2], 2) for a in arguments))
+        taken = max(1, torch.cuda.max_memory_allocated() - before) / 2
+        rows = max(1, int(_SHARE * total / taken))
+        return next(size for size in range(rows, 0, -1) if padded(size) == size)
+
     def _capture(self, inputs: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None:
         """The function as a graph; None for one that cannot be captured, because it asks the GPU for numbers."""
         inputs = [a.clone() for a in inputs]
@@ -59,11 +76,12 @@ class Replay:
                 self.function(*inputs)  # once outside, so that libraries have set themselves up
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.pool):
                 output = self.function(*inputs)
         except RuntimeError:
             torch.cuda.synchronize()
             return None
+        self.pool = graph.pool()
         return graph, inputs, output
 
 

@@ -127,6 +127,8 @@ class Rows:
         if p.closed is None:
             if p.replay is not None and len(w) > 1:
                 return p.replay(w, *batch, self.shares)
+            if len(w) > 1 and p.stacks:
+                return p.slopes(w, *batch, self.shares)
             return self._each(w, batch, self._gradient, grad(p.loss))
         g = p.closed.gradient(w, *batch)
         return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)

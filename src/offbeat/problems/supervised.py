@@ -70,9 +70,7 @@ class Supervised:
         # a gradient in closed form needs numbers for inputs
         self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
         self.scale = 1.0 if data.scale is None else data.scale
-        self.replay: Replay | None = None
-        if self.device.type == "cuda" and self.flat.vmappable:
-            self.replay = Replay(vmap(grad(self.loss)))
+        self.replay = Replay(self.slopes) if self.device.type == "cuda" and self.stacks else None
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # what each training sample counts in the global objective
         each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
@@ -117,7 +115,9 @@ class Supervised:
 
     @property
     def stacks(self) -> bool:
-        return self.flat.vmappable and (self.device.type == "cuda" or not self.flat.convolutional)
+        if self.device.type == "cuda":
+            return self.flat.vmappable or self.flat.own
+        return self.flat.vmappable and not self.flat.convolutional
 
     def initial(self) -> Vector:
         return self.flat.initial().to(self.device)
@@ -168,6 +168,16 @@ class Supervised:
         if self.l2:
             value = value + (0.5 * self.l2) * (w * w).sum()
         return value * share
+
+    def slopes(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor) -> Vector:
+        """The gradients [n, d] of n clients' stochastic functions, stacked."""
+        if not self.flat.own:
+            rows: Vector = vmap(grad(self.loss))(w, x, y, weights, shares)
+            return rows
+        w = w.detach().requires_grad_()
+        losses = cross_entropy(self.flat.stacked(w, x).flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+        values = (losses * weights).sum(1) + (0.5 * self.l2) * (w * w).sum(1)
+        return torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
 
     @torch.no_grad()
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
@@ -246,7 +256,7 @@ class Supervised:
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
         if self.closed is not None:
             return self.closed.outputs(models, x)
-        if len(models) > 1 and self.stacks:
+        if len(models) > 1 and self.stacks and not self.flat.own:
             outputs: Tensor = vmap(self.flat, (0, None))(models, x)
             return outputs
         return torch.stack([self.flat.alone(self.flat.pieces(w), x) for w in models])

@@ -69,7 +69,7 @@ def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> Executor:
     """Serial or batched: by what is known of the problems, and by a trial where that may be wrong."""
     known = all(problem.stacks for problem in problems)
     for problem in problems:
-        if isinstance(problem, Supervised) and not problem.flat.vmappable:
+        if isinstance(problem, Supervised) and not (problem.flat.vmappable or problem.stacks):
             return Executor(False, reason=f"serial: the model of {problem.name} cannot be stacked")
     models = [(p, half) for p, half in zip(problems, locals_, strict=False) if isinstance(p, Supervised)]
     clients = min(_STACK, *[problem.clients for problem in problems])
