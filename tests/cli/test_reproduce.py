@@ -101,6 +101,18 @@ def test_only_what_the_paper_prints(file: Path, tmp_path: Path) -> None:
     assert cells["area:largest"]["note"] == "grid not run"
 
 
+def test_settings_can_be_changed_and_it_is_said(file: Path, tmp_path: Path) -> None:
+    where = tmp_path / "out"
+    words = ["--only", "main/area", "--set", "trials=1", "--set", "algorithm.*.every=2", "--workers", "1"]
+    done = offbeat("reproduce", file, "--out", where, *words)
+    assert done.code == 0, done.err
+    assert "not the whole protocol: trials=1, algorithm.*.every=2" in done.out
+    outcome = json.loads((where / "outcome.json").read_text())
+    assert outcome["seeds"] == {"main": [0]}
+    assert "--only main/area --set trials=1" in outcome["command"]
+    assert len((where / "runs.jsonl").read_text().splitlines()) == 3
+
+
 def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, tmp_path: Path) -> None:
     process = started("reproduce", file, "--full", "--out", tmp_path / "stopped", "--workers", "1")
     wait_for(tmp_path / "stopped" / "runs.jsonl", process)
@@ -120,6 +132,8 @@ def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, t
         (["area-table3", "--quick", "--full"], "choose one of them"),
         (["nowhere.toml"], "cannot read the reproduction nowhere.toml"),
         (["fedast-fig7", "--only", "synch"], "did you mean 'sync'?"),
+        (["defedavg-fig6", "--only", "fashion-iid/n-6"], "did you mean"),
+        (["defedavg-fig6", "--set", "trials"], "expected key.path=value"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(arguments: list[str], said: str) -> None:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from offbeat.cli.experiment import override_with
 from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
 from offbeat.cli.grid import Grid
 from offbeat.cli.report import draw_report
@@ -38,7 +39,17 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/NAME-SCALE-TIME.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default as for `offbeat sweep`.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="EXPERIMENT", help="Run this experiment of it alone. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="EXPERIMENT[/ALGORITHM]",
+            help="Run this experiment alone, or one algorithm of it. Repeatable.",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY.PATH=VALUE", help="Override a setting of its experiments, e.g. trials=1. Repeatable."
+        ),
     ] = None,
     printed: Annotated[
         bool, typer.Option("--printed", help="Only settings that the paper's table shows, not the grid behind them.")
@@ -59,17 +70,20 @@ def reproduce(
     scale = "full" if full else "quick"
     entry = load(name, scale)
     for wanted in only or ():
-        if wanted not in entry.experiments:
-            raise unknown("experiment", wanted, entry.experiments)
+        if (chosen := wanted.partition("/")[0]) not in entry.experiments:
+            raise unknown("experiment", chosen, entry.experiments)
     for key, experiment in entry.experiments.items():  # a mistake is found before anything is written
-        if not only or key in only:
-            Grid({**experiment, "device": device}).experiment.check()
+        if _asked_for(key, only):
+            grid = _grid(experiment, device, set_)
+            grid.experiment.check()
+            _choose(grid, key, only)
     folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         asked = {"name": name, "scale": scale, "device": device, "workers": workers, "only": only, "printed": printed}
+        asked |= {"set": set_ or []}
         write_json(folder / ASKED, asked | ({"name": str(Path(name).resolve())} if name.endswith(".toml") else {}))
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
@@ -95,10 +109,11 @@ def _go_on(folder: Path, as_json: bool) -> None:
     runs: dict[str, Sequence[dict[str, Any]]] = {}
     pages: list[Path | None] = []
     for name, table in entry.experiments.items():
-        if asked.get("only") and name not in asked["only"]:
+        if not _asked_for(name, asked.get("only")):
             continue
         place = folder / name if len(entry.experiments) > 1 else folder
-        grid = Grid({**table, "device": asked["device"]})
+        grid = _grid(table, asked["device"], asked.get("set"))
+        _choose(grid, name, asked.get("only"))
         if asked.get("printed"):
             points = [{"algorithm": point.label, "settings": point.settings} for point in grid.points]
             grid.points = [p for p, run in zip(grid.points, points, strict=True) if shows(entry, name, run)]
@@ -124,6 +139,8 @@ def _go_on(folder: Path, as_json: bool) -> None:
         print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder)}))
         return
     _print(entry, outcome)
+    if asked.get("set"):
+        print(f"not the whole protocol: {', '.join(asked['set'])}")
     print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
     page = pages[0] if len(pages) == 1 else draw_report(folder, list(runs))
     if page is not None:
@@ -131,15 +148,38 @@ def _go_on(folder: Path, as_json: bool) -> None:
     print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
 
 
+def _asked_for(experiment: str, only: Sequence[str] | None) -> bool:
+    return not only or any(wanted.partition("/")[0] == experiment for wanted in only)
+
+
+def _grid(table: Mapping[str, Any], device: str, overrides: Sequence[str] | None) -> Grid:
+    for override in overrides or ():
+        table = override_with(table, override)
+    return Grid({**table, "device": device})
+
+
+def _choose(grid: Grid, experiment: str, only: Sequence[str] | None) -> None:
+    """Keep the runs of the algorithms that were asked for by name, if any were."""
+    wanted = [each.partition("/")[2] for each in only or () if each.partition("/")[0] == experiment]
+    if wanted and all(wanted):
+        labels = dict.fromkeys(point.label for point in grid.points)
+        for label in wanted:
+            if label not in labels:
+                raise unknown("algorithm", label, labels)
+        grid.points = [point for point in grid.points if point.label in wanted]
+
+
 def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float) -> None:
     command = ["offbeat", "reproduce", asked["name"], f"--{entry.scale}", "--device", asked["device"]]
     command += ["--printed"] if asked.get("printed") else []
     command += [word for only in asked.get("only") or () for word in ("--only", only)]
+    command += [word for override in asked.get("set") or () for word in ("--set", override)]
     data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
+    grids = {name: _grid(table, asked["device"], asked.get("set")) for name, table in entry.experiments.items()}
     data["seeds"] = {
-        name: list(range(table.get("seed", 0), table.get("seed", 0) + table.get("trials", 1)))
-        for name, table in entry.experiments.items()
-    }
+        name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()
+        if _asked_for(name, asked.get("only"))
+    }  # fmt: skip
     write_json(folder / FOUND, data)
     end = f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
     (folder / PAGE).write_text(outcome.markdown + end, encoding="utf-8")
