@@ -88,3 +88,16 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
     code, _, err = ended(process)
     assert code == 130
     assert "Traceback" not in err
+
+
+def test_a_folder_in_which_somebody_is_at_work_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(LONG)
+    folder = tmp_path / "out"
+    process = started("run", tmp_path / "e.toml", "--out", folder)
+    wait_for(folder / "area-0" / "events", process)
+    second = offbeat("resume", folder)
+    assert (second.code, second.out) == (1, "")
+    assert second.err == f"offbeat: another offbeat is at work in {folder}; let it end, or stop it first\n"
+    process.send_signal(signal.SIGKILL)
+    ended(process)
+    assert offbeat("resume", folder).code == 0

@@ -25,6 +25,7 @@ from offbeat.cli.folder import (
     finish_run,
     open_experiment,
     read_result,
+    taken,
     write_json,
 )
 from offbeat.cli.outcome import conclude
@@ -199,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     results: list[dict[str, Any]] = []
     with (
+        taken(folder),
         closing(experiment),
         display(Console(stderr=True), len(experiment.runs)) as shown,
         interruptible(shown.say) as patience,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,20 @@ def create(out: Path | None, experiment: Experiment, sweep: Mapping[str, Any] | 
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     return folder
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """One process at a time works in a folder. The lock goes with the process, however that ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError(f"another offbeat is at work in {folder}; let it end, or stop it first") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def open_experiment(folder: Path) -> Experiment:

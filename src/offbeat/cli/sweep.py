@@ -22,7 +22,7 @@ from rich.text import Text
 
 from offbeat.cli.crew import Message, Orders, alone, several
 from offbeat.cli.experiment import override_with, read_table
-from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, write_json
+from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, taken, write_json
 from offbeat.cli.grid import Grid, short, together
 from offbeat.cli.report import draw_report
 from offbeat.core.errors import SettingError
@@ -102,6 +102,11 @@ def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -
 
 def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     """Do what is not done yet, and write what came out."""
+    with taken(folder):
+        return _do(folder, grid, options)
+
+
+def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     began = time.perf_counter()
     results = _finished(folder)
     known = {result["run"] for result in results}
