@@ -127,11 +127,12 @@ def _column(numbers: Numbers, device: torch.device) -> Vector:
     return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(device)
 
 
-def _chosen(table: Vector, clients: Numbers) -> Vector:
-    """These clients' rows; a few short ones cost numpy a fraction of torch's time."""
-    if table.is_cpu:
-        return torch.from_numpy(table.numpy().take(clients, axis=0))
-    return table.index_select(0, _column(clients, table.device))
+def _chosen(clients: Numbers, *tables: Vector) -> list[Vector]:
+    """These clients' rows of each table; a few short ones cost numpy a fraction of torch's time."""
+    if tables[0].is_cpu:
+        return [torch.from_numpy(table.numpy().take(clients, axis=0)) for table in tables]
+    which = _column(clients, tables[0].device)
+    return [table.index_select(0, which) for table in tables]
 
 
 class _Rows:
@@ -139,7 +140,7 @@ class _Rows:
 
     def __init__(self, problem: Quadratic, clients: Numbers, keys: Numbers) -> None:
         self.noise, self.dim = problem.noise, problem.dim
-        self.h, self.c = _chosen(problem.h, clients), _chosen(problem.c, clients)
+        self.h, self.c = _chosen(clients, problem.h, problem.c)
         self.keys = _column(keys, problem.h.device).unsqueeze(1) if self.noise else None
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:

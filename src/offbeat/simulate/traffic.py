@@ -57,7 +57,8 @@ class Traffic:
         world.numbers[client] += 1
         sent = world.tally.sent
         sent[task] = sent[task] + 1 if task in sent else 1
-        download, compute, upload, lost = self.clock.durations(job, *self.wires[task])
+        down, up = self.wires[task]
+        download, compute, upload, lost = self.clock.durations(job, down, up)
         if hold:
             self._replace(client, task)
         free, ready = world.free[client], now + download
