@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,9 +12,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offbeat.deploy import keys
-from offbeat.deploy.broker import Broker, free_port
+import torch
 
+from offbeat.cli.experiment import read
+from offbeat.cli.real import Options, plan_of, run_name
+from offbeat.deploy import keys
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.broker import Broker, free_port
+from offbeat.deploy.disk import newest, slots
+from offbeat.deploy.host import refold
+from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.link import Link
+from offbeat.deploy.memoir import Memoir, read_memoir
+
+PATIENCE = 6.0  # seconds after which a silent client counts as gone
 OFFBEAT = [sys.executable, "-c", "from offbeat.cli import main; main()"]
 
 AREA = """
@@ -60,11 +72,15 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.broker.stop()
+
+    def stop(self) -> None:
+        """End the server and the clients."""
         for process in [self.server, *self.clients.values()]:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
-        self.broker.stop()
 
     def serve(self, *options: str) -> None:
         """Start the server, or start it again."""
@@ -103,3 +119,62 @@ class Federation:
     def said(self, name: str) -> str:
         """What a process has written on its standard error."""
         return (self.folder / f"{name}.err").read_text()
+
+
+def revive(federation: Federation) -> None:
+    """A client or server that has ended by itself while the run goes on is a mistake."""
+    assert federation.server is not None
+    assert federation.server.poll() in (None, 0), federation.said("server")[-3000:]
+    for name, process in federation.clients.items():
+        assert process.poll() in (None, 0), f"{name}: {federation.said(name)[-3000:]}"
+
+
+def wait_for_updates(federation: Federation, patience: float = 120.0) -> None:
+    until = time.monotonic() + patience
+    while not list((federation.folder / "state").rglob("*.state")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def final_ledger(federation: Federation) -> Ledger:
+    """The state at the end of the log."""
+    experiment = read(federation.file, [f"problem.clients={len(federation.names)}"])
+    options, spec = Options(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
+    plan = plan_of(experiment, spec, run_name(spec, federation.out / spec.folder), federation.names, options)
+
+    async def fold() -> Ledger:
+        link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)
+        await link.connect(10)
+        try:
+            return await refold(link, plan)
+        finally:
+            await link.close()
+
+    return asyncio.run(fold())
+
+
+def memoir_of(federation: Federation, name: str) -> Memoir:
+    folder = federation.folder / "state" / "fed" / name
+    (run,) = {path.name.removesuffix(".0.state") for path in folder.glob("*.0.state")}
+    _, data = newest(slots(folder, run))
+    assert data is not None
+    return read_memoir(data)
+
+
+def check(federation: Federation, ledger: Ledger) -> None:
+    """What clients know is what the server has applied, and AREA's sum is whole."""
+    total: Any = 0.0
+    for name, seat in zip(federation.names, ledger.seats, strict=True):
+        memoir = memoir_of(federation, name)
+        if not memoir.accepted and memoir.epoch == seat.epoch + 1:  # its disk was lost when the run was all but over
+            assert memoir.settled == (seat.epoch, seat.seq), name
+            total = total + memoir.memory[0]["y"]
+            continue
+        assert (memoir.epoch, memoir.nonce) == (seat.epoch, seat.nonce), name
+        assert memoir.seq == seat.seq, name
+        pending = memoir.pending  # the last one: its verdict was heard, and nothing was sent after it
+        moved = pending is not None and pending.memory is not None and seat.verdict == "applied"
+        assert pending is None or (pending.digest, pending.seq) == (seat.digest, seat.seq), name
+        total = total + (pending.memory["y"] if moved and pending and pending.memory else memoir.memory[0]["y"])
+    state = ledger.server
+    torch.testing.assert_close(total / len(federation.names), state.model.vector + state.u, atol=1e-4, rtol=0)

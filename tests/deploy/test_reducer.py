@@ -313,7 +313,8 @@ COURSES = {
     "area by local envelope": (AREA(every=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {
-    "defedavg": (DeFedAvg(sampled=3, renew="drawn"), SGD(lr=0.05, steps=2)),
+    "defedavg": (DeFedAvg(sampled=3), SGD(lr=0.05, steps=2)),
+    "defedavg, drawn only": (DeFedAvg(sampled=3, renew="drawn"), SGD(lr=0.05, steps=2)),
     "favano": (Favano(sampled=3, period=0.7), SGD(lr=0.05, steps=4)),
 }
 

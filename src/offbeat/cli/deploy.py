@@ -27,7 +27,12 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a setting. Repeatable.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
-Url = Annotated[str, typer.Option("--nats", metavar="URL", help="The broker, such as tls://host:4222.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--nats", metavar="URL", help="The broker, such as tls://host:4222; of a cluster several, with commas."
+    ),
+]
 Keys = Annotated[Path, typer.Option("--keys", metavar="FILE", help="This identity's credentials.")]
 Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Answer Prometheus on this local port.")]
 Lease = Annotated[float, typer.Option(help="Seconds for a job, from when its client could begin it.")]
@@ -36,6 +41,7 @@ Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates t
 Window = Annotated[int | None, typer.Option("--max-staleness", help="Refuse updates that are more versions old.")]
 Slot = Annotated[bool, typer.Option("--one-slot", help="One update a client between two server steps.")]
 Trim = Annotated[bool, typer.Option("--trim", help="Keep no more of the log than is needed to go on.")]
+Replicas = Annotated[int, typer.Option(min=1, max=5, help="Brokers of a cluster that each keep the whole run.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send half as many bytes, rounded.")]
 
 
@@ -128,6 +134,7 @@ def serve(
     slot: Slot = False,
     half: Half = False,
     trim: Trim = False,
+    replicas: Replicas = 1,
     as_json: AsJson = False,
 ) -> None:
     """Serve one run of an experiment to the clients on the roster.
@@ -145,7 +152,9 @@ def serve(
         listed = ", ".join(s.name for s in experiment.runs)
         raise SettingError(f"the file asks for several runs ({listed}); choose one with --algorithm and --seed")
     limits = Limits(norm=norm, window=window, slot=slot, lease=lease, patience=patience)
-    options = _part("offbeat.cli.real").Options(limits=limits, dtype="bfloat16" if half else "", trim=trim)
+    options = _part("offbeat.cli.real").Options(
+        limits=limits, dtype="bfloat16" if half else "", trim=trim, replicas=replicas
+    )
     folder = _folder(out, experiment)
     serving = _part("offbeat.cli.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)

@@ -43,6 +43,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
     dtype: str = ""
     trim: bool = False
+    replicas: int = 1
 
 
 class Watched:

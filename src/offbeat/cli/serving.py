@@ -172,6 +172,7 @@ async def _serve_one(
             wait=wait,
             tick=tick,
             trim=options.trim,
+            replicas=options.replicas,
         )
         watched = Watched(host, problems)
         await _serving(host, metrics)

@@ -17,7 +17,8 @@ _NAN = float("nan")
 class Trip(NamedTuple):
     """What one job took, in seconds: measured by the client, the upload being what remains of the whole.
 
-    known: whether `compute` is what the whole job takes; otherwise it takes at least that long.
+    known: whether `compute` is what the whole job takes; otherwise it takes at least that long.   upload: nan for
+    a held result that was never sent.
     """
 
     client: int
@@ -52,7 +53,8 @@ def tell(
     for watcher in watchers:
         watcher.event(row)
         if isinstance(watcher, Clockwatcher) and flight is not None and result is not None and staleness >= 0:
-            watcher.trip(_trip(plan, ledger, flight, result))
+            for trip in _trips(plan, ledger, flight, result):
+                watcher.trip(trip)
 
 
 def _row(
@@ -80,12 +82,21 @@ def _row(
     )
 
 
-def _trip(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> Trip:
-    """What the job took; one that was interrupted would have taken longer, by the steps that were left."""
+def _trips(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> list[Trip]:
+    """What the job took, and others of its client that nobody asked for.
+
+    One that was interrupted would have taken longer, by the steps that were left.
+    """
     job, unit = flight.job, plan.unit
     # The client counts up to the end of its last step; interrupted before the first, one step takes longer than that.
     compute = result.compute * job.steps / max(1, result.steps)
     done = flight.sent + (result.download + result.wait + result.compute) / unit
     upload = ledger.now - max(done, flight.since if job.hold else done)  # held work waits to be recalled
-    times = (result.download, result.wait, compute, max(0.0, upload * unit))
-    return Trip(job.client, job.id, job.task, *times, known=result.steps > 0 or not job.steps)
+    known = result.steps > 0 or not job.steps
+    trip = Trip(job.client, job.id, job.task, result.download, result.wait, compute, max(0.0, upload * unit), known)
+    others = [
+        Trip(job.client, int(number), job.task, result.download, 0.0, took, _NAN)
+        for number, took in result.others.items()
+        if number.isdecimal() and len(number) < 16
+    ]
+    return [each for each in (*others, trip) if each.compute >= 0 and each.download >= 0]

@@ -19,6 +19,7 @@ from offbeat.deploy.ledger import Judging, Ledger
 from offbeat.deploy.wire import Message, RefusedError
 
 INLINE = 1 << 17  # bytes of models that travel with a desk
+_CACHE = 1 << 27  # bytes of models that are kept packed
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,17 @@ class Models:
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, ...], tuple[list[torch.Tensor], str, bytes]] = {}
+        self.size = 0  # bytes
 
     def pack(self, payload: Payload) -> tuple[str, bytes]:
         """(digest, bytes) of a payload."""
         key = tuple(id(vector) for vector in payload.values())
         if key not in self.known:
             data = wire.pack("model", {}, payload)
-            if len(self.known) >= 32:
-                self.known.pop(next(iter(self.known)))
             self.known[key] = (list(payload.values()), wire.digest(data), data)  # the tensors, so that no id is reused
+            self.size += len(data)
+            while len(self.known) > 32 or (self.size > _CACHE and len(self.known) > 1):
+                self.size -= len(self.known.pop(next(iter(self.known)))[2])
         _, name, data = self.known[key]
         return name, data
 

@@ -22,7 +22,7 @@ from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.keeper import Append, Effect, Keeper, Post, Put
 from offbeat.deploy.ledger import Ledger
-from offbeat.deploy.link import FAILURES, Link, LogReader, as_json
+from offbeat.deploy.link import AT_ONCE, FAILURES, Link, LogReader, as_json
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.trace import Trips
@@ -46,6 +46,7 @@ class Host:
     """One run's server. `folder` holds its checkpoint and its record; begun again there, it goes on.
 
     measure: metrics of a task's model; None: the clients evaluate.   charter: what clients are told about the run.
+    models: bytes of large models that the broker keeps.   replicas: brokers of a cluster that keep the run's streams.
     save_every: seconds between checkpoints.   tick: called now and then, for a display.   trim: remove entries that the
     checkpoints have behind them from the log, which then cannot be folded again from its beginning.
     """
@@ -62,11 +63,13 @@ class Host:
         wait: int | None = None,
         save_every: float = 10.0,
         models: int = 1 << 30,
+        replicas: int = 1,
         trim: bool = False,
         tick: Callable[[Host], None] | None = None,
     ) -> None:
         self.plan, self.link, self.folder, self.charter = plan, link, folder, charter
         self.measure, self.save_every, self.kept_models, self.tick = measure, save_every, models, tick
+        self.replicas = replicas
         folder.mkdir(parents=True, exist_ok=True)
         saved = checkpoint.restore_as(Ledger, folder)
         ledger, extra = saved if saved else (None, {})
@@ -103,7 +106,7 @@ class Host:
     async def run(self) -> None:
         """Serve until the run is over, or until `leave`."""
         link = self.link
-        await link.insist(lambda: link.make_streams(self.plan.run, self.kept_models))
+        await link.insist(lambda: link.make_streams(self.plan.run, self.kept_models, self.replicas))
         await self._catch_up()
         await self.link.listen(f"{self.plan.run}.beat.*", self._beat)
         await self.link.client.subscribe(f"{self.link.root}.ask", cb=self._answer)
@@ -211,9 +214,9 @@ class Host:
                 log.warning("not sent: %s", error)
 
     async def _put(self, put: Put) -> None:
-        size = self.link.piece
-        for number, at in enumerate(range(0, len(put.data), size)):
-            await self.link.say(f"{self.plan.run}.model.{put.digest}.{number}", put.data[at : at + size])
+        """A large model is there before a desk names it, whatever happens to the broker or one of its cluster."""
+        done: set[int] = set()
+        await self.link.insist(lambda: self.link.put(f"{self.plan.run}.model.{put.digest}", put.data, done=done))
 
     async def _again(self) -> None:
         """The broker is back: it may have missed what we sent, and has forgotten that we read."""
@@ -321,12 +324,14 @@ async def whole(link: Link, plan: Plan, entry: Entry) -> Entry:
 async def _parts(link: Link, run: str, entry: Entry, parted: wire.Parted) -> bytes | None:
     """The pieces put together, if they were there when the entry was made and are what it says."""
     stream, found = link.stream(run, "part"), bytearray()
-    for number in range(parted.count):
-        when, data = await _part(link, stream, f"{run}.part.{entry.sender}.{parted.name}.{number}")
-        if when > entry.stamp or len(found) + len(data) > parted.size:
-            return None
-        found += data
-    return bytes(found) if wire.digest(bytes(found)) == parted.name else None
+    subject = f"{run}.part.{entry.sender}.{parted.name}"
+    for at in range(0, parted.count, AT_ONCE):
+        numbers = range(at, min(at + AT_ONCE, parted.count))
+        for when, data in await asyncio.gather(*(_part(link, stream, f"{subject}.{number}") for number in numbers)):
+            if when > entry.stamp or len(found) + len(data) > parted.size:
+                return None
+            found += data
+    return bytes(found) if wire.digest(found) == parted.name else None
 
 
 async def _part(link: Link, stream: str, subject: str) -> tuple[float, bytes]:

@@ -28,7 +28,7 @@ from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy.keys import MAX_PAYLOAD, Creds
+from offbeat.deploy.keys import Creds
 from offbeat.deploy.reducer import Entry
 from offbeat.deploy.wire import digest
 
@@ -38,12 +38,15 @@ logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in reco
 
 REFLECTED = "?"  # no client's name
 T = TypeVar("T")
+PIECE = 1 << 20
+AT_ONCE = 4  # pieces that are asked for together
 MARGIN = 4096  # bytes of a message that are not its content
+NOT_A_CLUSTER, NO_PEERS = 10074, 10005  # the broker's codes
 FAILURES = (NatsError, APIError, OSError, asyncio.TimeoutError, EOFError)
 
 
 class Link:
-    """One identity's connection; it reconnects for ever."""
+    """One identity's connection; it reconnects for ever. url: one broker's, or several of a cluster's, with commas."""
 
     def __init__(self, creds: Creds, url: str) -> None:
         self.creds, self.url = creds, url
@@ -80,7 +83,7 @@ class Link:
         if self.creds.ca:
             context = ssl.create_default_context(cadata=self.creds.ca)
         await self.client.connect(
-            self.url,
+            self.url.split(","),
             signature_cb=self.creds.sign,
             tls=context,
             inbox_prefix=self.creds.inbox,
@@ -128,8 +131,8 @@ class Link:
 
     @property
     def piece(self) -> int:
-        """Bytes of one message."""
-        return min(self.client.max_payload or MAX_PAYLOAD, MAX_PAYLOAD) - MARGIN
+        """Bytes of one message. Not more than PIECE: on a slow line signs of life would wait behind larger ones."""
+        return min(self.client.max_payload or PIECE, PIECE) - MARGIN
 
     async def say(self, subject: str, data: bytes, name: str = "") -> None:
         """Send, without waiting for anything. `name`: a stream keeps it once, however often it is sent."""
@@ -155,13 +158,14 @@ class Link:
         return int(found.seq or 0), bytes(found.data or b"")
 
     async def stamped(self, stream: str, subject: str) -> tuple[float, bytes] | None:
-        """(time, content) of the last message on a subject."""
-        try:
-            found = await self.js.get_last_msg(stream, f"{self.root}.{subject}", direct=True)
-        except NotFoundError:
-            return None
-        when = found.time.timestamp() if found.time else float("inf")
-        return when, bytes(found.data or b"")
+        """(time, content) of the last message on a subject, as the stream's leader knows it."""
+        for direct in (True, False):  # of a cluster's brokers, any may answer directly: also one that lags behind
+            with contextlib.suppress(NotFoundError):
+                found = await self.js.get_last_msg(stream, f"{self.root}.{subject}", direct=direct)
+                when = found.time.timestamp() if found.time else float("inf")
+                self.bytes_in += len(found.data or b"")
+                return when, bytes(found.data or b"")
+        return None
 
     async def listen(self, subject: str, heard: Callable[[str, bytes], Awaitable[None]]) -> None:
         """Call `heard` with (subject's last part, content) of whatever is said there from now on."""
@@ -174,25 +178,35 @@ class Link:
 
     # In pieces
 
-    async def put(self, subject: str, data: bytes, once: bool = False) -> int:
-        """Store something large under a subject; gives the number of pieces. once: they may be there already."""
-        size = self.piece
-        pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
-        for number, piece in enumerate(pieces):
+    async def put(self, subject: str, data: bytes, once: bool = False, done: set[int] | None = None) -> int:
+        """Store something large under a subject; gives the number of pieces.
+
+        once: they may be there already.   done: numbers of those that are; what is stored now is added.
+        """
+        size, done, view = self.piece, set() if done is None else done, memoryview(data)
+        count = max(1, -(-len(data) // size))
+        for number in range(count):
+            if number in done:
+                continue
             try:
-                await self.store(f"{subject}.{number}", piece)
+                await self.store(f"{subject}.{number}", bytes(view[number * size : (number + 1) * size]))
             except APIError as error:
                 if not (once and "maximum messages per subject" in str(error.description)):
                     raise
-        return len(pieces)
+            done.add(number)
+        return count
 
-    async def get(self, stream: str, subject: str, count: int, name: str) -> bytes | None:
-        """Something large, or None if it is not there or not what its name says."""
-        found = await asyncio.gather(*(self.last(stream, f"{subject}.{number}") for number in range(count)))
-        if any(piece is None for piece in found):
-            return None
-        data = b"".join(piece[1] for piece in found if piece is not None)
-        return data if digest(data) == name else None
+    async def get(self, stream: str, subject: str, count: int | None, name: str) -> bytes | None:
+        """Something large, or None if it is not there or not what its name says. count: of its pieces, if known."""
+        found = bytearray()
+        for at in range(0, 4096 if count is None else count, AT_ONCE):
+            numbers = range(at, at + AT_ONCE if count is None else min(at + AT_ONCE, count))
+            pieces = await asyncio.gather(*(self.last(stream, f"{subject}.{number}") for number in numbers))
+            for piece in pieces:
+                found += b"" if piece is None else piece[1]
+            if None in pieces:
+                break
+        return bytes(found) if digest(found) == name else None
 
     # Streams
 
@@ -205,16 +219,20 @@ class Link:
         """The federation's own stream, for its charter."""
         return f"offbeat-{self.creds.federation}"
 
-    async def make_streams(self, run: str, models: int) -> None:
-        """The streams of a run, where they are not there yet. models: bytes of large models that are kept."""
+    async def make_streams(self, run: str, models: int, replicas: int = 1) -> None:
+        """The streams of a run, where they are not there yet.
+
+        models: bytes of large models that are kept.   replicas: brokers of a cluster that each keep everything.
+        """
         ours = f"{self.root}.{run}"
+        make = partial(self._make, num_replicas=replicas)
         newest = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.OLD}
-        await self._make(self.board, [f"{self.root}.charter"], **newest)
-        await self._make(self.stream(run, "log"), [f"{ours}.up.*", f"{ours}.log"])
-        await self._make(self.stream(run, "desk"), [f"{ours}.desk.*", f"{ours}.mirror.>"], **newest)
-        await self._make(self.stream(run, "model"), [f"{ours}.model.>"], max_bytes=models, **newest)
+        await make(self.board, [f"{self.root}.charter"], **newest)
+        await make(self.stream(run, "log"), [f"{ours}.up.*", f"{ours}.log"])
+        await make(self.stream(run, "desk"), [f"{ours}.desk.*", f"{ours}.mirror.>"], **newest)
+        await make(self.stream(run, "model"), [f"{ours}.model.>"], max_bytes=models, **newest)
         fixed = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.NEW, "discard_new_per_subject": True}
-        await self._make(self.stream(run, "part"), [f"{ours}.part.>"], **fixed)
+        await make(self.stream(run, "part"), [f"{ours}.part.>"], **fixed)
 
     async def _make(self, name: str, subjects: list[str], **settings: Any) -> None:
         config = api.StreamConfig(
@@ -222,8 +240,18 @@ class Link:
         )
         try:
             await self.js.stream_info(name)
+            return
         except NotFoundError:
+            pass
+        try:
             await self.js.add_stream(config)
+        except APIError as error:
+            if error.err_code in (NOT_A_CLUSTER, NO_PEERS):
+                raise OffbeatError(
+                    f"the broker cannot keep {config.num_replicas} replicas ({error.description}); "
+                    f"start as many brokers as one cluster, or ask for fewer with --replicas"
+                ) from None
+            raise
 
     async def drop_streams(self, run: str) -> None:
         """Remove what the broker keeps of a run."""
@@ -265,7 +293,7 @@ class LogReader:
                 deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=after + 1,
                 ack_policy=api.AckPolicy.NONE,
-                idle_heartbeat=5,
+                idle_heartbeat=2,
                 flow_control=True,
                 inactive_threshold=60,
                 mem_storage=True,
@@ -302,7 +330,7 @@ class LogReader:
 
     async def watch(self) -> None:
         """Begin again if the broker has been silent for too long: it was restarted, and has forgotten us."""
-        if asyncio.get_running_loop().time() - self.heard > 12 and self.link.client.is_connected:
+        if asyncio.get_running_loop().time() - self.heard > 6 and self.link.client.is_connected:
             with contextlib.suppress(*FAILURES):
                 await self.start(self.position)
 

@@ -39,6 +39,8 @@ from offbeat.deploy.effects import (
 from offbeat.deploy.memoir import Memoir, Pending, read_memoir, write_memoir
 from offbeat.deploy.wire import RefusedError
 
+GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
+
 
 class Member:
     """One client of one run.
@@ -64,6 +66,7 @@ class Member:
         self.desk: Desk | None = None
         self.models: dict[str, Payload] = {}
         self.kept: dict[int, Done] = {}  # task -> newest finished held result
+        self.others: dict[str, float] = {}  # job -> seconds, of held results that newer ones have replaced
         self.current: Job | None = None
         self.interrupted = False
         self.wanted = ""  # digest of the model that is being fetched
@@ -72,6 +75,7 @@ class Member:
         self.leaving = self.over = self.recovering = self.comparing = False
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.told = self.signed = self.asked = float("-inf")
+        self.stopped = float("inf")  # since when the run is known to be over
         self.now = 0.0
 
     # What a client hears
@@ -163,9 +167,16 @@ class Member:
         busy = self.memoir is not None and self.memoir.pending is not None  # with the result before: that was called
         if done.job.hold and (busy or not called):
             if done.steps == done.job.steps:
-                self.kept[done.job.task] = done
+                self._replace(done)
             return self._work()
-        return self._pend(done.job, done)
+        return [*self._pend(done.job, done), *self._work()]
+
+    def _replace(self, done: Done) -> None:
+        """The newest held result stays; of the one before only the time that it took."""
+        before = self.kept.get(done.job.task)
+        if before is not None and len(self.others) < 200:
+            self.others[str(before.job.id)] = before.compute
+        self.kept[done.job.task] = done
 
     def failed(self, job: Job, reason: str, now: float) -> list[Effect]:
         """The job at work cannot be done."""
@@ -206,6 +217,8 @@ class Member:
             effects += self._compare()
         if self.desk is None:
             return effects
+        if now - self.stopped > GRACE:  # nobody listens any more; what is not settled by now will not be applied
+            return [*effects, *self._exit("")]
         if self.recovering and now - self.asked >= self.retry:
             effects += self._recover()
         if now - self.told >= self.retry:
@@ -239,6 +252,8 @@ class Member:
         if after.settled != desk.last:
             return self._first(desk)  # our disk is older than what the server has settled
         self.memoir = after
+        if desk.stopped:
+            self.stopped = min(self.stopped, self.now)
         if desk.stopped and after.pending is None:
             return self._evaluate(desk) or self._done_with(desk)
         if not after.accepted and after is not before:
@@ -351,8 +366,9 @@ class Member:
             return []
         steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
         header = wire.Result(
-            self.run, self.client, memoir.epoch, memoir.seq + 1, job.id, steps, *times, error=error[:1000]
+            self.run, self.client, memoir.epoch, memoir.seq + 1, job.id, steps, *times, error[:1000], self.others
         )
+        self.others = {}
         message = wire.pack("result", vars(header), dict(done.upload) if done else {}, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
         pending = Pending(memoir.epoch, memoir.seq + 1, job.id, job.task, message, moved)
@@ -376,10 +392,11 @@ class Member:
             # memory, in which case there is only one of the two.
             alone = partial or bool(self.firsts[task])
             if task in self.kept and (self.current is None or not alone):
-                return self._pend(self.kept[task].job, self.kept.pop(task))
+                told = self._pend(self.kept[task].job, self.kept.pop(task))
+                return [*told, *(self._next(desk) if self.current is None else [])]
         if self.current is not None:
             return self._watch(desk, self.current)
-        return [] if memoir.pending is not None else self._next(desk)
+        return self._next(desk)
 
     def _watch(self, desk: Desk, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
@@ -396,7 +413,11 @@ class Member:
     def _next(self, desk: Desk) -> list[Effect]:
         memoir = self.memoir
         assert memoir is not None
+        pending = memoir.pending
         for job, name in desk.jobs:
+            # While a result is on its way, only work that waits to be called may begin, if it needs no memory of it.
+            if pending is not None and (not job.hold or self.firsts[job.task] or job.id <= pending.job):
+                continue
             kept = self.kept.get(job.task)
             if job.hold and kept is not None and kept.job.number >= job.number:
                 continue

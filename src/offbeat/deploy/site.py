@@ -9,9 +9,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
+from offbeat.deploy.desk import INLINE
 from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import (
     Done,
@@ -85,6 +87,8 @@ class Site:
         self.halt: threading.Event | None = None  # of the job at work
         self.keep = False
         self.tasks: set[asyncio.Task[None]] = set()
+        self.under_way: set[str] = set()  # what `_once` has begun
+        self.stored: tuple[str, set[int]] = ("", set())  # pieces of the last large update that the broker has
         self.first_seen: dict[int, float] = {}
         self.fetching: dict[str, float] = {}
         self.spent: dict[int, float] = {}  # task -> seconds of its last job
@@ -164,6 +168,20 @@ class Site:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def _once(self, what: str, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin this, unless it is under way: what takes long is asked for again and again until it is done."""
+        if what in self.under_way:
+            return
+        self.under_way.add(what)
+
+        async def do() -> None:
+            try:
+                await action()
+            finally:
+                self.under_way.discard(what)
+
+        self._later(do())
+
     # Doing
 
     async def _do(self, effects: Sequence[Effect]) -> None:
@@ -171,19 +189,19 @@ class Site:
             match effect:
                 case Save(data):
                     self.disk.save(data)
-                case Tell(data, name) if len(data) <= self.link.piece:
+                case Tell(data, name) if len(data) <= INLINE:
                     await self._tell(data, name)
                 case Tell(data, name):
-                    self._later(self._tell(data, name))
+                    self._once(f"tell {name}", partial(self._tell_large, data, name))
                 case Sign(data):
                     with contextlib.suppress(*FAILURES):
                         await self.link.say(f"{self.party.run}.beat.{self.party.client}", data)
                 case Mirror(nonce, data):
-                    self._later(self._mirror(nonce, data))
+                    self._once(f"mirror {nonce} {id(data)}", partial(self._mirror, nonce, data))
                 case Recover(nonce):
-                    self._later(self._recover(nonce))
+                    self._once(f"recover {nonce}", partial(self._recover, nonce))
                 case Fetch(digest):
-                    self._later(self._fetch(digest))
+                    self._once(f"fetch {digest}", partial(self._fetch, digest))
                 case Train(job, payload, memory):
                     self._train(job, payload, memory)
                 case Interrupt(keep):
@@ -196,12 +214,20 @@ class Site:
 
     async def _tell(self, data: bytes, name: str) -> None:
         with contextlib.suppress(*FAILURES):
+            await self.link.say(f"{self.party.run}.up.{self.party.client}", data, name)
+
+    async def _tell_large(self, data: bytes, name: str) -> None:
+        """In pieces if need be; what the broker has is not sent again after a broken connection."""
+        with contextlib.suppress(*FAILURES):
             run, client = self.party.run, self.party.client
             if len(data) > self.link.piece:
                 digest = wire.digest(data)
-                count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True)
+                if self.stored[0] != digest:
+                    self.stored = digest, set()
+                count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True, done=self.stored[1])
                 data = wire.pack("parted", vars(wire.Parted(run, client, digest, count, len(data))))
             await self.link.say(f"{run}.up.{client}", data, name)
+            await self.link.client.flush(60)  # not again while it is on its way
 
     async def _mirror(self, nonce: str, data: bytes) -> None:
         """Leave a sealed copy; the broker compares and sets, so that a copy that was overtaken does not overwrite."""
@@ -241,19 +267,16 @@ class Site:
             self.queue.put_nowait(lambda member, now: member.recovered(data, now))
 
     async def _fetch(self, digest: str) -> None:
+        """A large model. Of a cluster's brokers, one that lags behind may answer: so not at once is not never."""
         with contextlib.suppress(*FAILURES):
-            run, began = self.party.run, time.monotonic()
-            stream, data = self.link.stream(run, "model"), bytearray()
-            for number in range(4096):
-                piece = await self.link.last(stream, f"{run}.model.{digest}.{number}")
-                if piece is None:
+            run, began, data = self.party.run, time.monotonic(), None
+            for wait in (0.1, 0.4, 1.5, 0.0):
+                data = await self.link.get(self.link.stream(run, "model"), f"{run}.model.{digest}", None, digest)
+                if data is not None:
                     break
-                data += piece[1]
-                if len(piece[1]) < self.link.piece and wire.digest(bytes(data)) == digest:
-                    break
+                await asyncio.sleep(wait)
             self.fetching[digest] = time.monotonic() - began
-            whole = bytes(data) if wire.digest(bytes(data)) == digest else None
-            self.queue.put_nowait(lambda member, now: member.fetched(digest, whole, now))
+            self.queue.put_nowait(lambda member, now: member.fetched(digest, data, now))
 
     async def _judge(self, number: int, task: int, payload: Payload) -> None:
         right, total, loss = 0, 0, 0.0

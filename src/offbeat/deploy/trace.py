@@ -105,12 +105,15 @@ def _jobs(client: int, trips: Sequence[Trip], unit: float) -> list[dict[str, Any
     """A client's jobs in the order in which it was sent them; one that never had any is taken to be like the others."""
     mine = sorted((trip for trip in trips if trip.client == client), key=lambda trip: trip.job)
     known = [trip for trip in mine if trip.known] or [trip for trip in trips if trip.known]
-    typical = {name: fmean(getattr(trip, name) for trip in known) if known else 0.0 for name in _TIMES}
+    sent = [trip for trip in known if trip.upload == trip.upload]
+    typical = {name: fmean(getattr(trip, name) for trip in sent) if sent else 0.0 for name in _TIMES[1:]}
     rows = list[dict[str, Any]]()
     for trip in mine or [Trip(client, 0, 0, 0.0, 0.0, 0.0, 0.0, known=False)]:
         times = {name: getattr(trip, name) for name in _TIMES}
         if not trip.known:
-            times = {**typical, "compute": _at_least(trip.compute, known)}
+            times["compute"] = _at_least(trip.compute, known)
+        if not trip.known or trip.upload != trip.upload:
+            times |= typical
         rows.append({"client": client, **{name: seconds / unit for name, seconds in times.items()}})
     return rows
 

@@ -14,7 +14,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -136,7 +136,7 @@ def _entry(entry: Any) -> tuple[str, str, int]:
     raise RefusedError("malformed", "an entry of the manifest is not [name, dtype, count]")
 
 
-def digest(data: bytes | memoryview) -> str:
+def digest(data: bytes | bytearray | memoryview) -> str:
     """SHA-256, the first half of it: enough to tell messages apart and to see damage."""
     return hashlib.sha256(data).hexdigest()[:32]
 
@@ -161,7 +161,10 @@ def read(kind: type[T], header: Mapping[str, Any]) -> T:
 def _fields(kind: type) -> list[tuple[str, Any, bool]]:
     """(name, type, whether it must be given) of each field."""
     hints = get_type_hints(kind)
-    return [(each.name, hints[each.name], each.default is MISSING) for each in fields(kind)]
+    return [
+        (each.name, hints[each.name], each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(kind)
+    ]
 
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
@@ -200,7 +203,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Result:
-    """A job is done, or cannot be done (`error`). Times are seconds, measured by the client."""
+    """A job is done, or cannot be done (`error`). Times are seconds, measured by the client.
+
+    others: job -> what it took to compute, of held results since the last message that nobody asked for.
+    """
 
     run: str
     client: str
@@ -212,6 +218,7 @@ class Result:
     wait: float = 0.0
     compute: float = 0.0
     error: str = ""
+    others: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

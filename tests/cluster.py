@@ -1,0 +1,66 @@
+"""Three brokers that keep every stream together, made from the configuration that `offbeat keys init` writes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from offbeat.deploy import keys
+from offbeat.deploy.broker import free_port, program
+
+
+class Cluster:
+    """Brokers on loopback, each of which a test may kill and start again."""
+
+    def __init__(self, folder: Path, fed: Path, size: int = 3) -> None:
+        self.folder, self.scheme = folder, "tls" if (fed / "broker.pem").exists() else "nats"
+        self.ports = [free_port() for _ in range(size)]
+        among = [free_port() for _ in range(size)]
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in among)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, (port, own) in enumerate(zip(self.ports, among, strict=True)):
+            text = (fed / keys.BROKER).read_text()
+            text = re.sub(r"listen: .*", f'listen: "127.0.0.1:{port}"', text)
+            text = re.sub(r"store_dir: .*", f'store_dir: "{folder / f"store{number}"}"', text)
+            text += f'server_name: "n{number}"\n'
+            text += f'cluster {{ name: "test", listen: "127.0.0.1:{own}", routes: [{routes}] }}\n'
+            (folder / f"n{number}.conf").write_text(text)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        return ",".join(f"{self.scheme}://127.0.0.1:{port}" for port in self.ports)
+
+    def start(self, number: int) -> None:
+        with (self.folder / f"n{number}.log").open("ab") as log:
+            command = [program(), "-c", str(self.folder / f"n{number}.conf")]
+            self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, number: int) -> None:
+        """As a power failure does."""
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def ready(self, patience: float = 60.0) -> None:
+        """Wait until the brokers have chosen one that leads."""
+        until = time.monotonic() + patience
+        while not any("JetStream cluster new metadata leader" in self.said(n) for n in range(len(self.ports))):
+            assert time.monotonic() < until, self.said(0)[-3000:]
+            time.sleep(0.1)
+
+    def said(self, number: int) -> str:
+        return (self.folder / f"n{number}.log").read_text()
+
+    def __enter__(self) -> Cluster:
+        for number in range(len(self.ports)):
+            self.start(number)
+        self.ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
