@@ -133,6 +133,56 @@ def test_without_the_extra_packages_the_message_says_what_to_install(monkeypatch
         _part("offbeat.cli.serving")
 
 
+LARGE = """
+until = { updates = 9, time = 300.0 }
+evaluate = { every = 5.0 }
+
+[problem]
+data = "digits"
+clients = 2
+model = { name = "mlp", hidden = [1500, 1500] }
+
+[timing]
+exponential = { rate = 1.0 }
+
+[[algorithm]]
+name = "area"
+every = 2
+local = { sgd = { lr = 0.2, steps = 4, batch = 32 } }
+
+[[algorithm]]
+name = "fedbuff"
+size = 2
+local = { sgd = { lr = 0.1, steps = 4, batch = 32 } }
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_nine_megabytes_travels_in_pieces(tmp_path: Path) -> None:
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(LARGE)
+    process = started("up", file, "--processes", "2", "--out", out, "--json")
+    said, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    for run in json.loads(said)["runs"]:
+        assert run["updates"] == 9
+        assert run["lost"] == 0
+        assert run["metrics"]["accuracy"] > 0.3
+        folded = offbeat("replay", out / f"{run['algorithm']}-0")
+        assert folded.code == 0, folded.err
+    assert not (out / "area-0" / "server.log").read_text().count("oversized")
+
+
+def test_a_model_that_is_too_large_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text(LARGE)
+    outcome = offbeat("up", file, "--max-size", "8", "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert "9 MB" in outcome.err
+    assert "--max-size" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_deployed_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "e.toml"
     file.write_text(SMALL.replace('name = "area"\nevery = 3', 'name = "centralised"'))

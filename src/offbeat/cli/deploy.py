@@ -41,6 +41,7 @@ Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates t
 Window = Annotated[int | None, typer.Option("--max-staleness", help="Refuse updates that are more versions old.")]
 Slot = Annotated[bool, typer.Option("--one-slot", help="One update a client between two server steps.")]
 Trim = Annotated[bool, typer.Option("--trim", help="Keep no more of the log than is needed to go on.")]
+Size = Annotated[int, typer.Option("--max-size", min=1, max=4000, help="Refuse updates of more megabytes.")]
 Replicas = Annotated[int, typer.Option(min=1, max=5, help="Brokers of a cluster that each keep the whole run.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send half as many bytes, rounded.")]
 
@@ -93,6 +94,7 @@ def up(
     metrics: Metrics = None,
     lease: Lease = 600.0,
     patience: Patience = 15.0,
+    size: Size = 1024,
     norm: Norm = None,
     window: Window = None,
     slot: Slot = False,
@@ -107,10 +109,11 @@ def up(
     real, serving = _part("offbeat.cli.real"), _part("offbeat.cli.serving")
     experiment = _read(file, set_, clients)
     positive(pace=pace, processes=processes)
-    limits = Limits(norm=norm, window=window, slot=slot, lease=lease, patience=patience)
+    limits = Limits(size=size << 20, norm=norm, window=window, slot=slot, lease=lease, patience=patience)
     options = real.Options(pace or 1.0, pace is not None, limits, "bfloat16" if half else "")
     for spec in experiment.runs[: len(experiment.labels)]:
-        real.problems_of(experiment, spec)  # mistakes are found before anything is written
+        names = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
+        real.plan_of(experiment, spec, "up", names, options)  # mistakes are found before anything is written
     folder = _folder(out, experiment)
     results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
     conclude(experiment, folder, results, as_json)
@@ -129,6 +132,7 @@ def serve(
     metrics: Metrics = None,
     lease: Lease = 600.0,
     patience: Patience = 15.0,
+    size: Size = 1024,
     norm: Norm = None,
     window: Window = None,
     slot: Slot = False,
@@ -151,10 +155,11 @@ def serve(
     if len(chosen) != 1:
         listed = ", ".join(s.name for s in experiment.runs)
         raise SettingError(f"the file asks for several runs ({listed}); choose one with --algorithm and --seed")
-    limits = Limits(norm=norm, window=window, slot=slot, lease=lease, patience=patience)
+    limits = Limits(size=size << 20, norm=norm, window=window, slot=slot, lease=lease, patience=patience)
     options = _part("offbeat.cli.real").Options(
         limits=limits, dtype="bfloat16" if half else "", trim=trim, replicas=replicas
     )
+    _part("offbeat.cli.real").plan_of(experiment, chosen[0], "serve", list(roster.clients), options)
     folder = _folder(out, experiment)
     serving = _part("offbeat.cli.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)

@@ -173,6 +173,7 @@ async def _serve_one(
             tick=tick,
             trim=options.trim,
             replicas=options.replicas,
+            models=max(1 << 30, 32 * max(x.numel() * x.element_size() for x in plan.initial)),
         )
         watched = Watched(host, problems)
         await _serving(host, metrics)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Local
 from offbeat.core.server import Server
@@ -58,6 +60,20 @@ class Plan:
             raise SettingError(
                 "dtype = bfloat16: these clients have a memory, which rounding would part from the server"
             )
+
+        for task in range(len(self.locals)):
+            size, most = self.update_bytes(task) / 2**20, self.limits.size / 2**20
+            if size > most:
+                raise SettingError(
+                    f"an update of this model is {size:,.0f} MB, and at most {most:,.0f} are taken; raise "
+                    f"--max-size, halve it with --bfloat16, or train a smaller model"
+                )
+
+    def update_bytes(self, task: int) -> int:
+        """Bytes of an update, with some for its header."""
+        half = self.dtype == "bfloat16" and self.initial[task].dtype == torch.float32
+        each = 2 if half else self.initial[task].element_size()
+        return 1024 + each * sum(self.expected(task).values())
 
     @property
     def remembers(self) -> list[bool]:
