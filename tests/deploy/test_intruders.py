@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -87,6 +89,27 @@ def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> N
         assert stranger.creds.seed not in str(caught.value)
 
     staged(tmp_path, act, tls=True)
+
+
+def test_a_key_that_was_replaced_gets_no_connection_and_the_new_one_does(tmp_path: Path) -> None:
+    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+        fed, before = scene.folder / "fed", scene.link("alice")
+        roster = keys.rotate(fed, ["alice"])
+        assert list(roster.clients) == ["alice", "mallory"]
+        assert f"listen: {json.dumps('0.0.0.0:4222')}" in (fed / keys.BROKER).read_text()
+        Broker(scene.broker.folder, roster, scene.broker.tls, port=scene.broker.port)  # writes its configuration
+        assert scene.broker.process is not None
+        scene.broker.process.send_signal(signal.SIGHUP)
+        await asyncio.sleep(0.5)
+        with pytest.raises(OffbeatError, match="does not know this key"):
+            await before.connect(2)
+        after = scene.link("alice")
+        await after.connect(5)
+        await after.close()
+
+    staged(tmp_path, act, tls=True)
+    with pytest.raises(SettingError, match="not on the roster"):
+        keys.rotate(tmp_path / "fed", ["bob"])
 
 
 def test_a_client_reaches_neither_another_s_subjects_nor_the_server_s(tmp_path: Path) -> None:

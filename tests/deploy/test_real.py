@@ -116,6 +116,9 @@ def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
         wait_for(federation.out / "fedbuff-0" / "server.log", federation)
         said = offbeat("status", "--keys", federation.keys / "site0.creds", "--nats", federation.url, "--json")
         assert json.loads(said.out)["state"] == "waiting for clients", said.err
+        words = ("--keys", federation.keys / "server.creds", "--nats", federation.url, "--out", federation.out)
+        second = offbeat("serve", federation.file, *words, "--trim")
+        assert (second.code, "another process" in second.err) == (1, True)
         for name in federation.names:
             federation.join(name, "--data", "mysite:load")
         result = federation.wait()

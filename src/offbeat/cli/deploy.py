@@ -115,7 +115,8 @@ def up(
         names = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
         real.plan_of(experiment, spec, "up", names, options)  # mistakes are found before anything is written
     folder = _folder(out, experiment)
-    results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
+    with serving.alone(folder):
+        results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
     conclude(experiment, folder, results, as_json)
 
 
@@ -163,7 +164,8 @@ def serve(
     folder = _folder(out, experiment)
     serving = _part("offbeat.cli.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)
-    result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
+    with serving.alone(folder):
+        result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
     conclude(experiment, folder, [result], as_json)
 
 
@@ -217,12 +219,26 @@ def keys_init(
 def keys_add(
     folder: Annotated[Path, typer.Argument(help="The folder of keys.")],
     clients: Annotated[str, typer.Option(help="Names of new clients, separated by commas.")],
-    port: int = 4222,
+    port: Annotated[int | None, typer.Option(help="The broker's; default as before.")] = None,
 ) -> None:
     """Put more clients on the roster, for runs to come."""
     identities = _part("offbeat.deploy.keys")
     identities.add(folder, [name.strip() for name in clients.split(",") if name.strip()], port)
-    print(f"{folder}: let the broker read {identities.BROKER} again (SIGHUP)")
+    print(f"{folder}: {_RELOAD.format(identities.BROKER)}")
+
+
+@keys_app.command("rotate")
+def keys_rotate(
+    folder: Annotated[Path, typer.Argument(help="The folder of keys.")],
+    clients: Annotated[str, typer.Option(help="Clients that get another key, separated by commas.")],
+) -> None:
+    """Give clients new keys, such as those whose credentials were seen by others; names and state stay theirs."""
+    identities = _part("offbeat.deploy.keys")
+    identities.rotate(folder, [name.strip() for name in clients.split(",") if name.strip()])
+    print(f"{folder}: {_RELOAD.format(identities.BROKER)}; from then on the old keys are refused")
+
+
+_RELOAD = "let the broker read {} again (SIGHUP; with --embedded, stop `offbeat serve` and start it again)"
 
 
 def status(keys: Keys, nats: Url = "tls://127.0.0.1:4222", as_json: AsJson = False) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import datetime
 import ipaddress
 import json
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -150,19 +152,44 @@ def init(
     return roster
 
 
-def add(folder: Path, clients: Sequence[str], port: int = 4222) -> Roster:
+def add(folder: Path, clients: Sequence[str], port: int | None = None) -> Roster:
     """More clients for runs to come; the broker reads its configuration again on SIGHUP."""
-    roster, server = read_roster(folder), read_creds(folder / SERVER)
+    roster = read_roster(folder)
     for client in clients:
         check_name("client", client)
         if client in roster.clients:
-            raise SettingError(f"{client} is on the roster already")
+            raise SettingError(f"{client} is on the roster already; `offbeat keys rotate` gives it another key")
+    return _give(folder, roster, clients, port)
+
+
+def rotate(folder: Path, clients: Sequence[str], port: int | None = None) -> Roster:
+    """New keys for clients that are on the roster; once the broker knows of it, it does not know the old ones."""
+    roster = read_roster(folder)
+    for client in clients:
+        if client not in roster.clients:
+            raise SettingError(f"{client} is not on the roster, which has {', '.join(roster.clients)}")
+    return _give(folder, roster, clients, port)
+
+
+def _give(folder: Path, roster: Roster, clients: Sequence[str], port: int | None) -> Roster:
+    """Make keys for these clients and write down who is on the roster now."""
+    server = read_creds(folder / SERVER)
+    for client in clients:
         creds = new_creds(roster.federation, client, server.ca)
         _write_private(folder / f"{client}.creds", json.dumps(asdict(creds), indent=1))
         roster.clients[client] = creds.public
+    text = configuration(roster, folder if server.ca else None, _port(folder) if port is None else port)
     (folder / ROSTER).write_text(json.dumps(asdict(roster), indent=1), encoding="utf-8")
-    (folder / BROKER).write_text(configuration(roster, folder if server.ca else None, port), encoding="utf-8")
+    (folder / BROKER).write_text(text, encoding="utf-8")
     return roster
+
+
+def _port(folder: Path) -> int:
+    """The port that the broker's configuration names."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r'listen: ".*:(\d+)"', (folder / BROKER).read_text(encoding="utf-8")):
+            return int(found[1])
+    return 4222
 
 
 def configuration(

@@ -115,7 +115,7 @@ class Link:
         """Say what is still to be said and go."""
         with contextlib.suppress(*FAILURES):
             await asyncio.wait_for(self.client.flush(), 2)
-        with contextlib.suppress(*FAILURES):
+        with contextlib.suppress(*FAILURES, AttributeError, RuntimeError):  # of a TLS connection that has broken down
             await self.client.close()
 
     async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
