@@ -90,8 +90,11 @@ def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
     if not (run / TRIPS).is_dir():
         raise FolderError(f"{run} has no {TRIPS}: it is not the folder of a real run with at least one update")
     trips = [Trip(**row) for row in ds.dataset(run / TRIPS, format="parquet").to_table().to_pylist()]
-    clients = max(trip.client for trip in trips) + 1
-    rows = [row for client in range(clients) for row in _jobs(client, trips, unit)]
+    owned: list[list[Trip]] = [[] for _ in range(max(trip.client for trip in trips) + 1)]
+    for trip in sorted(trips, key=lambda trip: trip.job):
+        owned[trip.client].append(trip)
+    everybody = [trip for trip in trips if trip.known]
+    rows = [row for client, mine in enumerate(owned) for row in _jobs(client, mine, everybody, unit)]
     rows += _stays(run)
     rows.sort(key=lambda row: int(row["client"]))  # a trace's clients are numbered in the order in which they appear
     with out.open("w", newline="", encoding="utf-8") as file:
@@ -101,10 +104,9 @@ def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
     return len(rows)
 
 
-def _jobs(client: int, trips: Sequence[Trip], unit: float) -> list[dict[str, Any]]:
-    """A client's jobs in the order in which it was sent them; one that never had any is taken to be like the others."""
-    mine = sorted((trip for trip in trips if trip.client == client), key=lambda trip: trip.job)
-    known = [trip for trip in mine if trip.known] or [trip for trip in trips if trip.known]
+def _jobs(client: int, mine: Sequence[Trip], everybody: Sequence[Trip], unit: float) -> list[dict[str, Any]]:
+    """A client's jobs in the order in which it was sent them; one that never had any is taken to be like everybody."""
+    known = [trip for trip in mine if trip.known] or everybody
     sent = [trip for trip in known if trip.upload == trip.upload]
     typical = {name: fmean(getattr(trip, name) for trip in sent) if sent else 0.0 for name in _TIMES[1:]}
     rows = list[dict[str, Any]]()
