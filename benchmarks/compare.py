@@ -88,7 +88,7 @@ class Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(SIMULATORS)}; without one, all")
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W2"], choices=list(UPDATES))
+    parser.add_argument("--workloads", nargs="+", default=list(UPDATES), choices=list(UPDATES))
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
     parser.add_argument("--out", type=Path, help="a Markdown page to write the tables into")
