@@ -75,8 +75,8 @@ def reproduce(
     for key, experiment in entry.experiments.items():  # a mistake is found before anything is written
         if _asked_for(key, only):
             grid = _grid(experiment, device, set_)
-            grid.experiment.check()
             _choose(grid, key, only)
+            grid.experiment.check()
     folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
