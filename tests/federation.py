@@ -25,6 +25,34 @@ from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
 from offbeat.deploy.memoir import Memoir, read_memoir
 
+# An experiment on data that the sites have themselves, and what gives it to a site.
+OWN = """
+until = { updates = 30, time = 120.0 }
+evaluate = { every = 0.5 }
+
+[problem]
+data = "own"
+shape = [4]
+classes = 3
+clients = 2
+
+[timing]
+exponential = { rate = 20.0 }
+
+[[algorithm]]
+name = "fedbuff"
+size = 2
+local = { sgd = { lr = 0.5, batch = 8 } }
+"""
+
+LOADER = """
+import torch
+
+def load():
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :3].argmax(dim=1)
+"""
+
 PATIENCE = 6.0  # seconds after which a silent client counts as gone
 OFFBEAT = [sys.executable, "-c", "from offbeat.cli import main; main()"]
 

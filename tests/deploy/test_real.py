@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import ended, offbeat, started
-from federation import Federation
+from federation import LOADER, OWN, Federation
 from safetensors.torch import load_file
 
 from offbeat.cli.deploy import _part
@@ -67,34 +67,6 @@ def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp
     logs = "".join(path.read_text() for path in out.rglob("*.log"))
     assert "serving" in logs
     assert not any(secret in logs for secret in secrets)
-
-
-OWN = """
-until = { updates = 30, time = 120.0 }
-evaluate = { every = 0.5 }
-
-[problem]
-data = "own"
-shape = [4]
-classes = 3
-clients = 2
-
-[timing]
-exponential = { rate = 20.0 }
-
-[[algorithm]]
-name = "fedbuff"
-size = 2
-local = { sgd = { lr = 0.5, batch = 8 } }
-"""
-
-LOADER = """
-import torch
-
-def load():
-    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    return x, x[:, :3].argmax(dim=1)
-"""
 
 
 def wait_for(path: Path, federation: Federation) -> None:

@@ -13,38 +13,14 @@ from pathlib import Path
 
 import pytest
 from command import offbeat
+from federation import LOADER, OWN
 
 from offbeat.deploy.broker import free_port
 
 UNITS = Path(__file__).parents[2] / "docs" / "deploy"
 NAMES = ("offbeat-serve.service", "offbeat-join.service")
 
-EXPERIMENT = """
-until = { updates = 30, time = 120.0 }
-evaluate = { every = 0.5 }
-
-[problem]
-data = "own"
-shape = [4]
-classes = 3
-clients = 1
-
-[timing]
-exponential = { rate = 20.0 }
-
-[[algorithm]]
-name = "fedbuff"
-size = 2
-local = { sgd = { lr = 0.5, batch = 8 } }
-"""
-
-LOADER = """
-import torch
-
-def load():
-    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    return x, x[:, :3].argmax(dim=1)
-"""
+EXPERIMENT = OWN.replace("clients = 2", "clients = 1")
 
 
 @pytest.mark.parametrize("name", NAMES)

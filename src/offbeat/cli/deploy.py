@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from offbeat.cli.experiment import Experiment, Spec, read
-from offbeat.cli.folder import EXPERIMENT, create, open_experiment, read_result
+from offbeat.cli.folder import EXPERIMENT, create, open_experiment, read_result, taken
 from offbeat.cli.outcome import conclude
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
 from offbeat.deploy.admission import Limits
@@ -115,7 +115,7 @@ def up(
         names = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
         real.plan_of(experiment, spec, "up", names, options)  # mistakes are found before anything is written
     folder = _folder(out, experiment)
-    with serving.alone(folder):
+    with taken(folder, f"{folder} is being served by another process"):
         results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
     conclude(experiment, folder, results, as_json)
 
@@ -164,7 +164,7 @@ def serve(
     folder = _folder(out, experiment)
     serving = _part("offbeat.cli.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)
-    with serving.alone(folder):
+    with taken(folder, f"{folder} is being served by another process"):
         result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
     conclude(experiment, folder, [result], as_json)
 

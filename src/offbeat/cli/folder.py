@@ -50,14 +50,18 @@ def create(out: Path | None, experiment: Experiment, sweep: Mapping[str, Any] | 
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """One process at a time works in a folder. The lock goes with the process, however that ends."""
+def taken(folder: Path, otherwise: str = "") -> Iterator[None]:
+    """One process at a time works in a folder: two would write over each other's checkpoints and records.
+
+    The lock goes with the process, however that ends.   otherwise: what a second one is told.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderError(f"another offbeat is at work in {folder}; let it end, or stop it first") from None
+            told = otherwise or f"another offbeat is at work in {folder}; let it end, or stop it first"
+            raise FolderError(told) from None
         yield
     finally:
         os.close(handle)

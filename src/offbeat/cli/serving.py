@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import signal
@@ -22,7 +21,7 @@ from rich.console import Console
 from offbeat.cli.experiment import Experiment, Spec
 from offbeat.cli.folder import finish_run, read_result
 from offbeat.cli.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
-from offbeat.core.errors import FolderError, OffbeatError
+from offbeat.core.errors import OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.host import Host, fingerprint, refold
@@ -245,17 +244,6 @@ def _journal(path: Path) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         handler.close()
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Within, no other process serves this folder: two would write over each other's checkpoints and records."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise FolderError(f"{folder} is being served by another process") from None
-        yield
 
 
 @dataclass(frozen=True)
