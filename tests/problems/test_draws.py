@@ -67,5 +67,5 @@ def test_padded_sizes_are_few_and_waste_at_most_a_third() -> None:
     assert all(size >= n for n, size in enumerate(sizes, 1))
     assert all(3 * (size - n) <= size for n, size in enumerate(sizes, 1))
     assert sorted(set(sizes))[:9] == [1, 2, 3, 4, 6, 8, 12, 16, 24]
-    assert len(set(sizes)) == 22
+    assert len(set(sizes)) == 32
     assert [padded(size) for size in sizes] == sizes

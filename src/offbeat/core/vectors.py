@@ -44,3 +44,9 @@ def lengths(rows: Vector) -> Vector:
     """Euclidean length of every row, [..., d] -> [..., 1]: local halves scale rows with it."""
     found: Vector = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return found
+
+
+def descend(w: Vector, lr: float | Vector, g: Vector) -> Vector:
+    """w − lr · g of rows [n, d]; lr is a number or a column [n, 1]."""
+    way = lr * g
+    return torch.sub(w, way, out=way)  # without memory of its own

@@ -24,5 +24,6 @@ class Prox(SGD):
         if self.mu < 0:
             raise SettingError(f"mu = {self.mu}: must not be negative")
 
-    def direction(self, w: Vector, work: Work) -> Vector:
-        return super().direction(w, work) + self.mu * (w - work.payload["model"])
+    def added(self, w: Vector, work: Work) -> Vector:
+        pull, decay = self.mu * (w - work.payload["model"]), super().added(w, work)
+        return pull if decay is None else decay + pull

@@ -38,8 +38,9 @@ class Scaffold(SGD):
     def remember(self, model: Vector) -> Payload:
         return {"control": model * 0.0}
 
-    def direction(self, w: Vector, work: Work) -> Vector:
-        return super().direction(w, work) - work.memory["control"] + work.payload["control"]
+    def added(self, w: Vector, work: Work) -> Vector:
+        correction, decay = work.payload["control"] - work.memory["control"], super().added(w, work)
+        return correction if decay is None else decay + correction
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         x, mine = work.payload["model"], work.memory["control"]

@@ -8,7 +8,7 @@ import torch
 
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Carry, Local, Work
-from offbeat.core.vectors import Vector, lengths
+from offbeat.core.vectors import Vector, descend, lengths
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class SGD(Local):
             raise SettingError(f"decay = {self.decay}: must not be negative")
 
     def step(self, carry: Carry, work: Work) -> Carry:
-        w = carry["w"]
-        way = work.lr * self.direction(w, work)
-        return {"w": torch.sub(w, way, out=way)}  # w − way, without memory of its own
-
-    def direction(self, w: Vector, work: Work) -> Vector:
-        """What is stepped against."""
+        w, added = carry["w"], self.added(carry["w"], work)
+        if self.clip is None and added is None:
+            return {"w": work.descend(w)}
         g = work.gradient(w)
         if self.clip is not None:
             g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
-        return g + self.decay * w if self.decay else g
+        return {"w": descend(w, work.lr, g if added is None else g + added)}
+
+    def added(self, w: Vector, work: Work) -> Vector | None:
+        """What a step goes against besides the gradient; None for nothing."""
+        return self.decay * w if self.decay else None

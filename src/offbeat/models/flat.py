@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -61,6 +62,12 @@ class Flat:
         """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap."""
         return hasattr(self.module, "stacked") and not self.constants and not self._tied
 
+    def adds(self, device: torch.device) -> bool:
+        """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
+        if device.type != "cuda" or not hasattr(self.module, "add_gradient") or self.constants or self._tied:
+            return False
+        return torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
+
     @cached_property
     def convolutional(self) -> bool:
         """Whether it has convolutions, which vmap turns into grouped ones: slow on a CPU."""
@@ -95,10 +102,13 @@ class Flat:
 
     def stacked(self, vectors: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The outputs of the module's own stacked form for n vectors [n, d] and a batch of inputs for each [n, ...]."""
-        pieces = zip(self._names, torch.split(vectors, self._sizes, 1), self._shapes, strict=True)
-        named = {name: piece.view(-1, *shape) for name, piece, shape in pieces}
-        outputs: torch.Tensor = cast("Any", self.module).stacked(named, x)
+        outputs: torch.Tensor = cast("Any", self.module).stacked(self.named(vectors), x)
         return outputs
+
+    def named(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """n vectors [n, d] cut into the parameters [n, ...], by name; nothing is copied."""
+        pieces = zip(self._names, torch.split(vectors, self._sizes, 1), self._shapes, strict=True)
+        return {name: piece.view(-1, *shape) for name, piece, shape in pieces}
 
     def pieces(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A vector [d] cut into the parameters for `alone`, each a tensor of its own to differentiate by."""

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.core.problem import Numbers
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Vector, descend
 from offbeat.problems.shards import Draws
 
 if TYPE_CHECKING:
@@ -49,6 +49,13 @@ class Rows:
         if self._in_cache:
             return self._each_in_cache(w, step, sample, whole=self.draws is None)
         return self._slope(w, self._gather(step, sample))
+
+    def descend(self, w: Vector, lr: float | Vector, step: int) -> Vector:
+        p = self.problem
+        if p.replay_step is None or len(w) == 1:
+            return descend(w, lr, self.gradient(w, step))
+        column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
+        return p.replay_step(w, *self._gather(step, 0), self.shares, column)
 
     def full(self, w: Vector) -> Vector:
         if self._in_cache:

@@ -70,7 +70,10 @@ class Supervised:
         # a gradient in closed form needs numbers for inputs
         self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
         self.scale = 1.0 if data.scale is None else data.scale
-        self.replay = Replay(self.slopes) if self.device.type == "cuda" and self.stacks else None
+        self.adds = self.flat.adds(self.device)
+        on_gpu = self.device.type == "cuda" and self.stacks
+        self.replay = Replay(self.slopes) if on_gpu else None
+        self.replay_step = Replay(self.stepped) if on_gpu and self.adds else None
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # what each training sample counts in the global objective
         each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
@@ -171,13 +174,28 @@ class Supervised:
 
     def slopes(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor) -> Vector:
         """The gradients [n, d] of n clients' stochastic functions, stacked."""
+        if self.adds:
+            slopes = w * (self.l2 * shares).unsqueeze(1) if self.l2 else torch.zeros_like(w)
+            return self._add(slopes, w, x, y, weights * shares.unsqueeze(1))
         if not self.flat.own:
             rows: Vector = vmap(grad(self.loss))(w, x, y, weights, shares)
             return rows
         w = w.detach().requires_grad_()
         losses = cross_entropy(self.flat.stacked(w, x).flatten(0, 1), y.flatten(), reduction="none").view_as(y)
-        values = (losses * weights).sum(1) + (0.5 * self.l2) * (w * w).sum(1)
-        return torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
+        values = (losses * weights).sum(1)
+        g = torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
+        return g.add_(w.detach() * shares.unsqueeze(1), alpha=self.l2) if self.l2 else g
+
+    def stepped(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor, lr: Tensor) -> Vector:
+        """w − lr · slopes(w, …), without a place for the slopes; lr [n, 1]."""
+        shares = lr * shares.unsqueeze(1)
+        start = w * (1 - self.l2 * shares) if self.l2 else w.clone()
+        return self._add(start, w, x, y, -weights * shares)
+
+    def _add(self, to: Vector, w: Vector, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
+        module: Any = self.flat.module
+        module.add_gradient(self.flat.named(w), self.flat.named(to), x, y, weights)
+        return to
 
     @torch.no_grad()
     def measure(self, models: Vector) -> list[Mapping[str, float]]:

@@ -61,6 +61,7 @@ class Executor:
         most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
         results: list[Result] = []
         errors: Errors = []
+        most = -(-len(group) // -(-len(group) // most))  # chunks of equal size
         for at in range(0, len(group), most):
             some = group[at : at + most]
             done, rows = train(problem, local, arena, [ready for _, ready in some])
