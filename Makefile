@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo screenshots test test-slow theory bench bench-others lint format clean
+.PHONY: setup demo screenshots test test-slow test-kernels theory bench bench-others lint format clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,11 @@ test: lint
 
 test-slow: setup
 	$(BIN)/pytest -n 2 -m slow
+
+# the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
+test-kernels: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/triton triton
+	PYTHONPATH=$(VENV)/triton $(BIN)/pytest tests/models/test_kernels.py
 
 # the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)
 bench: setup

@@ -1,9 +1,10 @@
 """Forms of stacked networks on a GPU: the gradients of many clients' models, each at its own mini-batch.
 
-    PYTHONPATH=src python benchmarks/forms.py [--compile]
+    PYTHONPATH=src python benchmarks/forms.py [--compile] [NETWORK ...]
 
 For each network and number of clients: milliseconds for one gradient of every client, captured as a CUDA graph, in
 single precision and with TF32, and how far the gradients are from those of plain PyTorch in single precision.
+"kernels" is what offbeat does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
+from offbeat.models import lstm
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
 from offbeat.models.flat import Flat
 from offbeat.models.lstm import LSTM
@@ -25,8 +27,8 @@ from offbeat.models.lstm import LSTM
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]  # vectors [n, d], inputs [n, b, ...], labels [n, b] to [n, d]
 
 # network: (inputs, mini-batch, numbers of clients)
-WORK = {CNN: ((1, 28, 28), 10, (16, 128)), CifarCNN: ((3, 32, 32), 32, (16, 64)), LeNet5: ((1, 28, 28), 32, (16, 64)),
-        LSTM: ((80,), 64, (2, 8, 16, 32, 64))}  # fmt: skip
+WORK = {CNN: ((1, 28, 28), 10, (16, 128, 512)), CifarCNN: ((3, 32, 32), 32, (16, 64)),
+        LeNet5: ((1, 28, 28), 32, (16, 64)), LSTM: ((80,), 64, (2, 16, 64))}  # fmt: skip
 
 
 class Patches(torch.autograd.Function):
@@ -69,8 +71,7 @@ def unfolded(module: Any, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
 def by_autograd(flat: Flat, outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor]) -> Gradient:
     def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         w = w.detach().requires_grad_()
-        pieces = zip(flat._names, torch.split(w, flat._sizes, 1), flat._shapes, strict=True)
-        logits = outputs({name: piece.view(-1, *shape) for name, piece, shape in pieces}, x)
+        logits = outputs(flat.named(w), x)
         loss = functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         return torch.autograd.grad(loss, w)[0]
 
@@ -80,15 +81,31 @@ def by_autograd(flat: Flat, outputs: Callable[[Mapping[str, Tensor], Tensor], Te
 def forms(flat: Flat, compiled: bool) -> dict[str, Gradient]:
     module: Any = flat.module
     if isinstance(module, LSTM):
-        return {"written out": by_autograd(flat, module.stacked)}
+        return {"written out": with_kernels(False, by_autograd(flat, module.stacked)),
+                "kernels": with_kernels(True, by_autograd(flat, module.stacked))}  # fmt: skip
     found: dict[str, Gradient] = {
         "grouped": vmap(grad(lambda w, x, y: functional.cross_entropy(flat(w, x), y))),
         "unfolded": by_autograd(flat, lambda p, x: unfolded(module, p, x)),
+        "kernels": lambda w, x, y: added(flat, w, x, y),
     }
     if compiled:
         fused = torch.compile(lambda p, x: unfolded(module, p, x), dynamic=False)
         found["unfolded, compiled"] = by_autograd(flat, fused)
     return found
+
+
+def with_kernels(used: bool, gradient: Gradient) -> Gradient:
+    def called(*arguments: Tensor) -> Tensor:
+        lstm.kernels = lambda _: used
+        return gradient(*arguments)
+
+    return called
+
+
+def added(flat: Flat, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    to, module = torch.zeros_like(w), flat.module
+    module.add_gradient(flat.named(w), flat.named(to), x, y, torch.full(y.shape, 1 / y.shape[1], device=w.device))
+    return to
 
 
 def alone(flat: Flat, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -125,7 +142,10 @@ def median(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
+    wanted = [name for name in sys.argv[1:] if not name.startswith("-")]
     for network, (shape, batch, sizes) in WORK.items():
+        if wanted and network.__name__ not in wanted:
+            continue
         for n in sizes:
             torch.manual_seed(0)
             flat = Flat(network(shape, 80 if network is LSTM else 10))

@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -70,7 +71,8 @@ def _own(value: object, module: ModuleType) -> bool:
 
 
 def test_every_public_class_and_function_has_a_docstring() -> None:
-    modules = [importlib.import_module(name) for name in MODULES]
+    kernels = [] if find_spec("triton") else ["offbeat.models.conv_gpu", "offbeat.models.lstm_gpu"]  # need it
+    modules = [importlib.import_module(name) for name in MODULES if name not in kernels]
     assert len(modules) > 50
     assert [name for module in modules for name in undocumented(module)] == []
     assert [m.__name__ for m in modules if not m.__doc__ and not hasattr(m, "__path__")] == []

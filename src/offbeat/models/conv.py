@@ -46,7 +46,7 @@ class _TwoConv(nn.Module):
         parameters, to: [n, ...] by name.   x: [n, batch, channels, side, side].   y, weights: [n, batch].
         Written out for a GPU: no step of it keeps or moves more than it has to.
         """
-        from offbeat.models.fused import conv_pool, conv_pool_slopes
+        from offbeat.models.conv_gpu import conv_pool, conv_pool_slopes  # imports Triton
 
         p, border = parameters, self.border
         convs, layers = ("conv1", "conv2"), [f"full.{i}" for i in range(len(self.full))]

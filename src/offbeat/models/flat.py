@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from offbeat.core.errors import ModelError
+from offbeat.models.gpu import kernels
 
 
 class Flat:
@@ -64,9 +64,7 @@ class Flat:
 
     def adds(self, device: torch.device) -> bool:
         """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
-        if device.type != "cuda" or not hasattr(self.module, "add_gradient") or self.constants or self._tied:
-            return False
-        return torch.cuda.get_device_capability(device) >= (8, 0) and find_spec("triton") is not None
+        return hasattr(self.module, "add_gradient") and kernels(device) and not self.constants and not self._tied
 
     @cached_property
     def convolutional(self) -> bool:

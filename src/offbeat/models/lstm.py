@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import SettingError
+from offbeat.models.gpu import kernels
 
 
 class LSTM(nn.Module):
@@ -35,62 +36,77 @@ class LSTM(nn.Module):
 
     def stacked(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """`forward` of n models at once: parameters [n, ...] by name, x [n, batch, length]."""
-        p, tokens = parameters, torch.arange(self.embedding.num_embeddings, device=x.device)
-        chosen = (x.permute(2, 0, 1).unsqueeze(-1) == tokens).float()  # a product's gradient needs no scattered sums
-        h = chosen @ p["embedding.weight"]  # [length, n, batch, embedding]
+        p, (n, batch, length) = parameters, x.shape
+        tokens = torch.arange(self.embedding.num_embeddings, device=x.device)
+        chosen = (x.mT.reshape(n, -1, 1) == tokens).float()  # a product's gradient needs no scattered sums
+        h = chosen @ p["embedding.weight"]  # [n, length · batch, embedding]
         for layer in range(self.lstm.num_layers):
             bias = p[f"lstm.bias_ih_l{layer}"] + p[f"lstm.bias_hh_l{layer}"]
-            gates = h @ p[f"lstm.weight_ih_l{layer}"].mT + bias[:, None]
-            h = _Recurrence.apply(gates, p[f"lstm.weight_hh_l{layer}"].mT)  # type: ignore[no-untyped-call]
-        return torch.baddbmm(p["linear.bias"][:, None], h[-1], p["linear.weight"].mT)
+            gates = torch.baddbmm(bias[:, None], h, p[f"lstm.weight_ih_l{layer}"].mT).view(n, length, batch, -1)
+            h = _Recurrence.apply(gates, p[f"lstm.weight_hh_l{layer}"]).flatten(1, 2)  # type: ignore[no-untyped-call]
+        return torch.baddbmm(p["linear.bias"][:, None], h[:, -batch:], p["linear.weight"].mT)
 
 
 class _Recurrence(torch.autograd.Function):
-    """One LSTM layer of n models: (what its inputs give to the gates [length, n, batch, 4h], weights [n, h, 4h]) to
-    its outputs [length, n, batch, h].
+    """One LSTM layer of n models: (what its inputs give to the gates [n, length, batch, 4h], weights [n, 4h, h]) to
+    its outputs [n, length, batch, h].
 
-    Whatever does not depend on the step before is done for all steps at once, also on the way back: a step is five
-    small operations there, and the weights' gradient is one product at the end.
+    Whatever does not depend on the step before is done for all steps at once, also on the way back: the weights'
+    gradient is one product at the end. On a GPU with Triton a step is one kernel.
     """
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weights: Tensor) -> Tensor:
-        length, *rest, width = gates.shape
-        h = width // 4
-        outputs, cells = gates.new_empty(length, *rest, h), gates.new_empty(length, *rest, h)
-        activations = torch.empty_like(gates)
-        for t in range(length):
-            now, a = gates[t] if t == 0 else torch.baddbmm(gates[t], outputs[t - 1], weights), activations[t]
-            torch.sigmoid(now, out=a)
-            torch.tanh(now[..., 2 * h : 3 * h], out=a[..., 2 * h : 3 * h])
-            i, f, g, o = torch.split(a, h, -1)
-            torch.mul(i, g, out=cells[t])
-            if t:
-                cells[t].addcmul_(f, cells[t - 1])
-            torch.mul(o, cells[t].tanh(), out=outputs[t])
-        ctx.save_for_backward(outputs, cells, activations, weights)
+        outputs, cells, active = (_kernels().there if kernels(gates.device) else _there)(gates, weights)
+        ctx.save_for_backward(outputs, cells, active, weights)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, cells, activations, weights = ctx.saved_tensors
-        (d_outputs,) = slopes
-        length, h = len(outputs), outputs.shape[-1]
-        i, f, g, o = torch.split(activations, h, -1)
-        tanh = cells.tanh()
-        before = torch.cat([torch.zeros_like(cells[:1]), cells[:-1]])
-        through = o * (1 - tanh * tanh)  # how a cell moves its output
-        by_cell = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g)], -2)  # how gates move a cell
-        by_output = tanh * o * (1 - o)
-        d_gates = torch.empty_like(activations)
-        d_output, d_cell = d_outputs[-1], torch.zeros_like(cells[0])
-        for t in reversed(range(length)):
-            d_cell = torch.addcmul(d_cell, d_output, through[t])
-            parts = d_gates[t].view(*d_cell.shape[:-1], 4, h)
-            torch.mul(d_cell.unsqueeze(-2), by_cell[t], out=parts[..., :3, :])
-            torch.mul(d_output, by_output[t], out=parts[..., 3, :])
-            if t:
-                d_cell = d_cell * f[t]
-                d_output = torch.baddbmm(d_outputs[t - 1], d_gates[t], weights.mT)
-        earlier = outputs[:-1].transpose(0, 1).flatten(1, 2)  # [n, (length − 1) · batch, h]
-        return d_gates, earlier.mT @ d_gates[1:].transpose(0, 1).flatten(1, 2)
+        outputs, cells, active, weights = ctx.saved_tensors
+        by_gates = (_kernels().back if kernels(cells.device) else _back)(slopes[0], weights, cells, active)
+        return by_gates, by_gates[:, 1:].flatten(1, 2).mT @ outputs[:, :-1].flatten(1, 2)
+
+
+def _kernels() -> Any:
+    from offbeat.models import lstm_gpu  # imports Triton
+
+    return lstm_gpu
+
+
+def _there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(outputs, cells, activations of the gates) of all steps."""
+    *rest, batch, width = gates.shape
+    h = width // 4
+    outputs, cells = gates.new_empty(*rest, batch, h), gates.new_empty(*rest, batch, h)
+    active = torch.empty_like(gates)
+    for t in range(gates.shape[1]):
+        now = gates[:, t] if t == 0 else torch.baddbmm(gates[:, t], outputs[:, t - 1], weights.mT)
+        i, f, g, o = torch.split(active[:, t], h, -1)
+        torch.sigmoid(now, out=active[:, t])
+        torch.tanh(now[..., 2 * h : 3 * h], out=g)
+        torch.mul(i, g, out=cells[:, t])
+        if t:
+            cells[:, t].addcmul_(f, cells[:, t - 1])
+        torch.mul(o, cells[:, t].tanh(), out=outputs[:, t])
+    return outputs, cells, active
+
+
+def _back(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
+    """The slope by the gates from that by the outputs."""
+    i, f, g, o = active.chunk(4, -1)
+    tanh, before = cells.tanh(), torch.cat([torch.zeros_like(cells[:, :1]), cells[:, :-1]], 1)
+    through = o * (1 - tanh * tanh)  # how a cell moves its output
+    by_cell = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g)], -2)  # how gates move a cell
+    by_output = tanh * o * (1 - o)
+    by_gates = torch.empty_like(active)
+    d_output, d_cell = slope[:, -1], torch.zeros_like(cells[:, 0])
+    for t in reversed(range(cells.shape[1])):
+        d_cell = torch.addcmul(d_cell, d_output, through[:, t])
+        parts = by_gates[:, t].unflatten(-1, (4, -1))  # type: ignore[no-untyped-call]
+        torch.mul(d_cell.unsqueeze(-2), by_cell[:, t], out=parts[..., :3, :])
+        torch.mul(d_output, by_output[:, t], out=parts[..., 3, :])
+        if t:
+            d_cell = d_cell * f[:, t]
+            d_output = torch.baddbmm(slope[:, t - 1], by_gates[:, t], weights)
+    return by_gates

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.models.gpu import precision
+
 NONE = tl.constexpr(4)  # in place of a position: the window's maximum is not positive, ReLU lets nothing through
 
 
@@ -165,6 +167,4 @@ def _grid(size: int, tile: int, models: int) -> tuple[int, int]:
 
 def _tiles(rows: int, columns: int) -> dict[str, Any]:
     wide = max(16, triton.next_power_of_2(columns))
-    # three products of rounded factors are as good as one in single precision, and quicker
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-    return {"TILE_M": rows, "TILE_K": _DEPTH, "TILE_N": wide, "PRECISION": precision, "num_warps": 4, "num_stages": 3}
+    return {"TILE_M": rows, "TILE_K": _DEPTH, "TILE_N": wide, "PRECISION": precision(), "num_warps": 4, "num_stages": 3}

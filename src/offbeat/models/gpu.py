@@ -1,0 +1,21 @@
+"""What the networks' own GPU kernels need: Triton, which PyTorch for GPUs brings along."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+@cache
+def kernels(device: torch.device) -> bool:
+    """Whether they run there: on a GPU with the tensor cores of 2020 or later."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def precision() -> str:
+    """Of the kernels' products. Three of rounded factors are as good as one in single precision, and quicker."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"

@@ -1,0 +1,90 @@
+"""The networks' GPU kernels, in Triton's interpreter where there is no GPU; skipped without Triton.
+
+`make test-kernels` installs Triton beside the environment and runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
+
+from offbeat.models import lstm
+from offbeat.models.conv import LeNet5, _TwoConv
+from offbeat.models.flat import Flat
+from offbeat.models.lstm import LSTM
+
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+DEVICE = "cuda" if GPU else "cpu"
+
+
+def stacks(flat: Flat, n: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(0)
+    return (flat.initial() + 0.1 * torch.randn(n, flat.dim, generator=g)).to(DEVICE)
+
+
+NETWORKS = [
+    (LeNet5((1, 28, 28), 10), (1, 28, 28), 3),  # padded, few channels
+    (_TwoConv("colours", (3, 19, 19), 4, (8, 16), (12, 7), 1), (3, 19, 19), 2),  # odd sides, two hidden layers
+    (_TwoConv("wide", (1, 16, 16), 4, (32, 64), (), 0), (1, 16, 16), 40),  # as many channels as DeFedAvg's
+]
+
+
+@needs_triton
+@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "colours", "wide"])
+def test_gradients_of_convolutions_are_added_to_what_is_there(module: _TwoConv, shape: tuple, batch: int) -> None:
+    flat, n = Flat(module), 2
+    g = torch.Generator().manual_seed(1)
+    w = stacks(flat, n)
+    x = torch.rand(n, batch, *shape, generator=g).to(DEVICE)
+    y = torch.randint(4, (n, batch), generator=g).to(DEVICE)
+    weights = torch.rand(n, batch, generator=g).to(DEVICE)
+
+    def loss(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (cross_entropy(flat(w, x), y, reduction="none") * weights).sum()
+
+    expected = vmap(grad(loss))(w, x, y, weights)
+    to = torch.full_like(w, 2.0)
+    module.add_gradient(flat.named(w), flat.named(to), x, y, weights)
+    assert float((to - 2.0 - expected).norm() / expected.norm()) < 1e-5
+
+
+@needs_triton
+@pytest.mark.parametrize(("hidden", "length", "batch"), [(16, 5, 3), (40, 4, 20), (32, 2, 70)])
+def test_an_lstm_of_kernels_has_the_gradients_of_torchs(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, length: int, batch: int
+) -> None:
+    monkeypatch.setattr(lstm, "kernels", lambda _: True)
+    check_lstm(hidden, length, batch)
+
+
+@pytest.mark.parametrize(("hidden", "length", "batch"), [(16, 5, 3), (40, 4, 20)])
+def test_an_lstm_written_out_has_the_gradients_of_torchs(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, length: int, batch: int
+) -> None:
+    monkeypatch.setattr(lstm, "kernels", lambda _: False)
+    check_lstm(hidden, length, batch)
+
+
+def check_lstm(hidden: int, length: int, batch: int) -> None:
+    flat, n = Flat(LSTM((length,), 11, hidden=hidden)), 2
+    g = torch.Generator().manual_seed(1)
+    w = stacks(flat, n)
+    x = torch.randint(11, (n, batch, length), generator=g).to(DEVICE)
+    y = torch.randint(11, (n, batch), generator=g).to(DEVICE)
+    rows = w.clone().requires_grad_()
+    value = cross_entropy(flat.stacked(rows, x).flatten(0, 1), y.flatten(), reduction="sum")
+    (found,) = torch.autograd.grad(value, rows)
+    for i in range(n):
+        pieces = [piece.requires_grad_() for piece in flat.pieces(w[i])]
+        slopes = torch.autograd.grad(cross_entropy(flat.alone(pieces, x[i]), y[i], reduction="sum"), pieces)
+        expected = torch.cat([slope.reshape(-1) for slope in slopes])
+        assert float((found[i] - expected).norm() / expected.norm()) < 1e-5
