@@ -8,13 +8,15 @@ from fractions import Fraction
 import pytest
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms.defedavg import DeFedAvg
+from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
+from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
+from offbeat.timing.base import Durations
 
 HALF = SGD(lr=0.5)  # on the line: reached = (received + centre) / 2
 THREE = Line([6.0, 12.0, -6.0])
@@ -157,3 +159,59 @@ def test_the_global_step_size_multiplies_the_mean() -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         DeFedAvg(**settings)
+
+
+# Algorithm 2: alike data
+
+
+def test_six_messages_by_hand_of_clients_that_train_while_messages_travel() -> None:
+    """Algorithm 2 with N = 2, n = 1, K = 1, η = 1; a model is on its way for 0.2, a result for 0.5."""
+    clock = Scripted([[Durations(0.2, 1.0, 0.5)], [Durations(0.2, 2.1, 0.5)]])
+    simulation = prepare(Line([8.0, -8.0]), Algorithm(DeFedAvgIID(size=1), HALF), clock, Until(versions=6))
+    expected = [
+        (1.7, 4.0),  # client 0 from 0: delta −4; its receive buffer is empty until 1.9
+        (2.8, 0.0),  # client 1 from 0: delta 4; it has begun with 4 at 2.3
+        (3.4, 2.0),  # client 0 from 4, since 1.9: delta −2
+        (4.5, 6.0),  # client 0 from 0, since 3.0, when that model came: delta −4
+        (4.9, 0.0),  # client 1 from 4: delta 6
+        (5.5, 3.0),  # client 0 from 2, since 4.0, while its last result was on its way: delta −3
+    ]
+    assert [(pytest.approx(time), x) for time, x in messages(simulation)] == expected
+
+
+def test_nobody_waits_for_messages_when_rounds_are_short() -> None:
+    """§1: "the client then initiates new local training using the global model stored in its receive buffer".
+
+    There is a broadcast about every 0.15, on its way for 0.3: the receive buffer is never empty, and is not emptied by
+    a model that has only been sent.
+    """
+    times = [0.8 + 0.02 * client for client in range(20)]
+    clock, until = Scripted([[Durations(0.3, time, 0.2)] for time in times]), Until(time=60.0)
+    problem = Line([0.0] * 20)
+    exact = run(problem, DeFedAvgIID(size=3), HALF, clock, until).world.tally.updates
+    waiting = run(problem, FedBuff(size=3), HALF, clock, until).world.tally.updates
+    assert waiting == sum(int(60 / (0.5 + time)) for time in times)
+    assert exact == pytest.approx(sum(59.5 / time for time in times), abs=30)  # they wait for the first model alone
+
+
+def test_a_model_on_its_way_replaces_none_that_is_begun_before_it_is_there() -> None:
+    """The receive buffer is overwritten when a model has arrived. Client 1 is free at 2.0 and begins with what it has
+    by then, the model that was sent at 1.0, though another has been sent at 1.9."""
+    clock = Scripted([[Durations(0.0, 1.0, 0.0), Durations(0.0, 0.9, 0.0)], [Durations(0.5, 1.5, 0.0)]])
+    simulation = prepare(Line([0.0, 0.0]), Algorithm(DeFedAvgIID(size=1), HALF), clock, Until(time=2.1))
+    world = simulation.run()
+    begun = [f for f in world.flights.values() if f.job.client == 1 and f.start <= 2.0]
+    assert [(f.job.version, f.start) for f in begun] == [(1, 2.0)]
+
+
+def test_a_round_takes_the_first_results_whoever_sends_them() -> None:
+    """Server line 4: "from a set I_t of clients that first complete local training"; the mean over n, times η."""
+    clock = Scripted([[1.0], [1.5], [9.0]])
+    result = run(Line([4.0, 12.0, 100.0]), DeFedAvgIID(size=2, lr=0.5), HALF, clock, Until(versions=1))
+    assert result.world.now == 1.5
+    assert result.model.item() == 0.5 * (2.0 + 6.0) / 2
+
+
+def test_a_round_of_nothing_is_refused() -> None:
+    with pytest.raises(SettingError, match="size = 0: a round needs at least one result"):
+        DeFedAvgIID(size=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import AREA, Alone, AsySG, DeFedAvg, FedAsync, FedAvg, FedBuff
+from offbeat.algorithms import AREA, Alone, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
@@ -24,11 +24,11 @@ UNTIL = Until(updates=300)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_defedavg_iid_with_one_local_step_is_asysg(size: int) -> None:
-    """DEFA §4: with K = 1, w − (η·η̄/n) Σ ∇f; DeFedAvg-IID is FedBuff, client-driven, whose η̄ is the local lr."""
-    iid = run(NOISY, FedBuff(size=size, lr=0.4), SGD(lr=0.05), TIMES, UNTIL)
+def test_fedbuff_with_one_local_step_is_asysg(size: int) -> None:
+    """DEFA §4: with K = 1, w − (η·η̄/n) Σ ∇f, where η̄ is the local lr."""
+    one = run(NOISY, FedBuff(size=size, lr=0.4), SGD(lr=0.05), TIMES, UNTIL)
     asysg = run(NOISY, AsySG(size=size, lr=0.4 * 0.05), Gradient(), TIMES, UNTIL)
-    torch.testing.assert_close(iid.model, asysg.model, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.model, asysg.model, rtol=0, atol=1e-12)
 
 
 def test_a_buffer_of_one_is_fedasync_bit_for_bit() -> None:
@@ -61,7 +61,7 @@ def test_everybody_s_fedavg_with_one_step_is_gradient_descent_on_real_data() -> 
 def test_one_client_is_one_client_whatever_the_server() -> None:
     """With n = 1 and nothing stale FedAsync, FedBuff(1), FedAvg, DeFedAvg(1) and AREA are the same descent."""
     problem, clock = Line([8.0]), Scripted([[1.0]])
-    servers = [FedAsync(), FedBuff(size=1), FedAvg(), DeFedAvg(sampled=1)]
+    servers = [FedAsync(), FedBuff(size=1), FedAvg(), DeFedAvg(sampled=1), DeFedAvgIID(size=1)]
     found = {run(problem, s, SGD(lr=0.25, steps=2), clock, Until(updates=6)).model.item() for s in servers}
     assert found == {8.0 - 8.0 * 0.75**12}
     # AREA's reply is the model of before the aggregation, so its client is always one step behind

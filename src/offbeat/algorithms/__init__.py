@@ -5,7 +5,7 @@ from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
-from offbeat.algorithms.defedavg import DeFedAvg
+from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
@@ -26,6 +26,7 @@ __all__ = [
     "AsFedAvg",
     "AsySG",
     "DeFedAvg",
+    "DeFedAvgIID",
     "Decay",
     "Every",
     "Favano",

@@ -1,4 +1,8 @@
-"""DeFedAvg for clients with unlike data (DEFA algorithm 1). DeFedAvg-IID (algorithm 2) is FedBuff, client-driven."""
+"""DeFedAvg: for clients with unlike data (DEFA algorithm 1) and with alike data (algorithm 2).
+
+Clients never wait for a message: a broadcast lies in their receive buffer when they are done with their last model, and
+results travel while they train on.
+"""
 
 from __future__ import annotations
 
@@ -86,3 +90,62 @@ class DeFedAvg(Server[DeFedAvgState]):
             if client not in state.drawn:
                 yield Recall(client)
             state.drawn[client] = state.drawn.get(client, 0) + 1
+
+
+@dataclass
+class DeFedAvgIIDState(OneModel):
+    buffer: Buffer
+
+
+@dataclass(frozen=True)
+class DeFedAvgIID(Server[DeFedAvgIIDState]):
+    """The first n results make a round: w ← w − lr · mean of their deltas, broadcast to all.
+
+    Every client sends each of its results as soon as it has it, and goes on at once with the newest model in its
+    receive buffer. A client that has trained on the newest one already is sent it again when its result arrives.
+
+    size: results a round, n.   lr: global step size, η.
+    """
+
+    size: int = 10
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        if self.size < 1:
+            raise SettingError(f"size = {self.size}: a round needs at least one result")
+
+    def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgIIDState:
+        return DeFedAvgIIDState(Model(models[0]), Buffer())
+
+    def started(self, state: DeFedAvgIIDState, view: View) -> Commands:
+        for client in view.everyone():  # server line 2
+            yield from self._start(state, client)
+
+    def arrived(self, state: DeFedAvgIIDState, update: Update, view: View) -> Commands:
+        state.buffer.add(1.0, update["delta"])
+        if state.buffer.count == self.size:  # line 4
+            state.model.step(-self.lr, state.buffer.take_mean())  # lines 6 and 7
+            for client in view.everyone():  # line 8
+                yield self._broadcast(state, client)
+        yield from self._next(state, update.job)
+
+    def lost(self, state: DeFedAvgIIDState, job: Job, reason: str, view: View) -> Commands:
+        if view.present(job.client):
+            yield from self._next(state, job)
+
+    def joined(self, state: DeFedAvgIIDState, client: int, view: View) -> Commands:
+        yield from self._start(state, client)
+
+    def _next(self, state: DeFedAvgIIDState, job: Job) -> Commands:
+        """What this client is at by now will be sent when it is done."""
+        if job.version == state.model.version:  # it is at nothing
+            yield self._broadcast(state, job.client)
+        yield Recall(job.client)
+
+    def _start(self, state: DeFedAvgIIDState, client: int) -> Commands:
+        yield self._broadcast(state, client)
+        yield Recall(client)
+
+    def _broadcast(self, state: DeFedAvgIIDState, client: int) -> Send:
+        return Send(client, {"model": state.model.vector}, state.model.version, hold=True)

@@ -15,6 +15,7 @@ from offbeat.algorithms import (
     AsFedAvg,
     AsySG,
     DeFedAvg,
+    DeFedAvgIID,
     Favano,
     FedAST,
     FedAsync,
@@ -71,9 +72,6 @@ def algorithm_from(
         several = ", ".join(n for n, e in ALGORITHMS.items() if e.several)
         raise SettingError(f"{place} trains one model, but there are {len(locals_)} tasks; use one of {several}")
     settings = {k: v for k, v in table.items() if k not in ("name", "label", "local")}
-    for key in settings:
-        if entry.only and key not in entry.only:
-            raise unknown(f"key in {place}:", key, entry.only)
     convert = {key: _CONVERT[how](rates) for key, how in entry.convert.items()}
     server = build(entry.kind, {**entry.preset, **settings}, place, convert)
     if entry.several and any(target is not None for target in targets):
@@ -109,7 +107,6 @@ class Entry:
 
     local: the local half that makes it this algorithm; empty: any that fits.   pooled: one client with all data.
     several: whether it trains several tasks.   preset: settings that make it this algorithm, unless given.
-    only: the settings that it has of its class's; empty: all.
     """
 
     kind: Callable[..., Server[Any]]
@@ -119,7 +116,6 @@ class Entry:
     pooled: bool = False
     several: bool = False
     preset: Mapping[str, Any] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
 
 
 _WEIGHT = {"weight": "weight"}
@@ -151,9 +147,8 @@ ALGORITHMS: dict[str, Entry] = {
         DeFedAvg, "rounds over the newest results of clients drawn with replacement: sampled, lr, renew"
     ),
     "defedavg-iid": Entry(
-        FedBuff,
-        "the first `size` results make a round (FedBuff, client-driven, without weights): size, lr",
-        only=("size", "lr"),
+        DeFedAvgIID,
+        "the first `size` results make a round, and clients train on while messages travel: size, lr",
     ),
     "favano": Entry(Favano, "rounds by the clock, clients interrupted where they are: sampled, period, normalise"),
     "quafl": Entry(QuAFL, "FAVANO's rounds with quantised messages and clients that mix: sampled, period, bits"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from offbeat.algorithms.area import AREA
-from offbeat.algorithms.defedavg import DeFedAvg
+from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
@@ -22,7 +22,7 @@ from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.simulate.loop import Until
 from offbeat.theory import advice, area, defedavg, estimate, fedast, fedbuff, persafl, times
-from offbeat.theory.bound import check_whole
+from offbeat.theory.bound import Bound, check_whole
 
 theory = typer.Typer(
     help="Step sizes, bounds and times that the papers' theorems give for your numbers.",
@@ -268,6 +268,8 @@ def _compare(server: Any, local: Local, c: estimate.Constants, rates: Sequence[f
         return _compare_area(server, local, c, rates, until)
     if isinstance(server, DeFedAvg):
         return _compare_defedavg(server, local, c, rates, until)
+    if isinstance(server, DeFedAvgIID):
+        return _compare_defedavg_iid(server, local, c, rates, until)
     if isinstance(server, FedBuff | FedAsync | FedAST):
         return _compare_stale(server, local, c, rates, until)
     raise SettingError("none of the five papers has a theorem about it")
@@ -364,29 +366,45 @@ def _compare_defedavg(
     # client i is drawn n/N times a round and has λ_i results in a unit of time: no more than N·λ_i/n rounds
     T = _count(until, c.clients * min(rates) / server.sampled, 1.0 / server.sampled, 1.0)
     late = defedavg.delay_bound(c.clients, server.sampled, T, 0.01)
-    problem = defedavg.Decoupled(
-        c.smoothness.value,
-        local.steps,
-        server.sampled,
-        late,
-        math.sqrt(c.sigma2.value),
-        c.farthest,
-        c.gradient,
-        c.gap,
-    )
-    least, name = defedavg.least_rounds(problem)
-    bound = defedavg.bound(problem, T)
+    problem = _decoupled(c, local, server.sampled, late)
     rows = [
         ("global step η", f"{server.lr:g}", f"{defedavg.global_step(problem):.4g}"),
         ("local step η̄", f"{local.lr:.4g}", f"{defedavg.local_step(problem, T):.4g}"),
     ]
-    notes = [
-        f"T at most {T:,} rounds, the theorem asks for at least {least:,.0f} ({name})"
-        + ("" if least <= T else ": it does not apply"),
-        f"delay λ ≤ {late:g} with probability 0.99 from the draws; a client that trains all the time is less late",
+    notes = _rounds(T, defedavg.least_rounds(problem), defedavg.bound(problem, T))
+    notes.insert(1, f"delay λ ≤ {late:g} with probability 0.99 from the draws; clients that train on are less late")
+    return "DEFA theorem 1", rows, notes
+
+
+def _compare_defedavg_iid(
+    server: DeFedAvgIID, local: Local, c: estimate.Constants, rates: Sequence[float], until: Until
+) -> Rows:
+    traffic = advice.Traffic(rates, server.size)
+    T = _count(until, 1.0 / traffic.step_time, 1.0 / server.size, 1.0)
+    late = max(1.0, traffic.worst(T))
+    problem = _decoupled(c, local, server.size, late)
+    rows = [
+        ("global step η", f"{server.lr:g}", f"{defedavg.iid_global_step(problem):.4g}"),
+        ("local step η̄", f"{local.lr:.4g}", f"{defedavg.iid_local_step(problem, T):.4g}"),
+    ]
+    notes = _rounds(T, defedavg.iid_least_rounds(problem), defedavg.iid_bound(problem, T))
+    notes.insert(1, f"delay λ ≤ {late:g} with probability 0.99; the theorem assumes that all clients have equal data")
+    return "DEFA theorem 2", rows, notes
+
+
+def _decoupled(c: estimate.Constants, local: Local, sampled: int, late: float) -> defedavg.Decoupled:
+    sigma = math.sqrt(c.sigma2.value)
+    return defedavg.Decoupled(
+        c.smoothness.value, local.steps, sampled, late, sigma, c.farthest, c.gradient, c.gap
+    )  # fmt: skip
+
+
+def _rounds(T: int, least: tuple[float, str], bound: Bound) -> list[str]:
+    return [
+        f"T at most {T:,} rounds, the theorem asks for at least {least[0]:,.0f} ({least[1]})"
+        + ("" if least[0] <= T else ": it does not apply"),
         f"mean squared gradient ≤ {bound.total:.4g}, mostly {bound.largest}",
     ]
-    return "DEFA theorem 1", rows, notes
 
 
 def _count(until: Until, per_time: float, per_update: float, per_version: float) -> int:

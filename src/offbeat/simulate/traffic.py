@@ -59,9 +59,10 @@ class Traffic:
         sent[task] = sent[task] + 1 if task in sent else 1
         down, up = self.wires[task]
         download, compute, upload, lost = self.clock.durations(job, down, up)
+        ready = now + download
         if hold:
-            self._replace(client, task)
-        free, ready = world.free[client], now + download
+            self._replace(client, task, ready)
+        free = world.free[client]
         start = ready if ready > free else free
         end = start + compute
         arrive = end + upload
@@ -185,12 +186,13 @@ class Traffic:
         flights = (self.world.flights[number] for number in self.world.flying.get(client, ()))
         return [f for f in flights if f.held and f.job.task == task]
 
-    def _replace(self, client: int, task: int) -> None:
-        """Newer held work replaces held work that has not begun; of finished held work only the newest stays."""
+    def _replace(self, client: int, task: int, ready: float) -> None:
+        """Held work that is there at time `ready` replaces what will not have begun by then; of finished held work only
+        the newest stays."""
         world, now = self.world, self.world.now
         held = self._held(client, task)
         finished = [f for f in held if f.end <= now]
-        waiting = [f for f in held if f.start > now and world.free[client] == f.end]
+        waiting = [f for f in held if f.start > ready and world.free[client] == f.end]
         for flight in waiting:
             world.free[client] = flight.free
         for flight in [*finished[:-1], *waiting]:
