@@ -43,14 +43,16 @@ class _Supervised:
     split: Split = field(default_factory=IID)
     l2: float = 0.0
     weighted: bool = False
+    normalise: bool = False
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
 
     def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
+        data = load(self.data).normalised if self.normalise else load(self.data)
         model, options = _model(self.model, "model")
         settings = {"l2": self.l2, "weighted": self.weighted, "device": device, "measured": measured, "name": name}
-        return Supervised.split(load(self.data), self.clients, self.split, model, seed, options, **settings)
+        return Supervised.split(data, self.clients, self.split, model, seed, options, **settings)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
+
+from offbeat.core.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,17 @@ class Dataset:
             names = ("train_x", "train_y", "test_x", "test_y")
             self._moved[device] = replace(self, **{name: getattr(self, name).to(device) for name in names}, _moved={})
         return self._moved[device]
+
+    @cached_property
+    def normalised(self) -> Dataset:
+        """The same with a mean of 0 and a variance of 1 in every channel of the training samples, stored as floats."""
+        if self.scale is None:
+            raise DataError(f"{self.name} has tokens for inputs, which cannot be normalised; leave `normalise` out")
+        train, test = self.train_x * self.scale, self.test_x * self.scale
+        over = [0, *range(2, train.dim())]
+        spread, mean = torch.std_mean(train, over, correction=0, keepdim=True)
+        spread = torch.where(spread > 0, spread, 1.0)
+        return replace(self, train_x=(train - mean) / spread, test_x=(test - mean) / spread, scale=1.0, _moved={})
 
     @property
     def shape(self) -> tuple[int, ...]:
