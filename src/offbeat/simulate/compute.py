@@ -18,10 +18,9 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
 from offbeat.simulate.tape import Arena
-from offbeat.simulate.world import ARRIVE, Flight, Until, World
+from offbeat.simulate.world import ARRIVE, Flight, Until, World, made
 
 _ALL = 1 << 60
-_tuple = tuple.__new__  # a named tuple without its constructor: there is one for every job
 
 
 class Team(NamedTuple):
@@ -115,7 +114,7 @@ class Computing:
             elif (committed := self.world.memories.get((job.client, job.task))) is not None:
                 memory = committed[1]
         client = job.client
-        return _tuple(Ready, (job, flight.payload, memory, self.keys[client], self.teams[job.task].first + client))
+        return made(Ready, (job, flight.payload, memory, self.keys[client], self.teams[job.task].first + client))
 
     def take(self, number: int, result: Result) -> None:
         """The result of a job."""

@@ -7,11 +7,10 @@ from heapq import heappush
 
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
-from offbeat.simulate.world import ARRIVE, FLIP, Flight, World
+from offbeat.simulate.world import ARRIVE, FLIP, Flight, World, made
 from offbeat.timing.base import Clock
 
 _NEVER = float("inf")
-_tuple = tuple.__new__  # a named tuple without its constructor: there is one for every job
 
 
 class Traffic:
@@ -52,7 +51,7 @@ class Traffic:
             raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
         local, number, now = self.locals[task], world.jobs, world.now
         steps, lr = local.steps if steps is None else steps, local.lr if lr is None else lr
-        job = _tuple(Job, (number, client, task, version, steps, lr, world.numbers[client], hold))
+        job = made(Job, (number, client, task, version, steps, lr, world.numbers[client], hold))
         world.jobs = number + 1
         world.numbers[client] += 1
         sent = world.tally.sent

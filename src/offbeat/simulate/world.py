@@ -22,6 +22,8 @@ FLIP, TURN, ARRIVE, RING, MEASURE = range(5)
 
 Entry = tuple[float, int, int, int | str]  # (time, kind, counter, client | job | key | task)
 
+made = tuple.__new__  # a named tuple without its constructor: there are some for every job
+
 
 @dataclass(frozen=True)
 class Until:
