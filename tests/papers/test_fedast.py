@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,17 @@ def test_requests_follow_the_square_root_of_the_scaled_variance_by_hand() -> Non
     assert weights == pytest.approx([math.sqrt(0.25 * 0.1 * 0.5), math.sqrt(0.64 * 0.625 * 0.5)])
     assert (decision["requests"], decision["sizes"]) == ([2, 8], [1, 3])  # b_m: 2/2.5 and 8/2.5
     assert decision["why"] == "variance of updates"
+
+
+def test_requests_follow_the_variance_alone_where_that_is_asked_for() -> None:
+    """Equation 2, without "other constants": the same updates, σ̂ = 1/2 and 4/5 whatever the step sizes."""
+    office = Office(replace(DYNAMIC, allocation="variance"))
+    for task, deltas in enumerate(((7.0, 7.0, 7.0, 1.0, 3.0), (7.0, 7.0, 7.0, 1.0, 9.0))):
+        for delta in deltas:
+            office.bring(task, delta, 0.125, 5)
+    decision = office.state.decisions[-1]
+    assert [decision["weights"][m] for m in ("0", "1")] == pytest.approx([0.5, 0.8])
+    assert office.all("requests") == [4, 6]
 
 
 def test_the_number_of_requests_that_follow_an_update_by_hand() -> None:
@@ -559,7 +570,7 @@ def test_one_by_one_goes_back_to_an_earlier_task_that_opens_later() -> None:
         ({"ratio": -1.0}, "ratio = -1.0"),
         ({"size": 0}, "a buffer holds at least 1 update"),
         ({"window": 1}, "a variance needs at least 2 updates"),
-        ({"allocation": "clever"}, 'must be "static" or "dynamic"'),
+        ({"allocation": "clever"}, 'must be "static", "dynamic" or "variance"'),
         ({"period": 0.0}, "period = 0.0"),
     ],
 )

@@ -52,7 +52,8 @@ class FedAST(Server[FedASTState]):
         FedAST-NoBuffer.   lr: server step size, η_s.
     allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
         normalised variance of the task's last `window` updates (V), b_m in proportion; K_m moves gradually there, and
-        the new b_m counts from the task's next round on.
+        the new b_m counts from the task's next round on; "variance": the same with the variance alone (equation 2), for
+        tasks whose step sizes are of different orders.
     targets: by task, the accuracy at which it is done; its requests go to the others at once. None: none.
     aggregate: the server of each task; a `size` in updates becomes b_m, one by the clock stays. None: FedBuff(lr=lr).
 
@@ -77,8 +78,8 @@ class FedAST(Server[FedASTState]):
             raise SettingError(f"size = {self.size}: a buffer holds at least 1 update")
         if self.window < 2:
             raise SettingError(f"window = {self.window}: a variance needs at least 2 updates")
-        if self.allocation not in ("static", "dynamic"):
-            raise SettingError(f'allocation = {self.allocation!r}: must be "static" or "dynamic"')
+        if self.allocation not in ("static", "dynamic", "variance"):
+            raise SettingError(f'allocation = {self.allocation!r}: must be "static", "dynamic" or "variance"')
         if self.aggregate is not None and self.aggregate.concurrency is not None:
             raise SettingError("aggregate.concurrency: requests say how many clients work; leave it out")
 
@@ -122,7 +123,7 @@ class FedAST(Server[FedASTState]):
         m, job = update.job.task, update.job
         task = state.tasks[m]
         task.flying -= 1
-        if self.allocation == "dynamic":
+        if self.allocation != "static":
             task.recent = [*task.recent, self._moved(task, update)][-self.window :]
             task.scale = job.lr * self.lr * job.steps
         version = task.inner.model.version
@@ -130,7 +131,7 @@ class FedAST(Server[FedASTState]):
         yield from self._own(m, said)
         self._gather(task, version, 1)
         state.arrivals += 1
-        if self.allocation == "dynamic" and state.arrivals % self._every(state) == 0:
+        if self.allocation != "static" and state.arrivals % self._every(state) == 0:
             self._reallocate(state, view)  # line 8
         yield from self._follow(state, m, said, view)  # line 13
 
@@ -195,7 +196,8 @@ class FedAST(Server[FedASTState]):
         active = {m: t for m, t in enumerate(state.tasks) if t.active and t.requests}
         if len(active) < 2 or any(len(t.recent) < self.window for t in active.values()):
             return
-        sigma = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
+        scale = {m: t.scale if self.allocation == "dynamic" else 1.0 for m, t in active.items()}
+        sigma = {m: sqrt(scale[m] * variance(t.recent)) for m, t in active.items()}
         self._decide(state, sigma, "variance of updates", view)
 
     def _decide(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> None:

@@ -172,8 +172,8 @@ ALGORITHMS: dict[str, Entry] = {
     "centralised": Entry(FedAvg, "one client with everybody's data, the reference: lr", pooled=True),
     "fedast": Entry(
         FedAST,
-        "several tasks over one pool of clients: requests, ratio, allocation (static or dynamic), lr, size, window, "
-        "period, aggregate",
+        "several tasks over one pool of clients: requests, ratio, allocation (static, dynamic, variance), lr, size, "
+        "window, period, aggregate",
         {"aggregate": "aggregate"},
         several=True,
     ),
