@@ -264,7 +264,7 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
         (["algorithm.sync-st.per_round=2"], "per_round = 2 for 3 tasks: each needs at least one client"),
         (["algorithm.fedast.ratio=0"], "ratio = 0.0"),
         (["algorithm.fedast.ratio=-2"], "ratio = -2.0"),
-        (["algorithm.fedast.allocation=clever"], 'must be "static" or "dynamic"'),
+        (["algorithm.fedast.allocation=clever"], 'must be "static", "dynamic" or "variance"'),
         (["algorithm.sync-st.name=fedavg"], "trains one model, but there are 3 tasks"),
         (["algorithm.fedast.aggregate={ fedavg = {} }"], "unknown name in algorithm[0] (fedast).aggregate"),
         (["algorithm.fedast.aggregate={ area = { concurrency = 3 } }"], "requests say how many clients work"),
