@@ -44,11 +44,17 @@ class Replay:
         self.captured: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None] = {}
 
     def __call__(self, *arguments: Tensor) -> Tensor:
+        with torch.cuda.device(arguments[0].device):  # graphs, streams and kernels go to the current one
+            return self._call(arguments)
+
+    def _call(self, arguments: Sequence[Tensor]) -> Tensor:
         rows = len(arguments[0])
         kind = tuple((a.shape[1:], a.dtype) for a in arguments)
         most = self.most.get(kind) or self.most.setdefault(kind, self._fit(arguments))
         if rows > most:
-            return torch.cat([self(*some) for some in zip(*(torch.split(a, most) for a in arguments), strict=True)])
+            return torch.cat(
+                [self._call(some) for some in zip(*(torch.split(a, most) for a in arguments), strict=True)]
+            )
         size = padded(rows)
         key = (size, kind)
         self.seen[key] = self.seen.get(key, 0) + 1
