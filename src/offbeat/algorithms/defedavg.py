@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.parts import Buffer, OneModel
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.events import Job, Recall, Send, Update
@@ -54,7 +55,7 @@ class DeFedAvg(Server[DeFedAvgState]):
         return DeFedAvgState(Model(models[0]), Buffer(), {})
 
     def started(self, state: DeFedAvgState, view: View) -> Commands:
-        yield from self._broadcast(state, view.everyone())  # server line 2
+        yield from _broadcast(state.model, view.everyone())  # server line 2
         yield from self._draw(state, self.sampled, view)
 
     def arrived(self, state: DeFedAvgState, update: Update, view: View) -> Commands:
@@ -65,25 +66,20 @@ class DeFedAvg(Server[DeFedAvgState]):
         if over:
             state.model.step(-self.lr, state.buffer.take_mean())  # line 8
         everybody = over and self.renew == "always"
-        yield from self._broadcast(state, view.everyone() if everybody else (client,))  # line 9
+        yield from _broadcast(state.model, view.everyone() if everybody else (client,))  # line 9
         if over:
             yield from self._draw(state, self.sampled, view)  # line 4
 
     def lost(self, state: DeFedAvgState, job: Job, reason: str, view: View) -> Commands:
         times = state.drawn.pop(job.client, 0)
         if view.present(job.client):
-            yield from self._broadcast(state, (job.client,))
+            yield from _broadcast(state.model, (job.client,))
         yield from self._draw(state, times, view)  # somebody else in its place
 
     def joined(self, state: DeFedAvgState, client: int, view: View) -> Commands:
-        yield from self._broadcast(state, (client,))
+        yield from _broadcast(state.model, (client,))
         if not state.drawn:  # nobody was there when the round should have begun
             yield from self._draw(state, self.sampled - state.buffer.count, view)
-
-    def _broadcast(self, state: DeFedAvgState, clients: Iterable[int]) -> Commands:
-        payload = {"model": state.model.vector}
-        for client in clients:
-            yield Send(client, payload, state.model.version, hold=True)
 
     def _draw(self, state: DeFedAvgState, count: int, view: View) -> Commands:
         for client in view.available(count):
@@ -92,13 +88,8 @@ class DeFedAvg(Server[DeFedAvgState]):
             state.drawn[client] = state.drawn.get(client, 0) + 1
 
 
-@dataclass
-class DeFedAvgIIDState(OneModel):
-    buffer: Buffer
-
-
 @dataclass(frozen=True)
-class DeFedAvgIID(Server[DeFedAvgIIDState]):
+class DeFedAvgIID(Server[BuffState]):
     """The first n results make a round: w ← w − lr · mean of their deltas, broadcast to all.
 
     Every client sends each of its results as soon as it has it, and goes on at once with the newest model in its
@@ -115,37 +106,38 @@ class DeFedAvgIID(Server[DeFedAvgIIDState]):
         if self.size < 1:
             raise SettingError(f"size = {self.size}: a round needs at least one result")
 
-    def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgIIDState:
-        return DeFedAvgIIDState(Model(models[0]), Buffer())
+    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
+        return BuffState(Model(models[0]), Buffer())
 
-    def started(self, state: DeFedAvgIIDState, view: View) -> Commands:
-        for client in view.everyone():  # server line 2
-            yield from self._start(state, client)
+    def started(self, state: BuffState, view: View) -> Commands:
+        yield from _broadcast(state.model, view.everyone())  # server line 2
+        for client in view.everyone():
+            yield Recall(client)
 
-    def arrived(self, state: DeFedAvgIIDState, update: Update, view: View) -> Commands:
+    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
         state.buffer.add(1.0, update["delta"])
         if state.buffer.count == self.size:  # line 4
             state.model.step(-self.lr, state.buffer.take_mean())  # lines 6 and 7
-            for client in view.everyone():  # line 8
-                yield self._broadcast(state, client)
+            yield from _broadcast(state.model, view.everyone())  # line 8
         yield from self._next(state, update.job)
 
-    def lost(self, state: DeFedAvgIIDState, job: Job, reason: str, view: View) -> Commands:
+    def lost(self, state: BuffState, job: Job, reason: str, view: View) -> Commands:
         if view.present(job.client):
             yield from self._next(state, job)
 
-    def joined(self, state: DeFedAvgIIDState, client: int, view: View) -> Commands:
-        yield from self._start(state, client)
-
-    def _next(self, state: DeFedAvgIIDState, job: Job) -> Commands:
-        """What this client is at by now will be sent when it is done."""
-        if job.version == state.model.version:  # it is at nothing
-            yield self._broadcast(state, job.client)
-        yield Recall(job.client)
-
-    def _start(self, state: DeFedAvgIIDState, client: int) -> Commands:
-        yield self._broadcast(state, client)
+    def joined(self, state: BuffState, client: int, view: View) -> Commands:
+        yield from _broadcast(state.model, (client,))
         yield Recall(client)
 
-    def _broadcast(self, state: DeFedAvgIIDState, client: int) -> Send:
-        return Send(client, {"model": state.model.vector}, state.model.version, hold=True)
+    def _next(self, state: BuffState, job: Job) -> Commands:
+        """What this client is at by now will be sent when it is done."""
+        if job.version == state.model.version:  # it is at nothing
+            yield from _broadcast(state.model, (job.client,))
+        yield Recall(job.client)
+
+
+def _broadcast(model: Model, clients: Iterable[int]) -> Commands:
+    """The newest model into these clients' receive buffers; what they make of it is theirs until it is asked for."""
+    payload = {"model": model.vector}
+    for client in clients:
+        yield Send(client, payload, model.version, hold=True)

@@ -31,7 +31,7 @@ class TaskState(State):
     flying: int = 0  # requests on their way
     active: bool = False
     recent: list[Vector] = field(default_factory=list)  # the last V updates
-    scale: float = 1.0  # η_c · η_s · τ of the last update
+    scale: float = 1.0  # of the variance: η_c · η_s · τ of the last update, if it counts
 
 
 @dataclass
@@ -125,6 +125,7 @@ class FedAST(Server[FedASTState]):
         task.flying -= 1
         if self.allocation != "static":
             task.recent = [*task.recent, self._moved(task, update)][-self.window :]
+        if self.allocation == "dynamic":
             task.scale = job.lr * self.lr * job.steps
         version = task.inner.model.version
         said = list(self.inner(task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
@@ -196,8 +197,7 @@ class FedAST(Server[FedASTState]):
         active = {m: t for m, t in enumerate(state.tasks) if t.active and t.requests}
         if len(active) < 2 or any(len(t.recent) < self.window for t in active.values()):
             return
-        scale = {m: t.scale if self.allocation == "dynamic" else 1.0 for m, t in active.items()}
-        sigma = {m: sqrt(scale[m] * variance(t.recent)) for m, t in active.items()}
+        sigma = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
         self._decide(state, sigma, "variance of updates", view)
 
     def _decide(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> None:

@@ -394,9 +394,7 @@ def _compare_defedavg_iid(
 
 def _decoupled(c: estimate.Constants, local: Local, sampled: int, late: float) -> defedavg.Decoupled:
     sigma = math.sqrt(c.sigma2.value)
-    return defedavg.Decoupled(
-        c.smoothness.value, local.steps, sampled, late, sigma, c.farthest, c.gradient, c.gap
-    )  # fmt: skip
+    return defedavg.Decoupled(c.smoothness.value, local.steps, sampled, late, sigma, c.farthest, c.gradient, c.gap)
 
 
 def _rounds(T: int, least: tuple[float, str], bound: Bound) -> list[str]:

@@ -123,7 +123,7 @@ class Local:
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         """Each client's own model, made from the server's w [n, d] with a budget of so many gradients."""
         for work.step in range(steps):
-            w = w - work.lr * work.gradient(w)
+            w = work.descend(w)
         return w
 
     def wire(self, dim: int) -> tuple[int, int]:

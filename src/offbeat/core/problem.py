@@ -19,6 +19,8 @@ class Oracle(Protocol):
 
     `step` is the local step and `sample` numbers the independent mini-batches within it: the same (step, sample)
     is the same mini-batch, on every executor and device.
+
+    An oracle may also have `descend(w, lr, step)`, which gives w − lr · gradient(w, step): see `Work.descend`.
     """
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:

@@ -38,7 +38,7 @@ class MAML(Local):
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]
         if self.alpha == 0:
-            return {"w": w - work.lr * work.gradient(w)}
+            return {"w": work.descend(w)}
         adapted = w - self.alpha * work.gradient(w, sample=1)
         v = work.gradient(adapted)
         if self.hessian != "none":

@@ -24,6 +24,5 @@ class Prox(SGD):
         if self.mu < 0:
             raise SettingError(f"mu = {self.mu}: must not be negative")
 
-    def added(self, w: Vector, work: Work) -> Vector:
-        pull, decay = self.mu * (w - work.payload["model"]), super().added(w, work)
-        return pull if decay is None else decay + pull
+    def pull(self, w: Vector, work: Work) -> Vector:
+        return self.mu * (w - work.payload["model"])

@@ -38,9 +38,8 @@ class Scaffold(SGD):
     def remember(self, model: Vector) -> Payload:
         return {"control": model * 0.0}
 
-    def added(self, w: Vector, work: Work) -> Vector:
-        correction, decay = work.payload["control"] - work.memory["control"], super().added(w, work)
-        return correction if decay is None else decay + correction
+    def pull(self, w: Vector, work: Work) -> Vector:
+        return work.payload["control"] - work.memory["control"]
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         x, mine = work.payload["model"], work.memory["control"]

@@ -29,14 +29,16 @@ class SGD(Local):
             raise SettingError(f"decay = {self.decay}: must not be negative")
 
     def step(self, carry: Carry, work: Work) -> Carry:
-        w, added = carry["w"], self.added(carry["w"], work)
-        if self.clip is None and added is None:
+        w, pull = carry["w"], self.pull(carry["w"], work)
+        if self.clip is None and not self.decay and pull is None:
             return {"w": work.descend(w)}
         g = work.gradient(w)
         if self.clip is not None:
             g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
-        return {"w": descend(w, work.lr, g if added is None else g + added)}
+        if self.decay:
+            g = g + self.decay * w
+        return {"w": descend(w, work.lr, g if pull is None else g + pull)}
 
-    def added(self, w: Vector, work: Work) -> Vector | None:
-        """What a step goes against besides the gradient; None for nothing."""
-        return self.decay * w if self.decay else None
+    def pull(self, w: Vector, work: Work) -> Vector | None:
+        """What a step goes against besides the gradient and the decay; None for nothing."""
+        return None

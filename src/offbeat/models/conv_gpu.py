@@ -32,6 +32,12 @@ def _place(position, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
 
 
 @triton.jit
+def _offset(k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    """Where number k of a K × K patch lies, counted from its first, in images of width W."""
+    return (k // C // K * W + k // C % K) * C + k % C
+
+
+@triton.jit
 def _convolve(
     x, w, bias, out, chosen,
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
@@ -52,7 +58,7 @@ def _convolve(
     total = tl.zeros([TILE_M, TILE_N], tl.float32)
     for begin in range(0, K * K * C, TILE_K):
         k = begin + tl.arange(0, TILE_K)
-        offset = (k // C // K * W + k // C % K) * C + k % C
+        offset = _offset(k, W, C, K)
         a = tl.load(x + base[:, None] + offset[None, :], inside[:, None] & (k < K * K * C)[None, :], 0.0)
         there = (k < K * K * C)[:, None] & (column < N)[None, :]
         b = tl.load(w + k[:, None] + column[None, :] * (K * K * C), there, 0.0)
@@ -99,7 +105,7 @@ def _to_weights(
     OH: tl.constexpr = H - K + 1
     OW: tl.constexpr = W - K + 1
     k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
-    offset = (k // C // K * W + k // C % K) * C + k % C
+    offset = _offset(k, W, C, K)
     column = tl.arange(0, TILE_N)
     x += model * (B * H * W * C)
     slope += model * (B * (OH + 2 * BORDER) * (OW + 2 * BORDER) * N)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,21 +57,24 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weights: Tensor) -> Tensor:
-        outputs, cells, active = (_kernels().there if kernels(gates.device) else _there)(gates, weights)
+        outputs, cells, active = _ways(gates.device)[0](gates, weights)
         ctx.save_for_backward(outputs, cells, active, weights)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
         outputs, cells, active, weights = ctx.saved_tensors
-        by_gates = (_kernels().back if kernels(cells.device) else _back)(slopes[0], weights, cells, active)
+        by_gates = _ways(cells.device)[1](slopes[0], weights, cells, active)
         return by_gates, by_gates[:, 1:].flatten(1, 2).mT @ outputs[:, :-1].flatten(1, 2)
 
 
-def _kernels() -> Any:
+def _ways(device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
+    """What goes there and back through all steps."""
+    if not kernels(device):
+        return _there, _back
     from offbeat.models import lstm_gpu  # imports Triton
 
-    return lstm_gpu
+    return lstm_gpu.there, lstm_gpu.back
 
 
 def _there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

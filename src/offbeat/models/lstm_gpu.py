@@ -116,8 +116,9 @@ def there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gates, weights, h = gates.contiguous(), weights.contiguous(), width // 4
     outputs, cells = gates.new_empty(n, length, batch, h), gates.new_empty(n, length, batch, h)
     active = torch.empty_like(gates)
+    grid, tiles = _grid(h, n, batch), _tiles(batch)
     for t in range(length):
-        _there[_grid(h, n, batch)](gates, weights, outputs, cells, active, t, length, batch, h, **_tiles(batch))
+        _there[grid](gates, weights, outputs, cells, active, t, length, batch, h, **tiles)
     return outputs, cells, active
 
 
@@ -126,10 +127,9 @@ def back(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tenso
     n, length, batch, h = slope.shape
     slope, weights = slope.contiguous(), weights.mT.contiguous()  # [n, h, 4h]
     by_gates, by_cell = torch.empty_like(active), slope.new_empty(n, batch, h)
+    grid, tiles = _grid(h, n, batch), _tiles(batch)
     for t in reversed(range(length)):
-        _back[_grid(h, n, batch)](
-            slope, weights, cells, active, by_cell, by_gates, t, length, batch, h, **_tiles(batch)
-        )
+        _back[grid](slope, weights, cells, active, by_cell, by_gates, t, length, batch, h, **tiles)
     return by_gates
 
 

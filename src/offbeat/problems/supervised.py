@@ -71,9 +71,8 @@ class Supervised:
         self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
         self.scale = 1.0 if data.scale is None else data.scale
         self.adds = self.flat.adds(self.device)
-        on_gpu = self.device.type == "cuda" and self.stacks
-        self.replay = Replay(self.slopes) if on_gpu else None
-        self.replay_step = Replay(self.stepped) if on_gpu and self.adds else None
+        self.replay = Replay(self.slopes) if self.device.type == "cuda" and self.stacks else None
+        self.replay_step = Replay(self.stepped) if self.adds else None
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # what each training sample counts in the global objective
         each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)

@@ -59,9 +59,10 @@ class Executor:
     def compute(self, problem: Problem, local: Local, arena: Arena | None, group: Group) -> tuple[list[Result], Errors]:
         """The results of these jobs of one team, in their order, and which runs they show to have diverged."""
         most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
+        chunks = -(-len(group) // most)
+        most = -(-len(group) // chunks)  # of equal size
         results: list[Result] = []
         errors: Errors = []
-        most = -(-len(group) // -(-len(group) // most))  # chunks of equal size
         for at in range(0, len(group), most):
             some = group[at : at + most]
             done, rows = train(problem, local, arena, [ready for _, ready in some])
