@@ -103,8 +103,8 @@ def with_kernels(used: bool, gradient: Gradient) -> Gradient:
 
 
 def added(flat: Flat, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    to, module = torch.zeros_like(w), flat.module
-    module.add_gradient(flat.named(w), flat.named(to), x, y, torch.full(y.shape, 1 / y.shape[1], device=w.device))
+    to, keep, weights = torch.empty_like(w), w.new_zeros(len(w)), w.new_full(y.shape, 1 / y.shape[1])
+    flat.module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights)
     return to
 
 

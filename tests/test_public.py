@@ -71,7 +71,9 @@ def _own(value: object, module: ModuleType) -> bool:
 
 
 def test_every_public_class_and_function_has_a_docstring() -> None:
-    kernels = [] if find_spec("triton") else ["offbeat.models.conv_gpu", "offbeat.models.lstm_gpu"]  # need it
+    kernels = (
+        [] if find_spec("triton") else ["offbeat.models.conv_gpu", "offbeat.models.full_gpu", "offbeat.models.lstm_gpu"]
+    )  # need it
     modules = [importlib.import_module(name) for name in MODULES if name not in kernels]
     assert len(modules) > 50
     assert [name for module in modules for name in undocumented(module)] == []

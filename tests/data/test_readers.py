@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.core.errors import DataError, SettingError
+from offbeat.core.errors import DataError, OffbeatError, SettingError
 from offbeat.data import load
 from offbeat.data.base import Dataset
 from offbeat.data.digits import digits
@@ -155,18 +155,35 @@ def test_the_real_plays_have_over_a_thousand_roles():
     assert data.train_x.untyped_storage().nbytes() < 4_000_000  # windows are views of the text
 
 
-def test_normalised_inputs_have_mean_0_and_variance_1_in_every_channel():
+def made_of(x: torch.Tensor, scale: float | None) -> Dataset:
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    return Dataset("made", x, labels, x[:5], labels[:5], 2, scale)
+
+
+def test_standard_inputs_have_mean_0_and_variance_1_in_every_channel():
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (50, 3, 4, 4), generator=g, dtype=torch.uint8)
     x[:, 2] = 7  # a channel without variance stays finite
-    data = Dataset("made", x, torch.zeros(50, dtype=torch.int64), x[:5], torch.zeros(5, dtype=torch.int64), 2, 1 / 255)
-    made = data.normalised
+    data = made_of(x, 1 / 255)
+    made = data.as_inputs("standard")
     assert made.scale == 1.0
     assert made.train_x.dtype == torch.float32
     assert torch.allclose(made.train_x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(made.train_x[:, :2].var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
     assert torch.equal(made.test_x, made.train_x[:5])  # by the training set's numbers
-    assert data.normalised is made  # so that runs with several seeds share it
-    tokens = Dataset("plays", x[:, 0, 0], data.train_y, x[:5, 0, 0], data.test_y, 2, None)
-    with pytest.raises(DataError, match="plays has tokens for inputs"):
-        tokens.normalised  # noqa: B018
+    assert data.as_inputs("standard") is made  # so that runs with several seeds share it
+
+
+def test_signed_inputs_reach_from_minus_1_to_1():
+    x = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).repeat(4, 1)
+    data = made_of(x, 1 / 255)
+    assert torch.allclose(data.as_inputs("signed").train_x[:2], torch.tensor([[-1.0, -0.6], [0.6, 1.0]]))
+    assert data.as_inputs("unit") is data
+
+
+def test_inputs_that_cannot_be_had_are_refused():
+    x = torch.zeros(8, 4, dtype=torch.uint8)
+    with pytest.raises(DataError, match="made has tokens for inputs, which cannot be signed"):
+        made_of(x, None).as_inputs("signed")
+    with pytest.raises(OffbeatError, match=r"signd.*signed"):
+        made_of(x, 1.0).as_inputs("signd")

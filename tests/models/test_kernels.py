@@ -35,12 +35,13 @@ NETWORKS = [
     (LeNet5((1, 28, 28), 10), (1, 28, 28), 3),  # padded, few channels
     (_TwoConv("colours", (3, 19, 19), 4, (8, 16), (12, 7), 1), (3, 19, 19), 2),  # odd sides, two hidden layers
     (_TwoConv("wide", (1, 16, 16), 4, (32, 64), (), 0), (1, 16, 16), 40),  # as many channels as DeFedAvg's
+    (_TwoConv("long", (1, 16, 16), 4, (2, 3), (130, 33), 0), (1, 16, 16), 70),  # more samples and units than a tile has
 ]
 
 
 @needs_triton
-@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "colours", "wide"])
-def test_gradients_of_convolutions_are_added_to_what_is_there(module: _TwoConv, shape: tuple, batch: int) -> None:
+@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "colours", "wide", "long"])
+def test_gradients_are_added_to_what_is_kept_of_the_models(module: _TwoConv, shape: tuple, batch: int) -> None:
     flat, n = Flat(module), 2
     g = torch.Generator().manual_seed(1)
     w = stacks(flat, n)
@@ -52,9 +53,9 @@ def test_gradients_of_convolutions_are_added_to_what_is_there(module: _TwoConv, 
         return (cross_entropy(flat(w, x), y, reduction="none") * weights).sum()
 
     expected = vmap(grad(loss))(w, x, y, weights)
-    to = torch.full_like(w, 2.0)
-    module.add_gradient(flat.named(w), flat.named(to), x, y, weights)
-    assert float((to - 2.0 - expected).norm() / expected.norm()) < 1e-5
+    keep, to = torch.tensor([0.0, 0.5], device=DEVICE), torch.full_like(w, torch.nan)
+    module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights)
+    assert float((to - keep.unsqueeze(1) * w - expected).norm() / expected.norm()) < 1e-5
 
 
 @needs_triton

@@ -16,6 +16,7 @@ from offbeat.core.errors import SettingError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, key
 from offbeat.data import load
+from offbeat.data.base import INPUTS
 from offbeat.data.splits import IID, Split
 from offbeat.models.build import build as make_model
 from offbeat.problems.quadratic import Quadratic
@@ -43,13 +44,15 @@ class _Supervised:
     split: Split = field(default_factory=IID)
     l2: float = 0.0
     weighted: bool = False
-    normalise: bool = False
+    inputs: str = "unit"
 
     def __post_init__(self) -> None:
         _check_clients(self.clients)
+        if self.inputs not in INPUTS:
+            raise unknown("inputs:", self.inputs, INPUTS)
 
     def build(self, seed: int, device: str, measured: int | None = None, name: str = "") -> Problem:
-        data = load(self.data).normalised if self.normalise else load(self.data)
+        data = load(self.data).as_inputs(self.inputs)
         model, options = _model(self.model, "model")
         settings = {"l2": self.l2, "weighted": self.weighted, "device": device, "measured": measured, "name": name}
         return Supervised.split(data, self.clients, self.split, model, seed, options, **settings)

@@ -92,7 +92,7 @@ def _task(table: Any, where: str, clients: int) -> Task:
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
         raise SettingError(f'{where} lacks its name, such as name = "mnist"')
     if "clients" in table:
-        raise unknown(f"key in {where}:", "clients", [*_OWN, "data", "model", "split", "l2", "weighted", "normalise"])
+        raise unknown(f"key in {where}:", "clients", [*_OWN, "data", "model", "split", "l2", "weighted", "inputs"])
     problem = problem_table({**{k: v for k, v in table.items() if k not in _OWN}, "clients": clients}, where)
     own: dict[str, Any] = {k: v for k, v in table.items() if k in _OWN}
     convert = {

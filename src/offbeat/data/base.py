@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, unknown
+
+INPUTS = ("unit", "signed", "standard")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Dataset:
     owner: torch.Tensor | None = None
     test_owner: torch.Tensor | None = None
     _moved: dict[torch.device, Dataset] = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[str, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
     def on(self, device: torch.device) -> Dataset:
         """The same samples on this device; they are moved there once."""
@@ -38,16 +40,27 @@ class Dataset:
             self._moved[device] = replace(self, **{name: getattr(self, name).to(device) for name in names}, _moved={})
         return self._moved[device]
 
-    @cached_property
-    def normalised(self) -> Dataset:
-        """The same with a mean of 0 and a variance of 1 in every channel of the training samples, stored as floats."""
+    def as_inputs(self, way: str) -> Dataset:
+        """The same with inputs in another range, stored as floats; made once.
+
+        way: "unit", pixels in [0, 1]; "signed", in [−1, 1]; "standard", a mean of 0 and a variance of 1 in every
+        channel of the training samples.
+        """
+        if way not in INPUTS:
+            raise unknown("inputs:", way, INPUTS)
+        if way == "unit":
+            return self
         if self.scale is None:
-            raise DataError(f"{self.name} has tokens for inputs, which cannot be normalised; leave `normalise` out")
-        train, test = self.train_x * self.scale, self.test_x * self.scale
-        over = [0, *range(2, train.dim())]
-        spread, mean = torch.std_mean(train, over, correction=0, keepdim=True)
-        spread = torch.where(spread > 0, spread, 1.0)
-        return replace(self, train_x=(train - mean) / spread, test_x=(test - mean) / spread, scale=1.0, _moved={})
+            raise DataError(f"{self.name} has tokens for inputs, which cannot be {way}; leave `inputs` out")
+        if way not in self._made:
+            train, test = self.train_x * self.scale, self.test_x * self.scale
+            mean, spread = torch.tensor(0.5), torch.tensor(0.5)
+            if way == "standard":
+                spread, mean = torch.std_mean(train, [0, *range(2, train.dim())], correction=0, keepdim=True)
+                spread = torch.where(spread > 0, spread, 1.0)
+            train, test = (train - mean) / spread, (test - mean) / spread
+            self._made[way] = replace(self, train_x=train, test_x=test, scale=1.0, _moved={}, _made={})
+        return self._made[way]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -39,45 +39,42 @@ class _TwoConv(nn.Module):
         return self.full[-1](x)  # type: ignore[no-any-return]
 
     def add_gradient(
-        self, parameters: Mapping[str, Tensor], to: Mapping[str, Tensor], x: Tensor, y: Tensor, weights: Tensor
-    ) -> None:
-        """Add the gradients of n models' cross-entropies, weighted and summed over each one's batch, to `to`.
+        self, parameters: Mapping[str, Tensor], keep: Tensor, to: Mapping[str, Tensor],
+        x: Tensor, y: Tensor, weights: Tensor,
+    ) -> None:  # fmt: skip
+        """keep · parameters + the gradients of n models' cross-entropies, weighted and summed over each one's batch.
 
-        parameters, to: [n, ...] by name.   x: [n, batch, channels, side, side].   y, weights: [n, batch].
+        parameters, to: [n, ...] by name.   keep: [n].   x: [n, batch, channels, side, side].   y, weights: [n, batch].
         Written out for a GPU: no step of it keeps or moves more than it has to.
         """
-        from offbeat.models.conv_gpu import conv_pool, conv_pool_slopes  # imports Triton
+        from offbeat.models.conv_gpu import conv_pool, conv_pool_step  # imports Triton
+        from offbeat.models.full_gpu import full, full_slope, full_step
 
-        p, border = parameters, self.border
-        convs, layers = ("conv1", "conv2"), [f"full.{i}" for i in range(len(self.full))]
+        def both(of: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+            return of[f"{name}.weight"], of[f"{name}.bias"]
+
+        border, convs, layers = self.border, ("conv1", "conv2"), [f"full.{i}" for i in range(len(self.full))]
         images = [pad(x.permute(0, 1, 3, 4, 2), (0, 0, *4 * (border,))).contiguous()]  # channels last
         origins: list[Tensor] = []
         for name in convs:
-            pooled, chosen = conv_pool(images[-1], p[f"{name}.weight"], p[f"{name}.bias"])
+            pooled, chosen = conv_pool(images[-1], *both(parameters, name))
             images.append(pooled)
             origins.append(chosen)
         inputs = [images[-1].permute(0, 1, 4, 2, 3).flatten(2)]
         for name in layers:
-            outputs = torch.baddbmm(p[f"{name}.bias"][:, None], inputs[-1], p[f"{name}.weight"].mT)
-            inputs.append(torch.relu(outputs))
-        slope = torch.softmax(outputs, 2).scatter_add(2, y.unsqueeze(2), -torch.ones_like(outputs[..., :1]))
+            inputs.append(full(inputs[-1], *both(parameters, name), relu=name != layers[-1]))
+        slope = torch.softmax(inputs.pop(), 2)
+        slope.scatter_add_(2, y.unsqueeze(2), -torch.ones_like(slope[..., :1]))
         slope *= weights.unsqueeze(2)
-        for at in reversed(range(len(layers))):
-            if at < len(layers) - 1:
-                slope *= inputs[at + 1] > 0
-            name = layers[at]
-            earlier = torch.bmm(slope, p[f"{name}.weight"])
-            to[f"{name}.weight"].baddbmm_(slope.mT, inputs[at])
-            to[f"{name}.bias"].add_(slope.sum(1))
-            slope = earlier
+        for name in reversed(layers):
+            here = inputs.pop()
+            full_step(slope, here, both(parameters, name), keep, both(to, name))
+            slope = full_slope(slope, parameters[f"{name}.weight"], here)
         back: Tensor | None = slope.view(images[-1].permute(0, 1, 4, 2, 3).shape).permute(0, 1, 3, 4, 2)
-        for at in (1, 0):
-            name = convs[at]
+        for at, name in ((1, "conv2"), (0, "conv1")):
             assert back is not None
-            weight = p[f"{name}.weight"]
-            back, by_weight, by_bias = conv_pool_slopes(images[at], weight, origins[at], back.contiguous(), at > 0)
-            to[f"{name}.weight"].add_(by_weight)
-            to[f"{name}.bias"].add_(by_bias)
+            old, new = both(parameters, name), both(to, name)
+            back = conv_pool_step(images[at], origins[at], back.contiguous(), old, keep, new, by_input=at > 0)
 
 
 class LeNet5(_TwoConv):

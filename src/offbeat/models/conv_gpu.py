@@ -32,9 +32,12 @@ def _place(position, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
 
 
 @triton.jit
-def _offset(k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
-    """Where number k of a K × K patch lies, counted from its first, in images of width W."""
-    return (k // C // K * W + k // C % K) * C + k % C
+def _offset(k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BACK: tl.constexpr):
+    """Where number k of a K × K patch lies, counted from its first, in images of width W; or its point reflected."""
+    y, z = k // C // K, k // C % K
+    if BACK:
+        y, z = K - 1 - y, K - 1 - z
+    return (y * W + z) * C + k % C
 
 
 @triton.jit
@@ -43,7 +46,8 @@ def _convolve(
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
     POOL: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x [n, B, H, W, C] by w [n, N, K·K·C] to out [n, B, H − K + 1, W − K + 1, N], or pooled, with `chosen`."""
+    """x [n, B, H, W, C] by w [n, N, K·K·C] to out [n, B, H − K + 1, W − K + 1, N]: there, pooled, with `chosen`; back,
+    with the weights the other way round."""
     model = tl.program_id(1).to(tl.int64)
     OH: tl.constexpr = H - K + 1
     OW: tl.constexpr = W - K + 1
@@ -58,7 +62,7 @@ def _convolve(
     total = tl.zeros([TILE_M, TILE_N], tl.float32)
     for begin in range(0, K * K * C, TILE_K):
         k = begin + tl.arange(0, TILE_K)
-        offset = _offset(k, W, C, K)
+        offset = _offset(k, W, C, K, not POOL)
         a = tl.load(x + base[:, None] + offset[None, :], inside[:, None] & (k < K * K * C)[None, :], 0.0)
         there = (k < K * K * C)[:, None] & (column < N)[None, :]
         b = tl.load(w + k[:, None] + column[None, :] * (K * K * C), there, 0.0)
@@ -105,7 +109,7 @@ def _to_weights(
     OH: tl.constexpr = H - K + 1
     OW: tl.constexpr = W - K + 1
     k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
-    offset = _offset(k, W, C, K)
+    offset = _offset(k, W, C, K, False)
     column = tl.arange(0, TILE_N)
     x += model * (B * H * W * C)
     slope += model * (B * (OH + 2 * BORDER) * (OW + 2 * BORDER) * N)
@@ -131,39 +135,43 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     pooled = x.new_empty(n, b, (h - k + 1) // 2, (w - k + 1) // 2, out)
     chosen = torch.empty_like(pooled, dtype=torch.uint8)
     rows = weight.permute(0, 1, 3, 4, 2).contiguous()  # [n, out, k, k, c]
-    _convolve[_grid(4 * pooled[0, ..., 0].numel(), _PATCHES, n)](
-        x, rows, bias.contiguous(), pooled, chosen, b, h, w, c, k, out, True, **_tiles(_PATCHES, out)
+    tiles = _tiles(256, 32, out, 8) if 1 < c < _WIDE else _tiles(128, 32, out, 4)
+    _convolve[_grid(4 * pooled[0, ..., 0].numel(), tiles["TILE_M"], n)](
+        x, rows, bias.contiguous(), pooled, chosen, b, h, w, c, k, out, True, **tiles
     )
     return pooled, chosen
 
 
-def conv_pool_slopes(
-    x: Tensor, weight: Tensor, chosen: Tensor, slope: Tensor, by_input: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The way back: from the slope by what came out to those by x (if wanted), weight and bias."""
+def conv_pool_step(
+    x: Tensor, chosen: Tensor, slope: Tensor, old: tuple[Tensor, Tensor], keep: Tensor, new: tuple[Tensor, Tensor],
+    by_input: bool,
+) -> Tensor | None:  # fmt: skip
+    """The way back, from the slope by what came out: keep · (weight, bias) + the slopes by them go into the new ones;
+    gives the slope by x, if it is wanted.   keep: [n]."""
     n, b, h, w, c = x.shape
+    weight, bias = old
     _, out, _, k, _ = weight.shape
     border = k - 1 if by_input else 0
     high, wide = h - k + 1, w - k + 1
     spread = x.new_empty(n, b, high + 2 * border, wide + 2 * border, out)
     _unpool[_grid(spread[0].numel(), _LINE, n)](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
     by_weight = x.new_empty(n, k, k, c, out)
-    _to_weights[_grid(k * k * c, _DEPTH, n)](x, spread, by_weight, b, h, w, c, k, out, border, **_tiles(_SUMMED, out))
-    back = None
-    if by_input:  # a convolution with the weights the other way round
-        back = torch.empty_like(x)
-        turned = weight.flip(3, 4).permute(0, 2, 3, 4, 1).contiguous()  # [n, c, k, k, out]
-        sizes = b, high + 2 * border, wide + 2 * border, out, k, c
-        _convolve[_grid(b * h * w, _PATCHES, n)](
-            spread, turned, spread, back, chosen, *sizes, False, **_tiles(_PATCHES, c)
-        )
+    tiles = _tiles(64, 64 if c >= _WIDE else 32, out, 4 if k * k * c <= 32 else 2)
+    _to_weights[_grid(k * k * c, tiles["TILE_K"], n)](x, spread, by_weight, b, h, w, c, k, out, border, **tiles)
     by_bias = torch.where(chosen < NONE.value, slope, 0.0).sum((1, 2, 3))
-    return back, by_weight.permute(0, 4, 3, 1, 2), by_bias
+    torch.addcmul(by_weight.permute(0, 4, 3, 1, 2), keep.view(n, 1, 1, 1, 1), weight, out=new[0])
+    torch.addcmul(by_bias, keep.view(n, 1), bias, out=new[1])
+    if not by_input:
+        return None
+    back = torch.empty_like(x)
+    turned = weight.permute(0, 2, 3, 4, 1).contiguous()  # [n, c, k, k, out]
+    sizes = b, high + 2 * border, wide + 2 * border, out, k, c, False
+    tiles = _tiles(256, 32, c, 4)
+    _convolve[_grid(b * h * w, tiles["TILE_M"], n)](spread, turned, spread, back, chosen, *sizes, **tiles)
+    return back
 
 
-# The quickest of some thirty on an H200: positions in a tile of a convolution, and of a sum over positions.
-_PATCHES, _SUMMED = 128, 64
-_DEPTH = 32  # of the factors of one product of tiles
+_WIDE = 16  # channels that lie together and are read as a whole
 _LINE = 1024
 
 
@@ -171,6 +179,14 @@ def _grid(size: int, tile: int, models: int) -> tuple[int, int]:
     return triton.cdiv(size, tile), models
 
 
-def _tiles(rows: int, columns: int) -> dict[str, Any]:
+def _tiles(rows: int, depth: int, columns: int, warps: int) -> dict[str, Any]:
+    """Positions, depth and channels of one product of tiles: for each kernel the quickest of a dozen on an H200."""
     wide = max(16, triton.next_power_of_2(columns))
-    return {"TILE_M": rows, "TILE_K": _DEPTH, "TILE_N": wide, "PRECISION": precision(), "num_warps": 4, "num_stages": 3}
+    return {
+        "TILE_M": rows,
+        "TILE_K": depth,
+        "TILE_N": wide,
+        "PRECISION": precision(),
+        "num_warps": warps,
+        "num_stages": 3,
+    }

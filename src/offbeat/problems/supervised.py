@@ -174,8 +174,7 @@ class Supervised:
     def slopes(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor) -> Vector:
         """The gradients [n, d] of n clients' stochastic functions, stacked."""
         if self.adds:
-            slopes = w * (self.l2 * shares).unsqueeze(1) if self.l2 else torch.zeros_like(w)
-            return self._add(slopes, w, x, y, weights * shares.unsqueeze(1))
+            return self._added(w, self.l2 * shares, x, y, weights * shares.unsqueeze(1))
         if not self.flat.own:
             rows: Vector = vmap(grad(self.loss))(w, x, y, weights, shares)
             return rows
@@ -187,13 +186,14 @@ class Supervised:
 
     def stepped(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor, lr: Tensor) -> Vector:
         """w − lr · slopes(w, …), without a place for the slopes; lr [n, 1]."""
-        shares = lr * shares.unsqueeze(1)
-        start = w * (1 - self.l2 * shares) if self.l2 else w.clone()
-        return self._add(start, w, x, y, -weights * shares)
+        pace = lr.squeeze(1) * shares
+        return self._added(w, 1 - self.l2 * pace, x, y, -weights * pace.unsqueeze(1))
 
-    def _add(self, to: Vector, w: Vector, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
+    def _added(self, w: Vector, keep: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
+        """keep · w + the gradients by the model's own kernels."""
         module: Any = self.flat.module
-        module.add_gradient(self.flat.named(w), self.flat.named(to), x, y, weights)
+        to = torch.empty_like(w)
+        module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights)
         return to
 
     @torch.no_grad()
