@@ -39,24 +39,33 @@ def fedast() -> None:
     figure.savefig(HERE / "fedast/fig7.png", dpi=160)
 
 
+PARTS = {  # (title, target, virtual seconds shown, accuracies shown)
+    "fashion-iid": ("Fashion-MNIST, IID", 0.9, 300, (0.7, 0.92)),
+    "fashion-classes": ("Fashion-MNIST, two classes each", 0.8, 300, (0.5, 0.85)),
+    "cifar10-iid": ("CIFAR-10, IID", 0.7, 530, (0.3, 0.75)),
+    "cifar10-classes": ("CIFAR-10, two classes each", 0.6, 850, (0.2, 0.65)),
+}
+NAMES = {"fedavg": "FedAvg", "defedavg": "DeFedAvg", "asysg": "AsySG", "favano": "FAVANO", "fedbuff": "FedBuff"}
+
+
 def defedavg() -> None:
-    """Accuracy over time for each n."""
-    runs = read("defedavg/fashion-iid.json")
-    figure, axes = plt.subplots(1, 4, figsize=(11, 2.8), sharey=True, constrained_layout=True)
-    methods = ("fedavg", "defedavg", "asysg", "favano")
-    for axis, n in zip(axes, (10, 20, 40, 80), strict=True):
-        for colour, method in zip(COLOURS, methods, strict=False):
-            for run in (r for r in runs if r["algorithm"] == f"{method}-{n}"):
-                style = {"plain": ":", "normalised": "--", "exact": "-"}[run["how"]]
-                axis.plot(*zip(*run["curve"], strict=True), style, color=colour, lw=1)
-        axis.axhline(0.9, color="black", lw=0.5)
-        axis.set(title=f"n = {n}", xlabel="virtual seconds", xlim=(0, 300), ylim=(0.7, 0.92))
-    axes[0].set_ylabel("test accuracy")
-    names = {"fedavg": "FedAvg", "defedavg": "DeFedAvg-IID", "asysg": "AsySG", "favano": "FAVANO"}
-    for colour, method in zip(COLOURS, methods, strict=False):
-        axes[0].plot([], [], color=colour, label=names[method])
-    axes[0].legend(frameon=False, loc="lower right")
-    figure.savefig(HERE / "defedavg/fashion-iid.png", dpi=160)
+    """Accuracy over time, a line of pictures for each part of the table, one for each n."""
+    figure, axes = plt.subplots(4, 4, figsize=(11, 9.5), sharey="row", constrained_layout=True)
+    for line, (part, (title, target, end, shown)) in zip(axes, PARTS.items(), strict=True):
+        runs = read(f"defedavg/{part}.json")
+        for axis, n in zip(line, (10, 20, 40, 80), strict=True):
+            for colour, method in zip(COLOURS, NAMES, strict=False):
+                for run in (r for r in runs if r["algorithm"] == f"{method}-{n}"):
+                    axis.plot(*zip(*run["curve"], strict=True), color=colour, lw=1)
+            axis.axhline(target, color="black", lw=0.5)
+            axis.set(title=f"{title}, n = {n}", xlim=(0, end), ylim=shown)
+        line[0].set_ylabel("test accuracy")
+    for axis in axes[-1]:
+        axis.set_xlabel("virtual seconds")
+    for colour, name in zip(COLOURS, NAMES.values(), strict=False):
+        axes[0][0].plot([], [], color=colour, label=name)
+    axes[0][0].legend(frameon=False, loc="lower right")
+    figure.savefig(HERE / "defedavg/table1.png", dpi=130)
 
 
 if __name__ == "__main__":

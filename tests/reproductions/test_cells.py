@@ -92,6 +92,18 @@ def test_a_diverged_run_leaves_no_number() -> None:
     assert cells["area:largest"].mean is None
 
 
+def test_a_run_that_diverged_before_its_target_will_never_reach_it() -> None:
+    wide = table(quantity={"t": {"of": "time to", "target": 0.8}})
+    wide["lines"] = [{"algorithm": "area", "lr": lr, "t": "1"} for lr in (1.0, 10.0)]
+    both = {"main": [{**run, "error": "not finite"} for run in RUNS["main"]]}
+    late, never = conclude(read("x", wide), both).cells
+    assert late.ours.mean == 1.5  # reached before
+    assert (never.ours.mean, never.ours.beyond) == (inf, inf)
+    one = conclude(read("x", wide), {"main": both["main"][:3]})
+    assert "| area/10:t | diverged | 1 | one of them does not get there |" in one.markdown
+    assert "2 of 2 runs diverged" in conclude(read("x", wide), both).markdown
+
+
 @pytest.mark.parametrize(
     ("kind", "pair", "bound", "state"),
     [
@@ -101,6 +113,9 @@ def test_a_diverged_run_leaves_no_number() -> None:
         ("less", ["one", "never"], 1.0, "held"),  # never is known to be larger than 5
         ("less", ["never", "two"], 1.0, "not held"),
         ("less", ["nine", "never"], 1.0, "undecided"),
+        ("less", ["nine", "diverged"], 1.0, "held"),
+        ("less", ["diverged", "nine"], 1.0, "not held"),
+        ("ratio", ["nine", "diverged"], 4.0, "not held"),
         ("less", ["one", "absent"], 1.0, "not checked"),
         ("ratio", ["never", "one"], 5.0, "held"),
         ("ratio", ["never", "one"], 6.0, "undecided"),
@@ -116,6 +131,7 @@ def test_comparisons(kind: str, pair: list[str], bound: float, state: str) -> No
         "two": Cell(2.0),
         "nine": Cell(9.0),
         "never": Cell(inf, beyond=5.0),
+        "diverged": Cell(inf, beyond=inf),
         "absent": Cell(None),
     }
     assert judge(Claim("", kind, [pair], bound), cells)[0] == state

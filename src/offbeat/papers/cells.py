@@ -19,7 +19,8 @@ Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
 class Cell:
     """A number over seeds.
 
-    beyond: it is only known to be larger than this.   note: why there is none, or what it is of.
+    beyond: it is only known to be larger than this; infinite: there will never be one.   note: why there is none, or
+    what it is of.
     """
 
     mean: float | None
@@ -184,6 +185,9 @@ def _time_to(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     else:
         times = [first(curve, quantity.target) for curve in curves]
     reached = [t / quantity.per for t in times if t is not None]
+    if len(reached) < len(times) and (failed := sum("error" in run for run in runs)):
+        note = "diverged" if len(runs) == 1 else f"{failed} of {len(runs)} runs diverged"
+        return Cell(inf, min(reached, default=None), None, len(runs), beyond=inf, note=note)
     if len(reached) < len(times):
         note = "" if not reached else f"reached in {len(reached)} of {len(times)} runs"
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)

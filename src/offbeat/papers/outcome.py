@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from offbeat.papers.cells import Cell, Run, compute
@@ -102,6 +102,8 @@ def shown(cell: Cell) -> str:
     """A cell as the papers print one."""
     if cell.mean is None:
         return cell.note or "–"
+    if cell.beyond == inf:
+        return cell.note
     if cell.beyond is not None:
         return f"> {_digits(cell.beyond)}" + (f" ({cell.note})" if cell.note else "")
     text = _digits(cell.mean)
