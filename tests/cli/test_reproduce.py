@@ -120,9 +120,12 @@ def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, t
     stopped = ended(process)
     if stopped.code != 0:  # it may have been faster than the signal
         assert f"go on with `offbeat resume {tmp_path / 'stopped'}`" in stopped.err
+        assert "so far: " in stopped.out
+        assert "under way" in json.loads((tmp_path / "stopped" / "outcome.json").read_text())["stopped"]
     resumed = offbeat("resume", tmp_path / "stopped", "--json")
     unbroken = offbeat("reproduce", file, "--full", "--out", tmp_path / "unbroken", "--workers", "1", "--json")
     assert json.loads(resumed.out)["cells"] == json.loads(unbroken.out)["cells"]
+    assert "stopped" not in json.loads((tmp_path / "stopped" / "outcome.json").read_text())
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_a_run_that_diverged_before_its_target_will_never_reach_it() -> None:
     assert "2 of 2 runs diverged" in conclude(read("x", wide), both).markdown
 
 
+def test_of_a_run_that_is_under_way_only_times_are_known() -> None:
+    some = {"main": [RUNS["main"][0], {**RUNS["main"][3], "unfinished": True}]}
+    lines = [{"algorithm": "area", "lr": lr, "acc": "1", "each": "1"} for lr in (1.0, 10.0)]
+    cells = {cell.name: cell.ours for cell in conclude(read("x", table(lines=lines)), some, whole=False).cells}
+    assert (cells["area/1:acc"].mean, cells["area/1:each"].mean) == (70.0, 1.0)
+    assert (cells["area/10:acc"].mean, cells["area/10:acc"].note) == (None, "under way")
+    assert (cells["area/10:each"].beyond, cells["area/10:each"].note) == (4.0, "under way")
+
+
 @pytest.mark.parametrize(
     ("kind", "pair", "bound", "state"),
     [

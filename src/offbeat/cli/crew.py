@@ -31,7 +31,7 @@ from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
 from offbeat.watch.session import summary
 
-Message = tuple[str, Any]  # ("done", result) | ("share", (worker, runs' worth of work done, updates))
+Message = tuple[str, Any]  # ("done" or "saved", result) | ("share", (worker, runs' worth of work done, updates))
 
 _STOP = "stop"
 
@@ -148,9 +148,7 @@ class Hand:
         point, evaluate, watcher, began = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
-        result: dict[str, Any] = {"run": number, "algorithm": point.label, "seed": point.seed}
-        result["settings"] = dict(point.settings)
-        place = self._place(point)
+        result, place = _named(point), self._place(point)
         if error is not None:
             result["error"] = str(error)
         result |= summary(run, watcher, time.perf_counter() - began, list(evaluate.targets))
@@ -179,6 +177,12 @@ class Hand:
             else:
                 extra["measurements"] = [list(m) for m in watcher.measurements]
             checkpoint.save(place, run.world, extra)
+            curve = [list(m) for m in watcher.measurements]
+            self.tell(("saved", {**_named(point), "updates": run.world.tally.updates, "curve": curve}))
+
+
+def _named(point: Point) -> dict[str, Any]:
+    return {"run": point.number, "algorithm": point.label, "seed": point.seed, "settings": dict(point.settings)}
 
 
 def _digest(run: Simulation) -> dict[str, float]:

@@ -19,7 +19,7 @@ from offbeat.cli.experiment import override_with
 from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
 from offbeat.cli.grid import Grid
 from offbeat.cli.report import draw_report
-from offbeat.cli.sweep import do
+from offbeat.cli.sweep import StoppedSweepError, do
 from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
@@ -123,14 +123,17 @@ def _go_on(folder: Path, as_json: bool) -> None:
             print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
         if not as_json:
             print(f"{name}: {len(grid.points):,} runs", file=sys.stderr)
-        began = time.perf_counter()
+        began, stopped = time.perf_counter(), None
         try:
             done = do(place, grid, options)
-        except InterruptedRunError:
-            raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`") from None
+        except StoppedSweepError as error:
+            stopped = error
         finally:  # what an interrupted one has cost counts, too
             asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
             write_json(folder / ASKED, asked)
+        if stopped is not None:
+            _so_far(folder, entry, asked, {**runs, name: stopped.runs}, as_json)
+            raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
         runs[name] = done.results
         pages.append(done.page)
     outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
@@ -146,6 +149,17 @@ def _go_on(folder: Path, as_json: bool) -> None:
     if page is not None:
         print(f"report: {page}")
     print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
+
+
+def _so_far(folder: Path, entry: Entry, asked: dict[str, Any], runs: Mapping[str, Any], as_json: bool) -> None:
+    """What is known of one that was stopped, until it goes on."""
+    outcome = conclude(entry, runs, whole=False)
+    left = sum("unfinished" in run for group in runs.values() for run in group)
+    so_far = f"so far: {sum(map(len, runs.values())) - left:,} runs finished, {left:,} under way"
+    _write(folder, entry, outcome, asked, asked["wall_s"], so_far)
+    if not as_json:
+        _print(entry, outcome)
+        print(so_far)
 
 
 def _asked_for(experiment: str, only: Sequence[str] | None) -> bool:
@@ -169,7 +183,7 @@ def _choose(grid: Grid, experiment: str, only: Sequence[str] | None) -> None:
         grid.points = [point for point in grid.points if point.label in wanted]
 
 
-def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float) -> None:
+def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float, so_far: str = "") -> None:
     command = ["offbeat", "reproduce", asked["name"], f"--{entry.scale}", "--device", asked["device"]]
     command += ["--printed"] if asked.get("printed") else []
     command += [word for only in asked.get("only") or () for word in ("--only", only)]
@@ -180,8 +194,9 @@ def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], 
         name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()
         if _asked_for(name, asked.get("only"))
     }  # fmt: skip
-    write_json(folder / FOUND, data)
-    end = f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
+    write_json(folder / FOUND, data | ({"stopped": so_far} if so_far else {}))
+    end = f"\nStopped, {so_far}.\n" if so_far else ""
+    end += f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
     (folder / PAGE).write_text(outcome.markdown + end, encoding="utf-8")
 
 

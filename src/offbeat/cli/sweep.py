@@ -32,6 +32,15 @@ from offbeat.watch.session import InterruptedRunError, interruptible
 
 RUNS = "runs.jsonl"
 
+
+class StoppedSweepError(InterruptedRunError):
+    """The user stopped a sweep. runs: those that are finished, and as far as they came those that are not."""
+
+    def __init__(self, message: str, runs: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.runs = runs
+
+
 _SHOWN = 20  # lines of the live table
 _LINES = 200  # of the final one
 _SMALL = ("loss", "gap", "distance")  # metrics of which less is better
@@ -115,13 +124,16 @@ def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     wanted = options.get("workers") or _default_workers(device)
     orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))), len(left))
     board = Board(grid, options.get("best"), results)
+    saved: dict[int, dict[str, Any]] = {}
     with interruptible(board.say) as patience, board.shown(), (folder / RUNS).open("a", encoding="utf-8") as record:
         hands = alone if orders.workers == 1 else several
         for message in hands(orders, left, lambda: patience.asked) if left else ():
-            _take(message, results, record, board)
+            _take(message, results, saved, record, board)
         if patience.asked and len(results) < len(grid.points):
-            raise InterruptedRunError(
-                f"stopped with {len(results)} of {len(grid.points)} runs finished; go on with `offbeat resume {folder}`"
+            raise StoppedSweepError(
+                f"stopped with {len(results)} of {len(grid.points)} runs finished; "
+                f"go on with `offbeat resume {folder}`",
+                [*results, *({**run, "unfinished": True} for run in saved.values() if run["curve"])],
             )
     results.sort(key=lambda result: int(result["run"]))
     return _sum_up(folder, grid, results, board, time.perf_counter() - began, orders)
@@ -137,11 +149,21 @@ def _check_best(best: str | None) -> None:
             raise SettingError(f"--best {best}: the time to an accuracy in (0, 1], as in time:0.8")
 
 
-def _take(message: Message, results: list[dict[str, Any]], record: TextIO, board: Board) -> None:
+def _take(
+    message: Message,
+    results: list[dict[str, Any]],
+    saved: dict[int, dict[str, Any]],
+    record: TextIO,
+    board: Board,
+) -> None:
     kind, value = message
     if kind == "share":
         board.share(*value)
         return
+    if kind == "saved":
+        saved[value["run"]] = value
+        return
+    saved.pop(value["run"], None)
     record.write(json_text(value) + "\n")
     record.flush()
     os.fsync(record.fileno())

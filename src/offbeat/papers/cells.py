@@ -14,6 +14,8 @@ from offbeat.papers.entry import Entry, Line, Quantity
 
 Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
 
+UNDER_WAY = "under way"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -93,7 +95,7 @@ def setting(entry: Entry, run: Run, axis: str) -> Any:
 
 def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> Cell:
     if not groups:
-        return Cell(None, note="not run at this scale")
+        return Cell(None, note="not run")
     if quantity.of == "largest":
         return _largest(entry, quantity, groups)
     found = [(_over_seeds(quantity, group), group) for group in groups]
@@ -131,6 +133,8 @@ def _kept(quantity: Quantity, runs: Sequence[Run]) -> bool:
 def _over_seeds(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     """One setting: mean, lowest and highest over its seeds."""
     failed = sum("error" in run for run in runs)
+    if quantity.of != "time to" and any(run.get("unfinished") for run in runs):
+        return Cell(None, seeds=len(runs), note=UNDER_WAY)
     if failed and quantity.of != "time to":
         return Cell(None, seeds=len(runs), note=f"{failed} of {len(runs)} runs diverged")
     if quantity.of == "time to":
@@ -190,6 +194,8 @@ def _time_to(quantity: Quantity, runs: Sequence[Run]) -> Cell:
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=inf, note=note)
     if len(reached) < len(times):
         note = "" if not reached else f"reached in {len(reached)} of {len(times)} runs"
+        if any(run.get("unfinished") for run in runs):
+            note = UNDER_WAY
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)
     low, high = (min(reached), max(reached)) if quantity.curve == "each" else (None, None)
     return Cell(fmean(reached), low, high, len(runs))
@@ -225,7 +231,7 @@ def _finish(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     """When the task, or the last of all, reached its target."""
     times: list[float] = []
     if quantity.task and any(quantity.task not in run["tasks"] for run in runs):
-        return Cell(None, note="not run at this scale")
+        return Cell(None, note="not run")
     for run in runs:
         chosen = [run["tasks"][quantity.task]] if quantity.task else list(run["tasks"].values())
         times.append(max(t["time"] if t["stopped"] == "target" else inf for t in chosen))

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from math import inf, isfinite
 from typing import Any
 
-from offbeat.papers.cells import Cell, Run, compute
+from offbeat.papers.cells import UNDER_WAY, Cell, Run, compute
 from offbeat.papers.claims import Interval, MissingCellError, judge, term
 from offbeat.papers.entry import Claim, Entry, Printed
 
@@ -118,6 +118,8 @@ def remark(cell: Compared) -> str:
         return "outside the paper's range" + (f": {cell.why}" if cell.why else "")
     ours, theirs = cell.ours, cell.paper
     if ours.mean is None or theirs.mean is None or cell.outside is not None or not cell.comparable:
+        return ""
+    if ours.note == UNDER_WAY:
         return ""
     if (ours.beyond is None) != (theirs.beyond is None):
         return "one of them does not get there" + (f": {cell.why}" if cell.why else "")
