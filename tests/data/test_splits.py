@@ -78,7 +78,9 @@ def test_owners_keep_their_own_samples_and_the_largest_are_taken(owner, clients)
     assert sorted(map(len, parts)) == sorted(sizes)[-clients:]
 
 
-@pytest.mark.parametrize("split", [IID(), NearlyIID(), Dirichlet(0.5), Dirichlet(0.5, 40), Classes(2), Owners()])
+@pytest.mark.parametrize(
+    "split", [IID(), NearlyIID(), Dirichlet(0.5), Dirichlet(0.5, 40), Classes(2), Classes(2, even=False), Owners()]
+)
 def test_positions_that_are_nobodys_are_given_to_nobody(split):
     owner = np.resize(np.array([-1, 0, 1, -1, 2]), 500)
     parts = split(MNIST[:500], 3, rng(), owner)
@@ -131,6 +133,16 @@ def test_classes_are_dealt_evenly_and_cut_into_equal_parts():
     assert all(sorted(counts(p, MNIST))[-3:] == [0, 300, 300] for p in parts)  # 20 clients hold each class
     pairs = {tuple(np.flatnonzero(counts(p, MNIST))) for p in parts}
     assert len(pairs) > 20
+
+
+def test_clients_may_draw_their_classes_each_for_itself():
+    parts = Classes(2, even=False)(MNIST, 100, rng())
+    held = np.array([counts(p, MNIST) > 0 for p in parts])
+    assert (held.sum(1) == 2).all()
+    holders = held.sum(0)
+    assert holders.sum() == 200
+    assert 10 < holders.min() < 18 < 22 < holders.max() < 30  # 20 on average, with a standard deviation of 4
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST)))
 
 
 def test_nearly_iid_clients_are_alike_but_for_the_last():

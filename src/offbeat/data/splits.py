@@ -108,9 +108,12 @@ class Classes:
 
     The classes are dealt at random and evenly: each is held by the same number of clients, give or take one,
     and cut into equal parts for them. With fewer than (classes / per_client) clients some are nobody's.
+
+    even: false, and every client draws its classes for itself: some are held by more clients than others.
     """
 
     per_client: int
+    even: bool = True
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -126,8 +129,10 @@ class Classes:
             )
         holders: list[list[int]] = [[] for _ in classes]
         for client in range(clients):
-            held = np.array([len(h) for h in holders]) + rng.random(len(classes))  # the least held, ties at random
-            for label in np.argsort(held)[: self.per_client]:
+            order = rng.random(len(classes))
+            if self.even:
+                order += [len(h) for h in holders]  # the least held, ties at random
+            for label in np.argsort(order)[: self.per_client]:
                 holders[label].append(client)
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for members, who in zip(classes, holders, strict=True):
