@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
+from offbeat.data.base import Dataset
 from offbeat.models import lstm
 from offbeat.models.conv import LeNet5, _TwoConv
 from offbeat.models.flat import Flat
 from offbeat.models.lstm import LSTM
+from offbeat.problems.supervised import Supervised
 
 GPU = torch.cuda.is_available()
 if not GPU:
@@ -56,6 +60,29 @@ def test_gradients_are_added_to_what_is_kept_of_the_models(module: _TwoConv, sha
     keep, to = torch.tensor([0.0, 0.5], device=DEVICE), torch.full_like(w, torch.nan)
     module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights)
     assert float((to - keep.unsqueeze(1) * w - expected).norm() / expected.norm()) < 1e-5
+
+
+@needs_triton
+@pytest.mark.parametrize("lr", [0.1, torch.tensor([[0.1], [0.3], [0.2]])], ids=["one step size", "one each"])
+def test_a_local_step_by_kernels_is_the_plain_one(lr: float | torch.Tensor) -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (60, 1, 16, 16), generator=g, dtype=torch.uint8)
+    y = torch.randint(10, (60,), generator=g)
+    data = Dataset("made", x, y, x[:5], y[:5], 10, 1 / 255)
+    shards = [np.arange(10), np.arange(10, 35), np.arange(35, 60)]
+    problem = Supervised(data, LeNet5((1, 16, 16), 10), shards, l2=0.1, weighted=True, device=DEVICE)
+    lr = lr.to(DEVICE) if isinstance(lr, torch.Tensor) else lr
+    w, which, keys = stacks(problem.flat, 3), np.array([0, 1, 2]), np.array([5, 6, 7])
+
+    def steps(quick: Callable[..., torch.Tensor] | None) -> torch.Tensor:
+        problem.replay_step, problem.replay = quick, None  # type: ignore[assignment]
+        oracle, reached = problem.oracle(which, keys, 2, 4, False), w
+        for step in range(2):
+            reached = oracle.descend(reached, lr, step)
+        return reached - w
+
+    expected, found = steps(None), steps(problem.stepped)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 @needs_triton

@@ -39,6 +39,7 @@ class Rows:
         self.draws = None if batch is None else Draws(self.shards, clients, keys, steps, batch, shuffle)
         self.alike = bool((self.shards.shares[self.which] == 1.0).all())
         self.kept: tuple[tuple[int, int], Batch] | None = None
+        self.pace: tuple[float | Vector, Tensor] | None = None  # a step size, and what it makes of the shares
 
     @cached_property
     def shares(self) -> Tensor:
@@ -52,10 +53,12 @@ class Rows:
 
     def descend(self, w: Vector, lr: float | Vector, step: int) -> Vector:
         p = self.problem
-        if p.replay_step is None or len(w) == 1:
+        if p.replay_step is None or self.draws is None or len(w) == 1:
             return descend(w, lr, self.gradient(w, step))
-        column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
-        return p.replay_step(w, *self._gather(step, 0), self.shares, column)
+        if self.pace is None or self.pace[0] is not lr:  # the same for all steps of a job
+            column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
+            self.pace = lr, column.squeeze(1) * self.shares
+        return p.replay_step(w, self.draws.indices(step, 0), self.pace[1])
 
     def full(self, w: Vector) -> Vector:
         if self._in_cache:
@@ -92,11 +95,7 @@ class Rows:
         return indices, torch.full(indices.shape, 1.0 / self.draws.batch, device=self.problem.device)
 
     def _fetch(self, indices: Tensor, weights: Tensor) -> Batch:
-        p = self.problem
-        flat = indices.reshape(-1)
-        x = p.inputs(p.train_x.index_select(0, flat))
-        x = x.view(*indices.shape, *x.shape[1:])
-        return x, p.train_y[flat].view(indices.shape), weights
+        return *self.problem.samples(indices), weights
 
     def _everything(self) -> tuple[Tensor, Tensor]:
         """All of every client's samples; rows shorter than the longest are padded with weight 0."""

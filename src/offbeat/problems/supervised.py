@@ -159,6 +159,12 @@ class Supervised:
     def _labels(self) -> np.ndarray:
         return self.train_y.numpy()
 
+    def samples(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of training samples, in the shape of their indices."""
+        flat = indices.reshape(-1)
+        x = self.inputs(self.train_x.index_select(0, flat))
+        return x.view(*indices.shape, *x.shape[1:]), self.train_y.index_select(0, flat).view(indices.shape)
+
     def inputs(self, stored: Tensor) -> Tensor:
         """Stored samples as the model wants them."""
         return stored.long() if self.data.scale is None else stored.float().mul_(self.scale)
@@ -184,10 +190,14 @@ class Supervised:
         g = torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
         return g.add_(w.detach() * shares.unsqueeze(1), alpha=self.l2) if self.l2 else g
 
-    def stepped(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor, lr: Tensor) -> Vector:
-        """w − lr · slopes(w, …), without a place for the slopes; lr [n, 1]."""
-        pace = lr.squeeze(1) * shares
-        return self._added(w, 1 - self.l2 * pace, x, y, -weights * pace.unsqueeze(1))
+    def stepped(self, w: Vector, indices: Tensor, pace: Tensor) -> Vector:
+        """w − pace · the gradients at mini-batches of these training samples, indices [n, b]; pace [n].
+
+        Without a place for the gradients; the samples are fetched here, so that a graph of it has all of a step.
+        """
+        x, y = self.samples(indices)
+        weights = (-pace / indices.shape[1]).unsqueeze(1).expand_as(y)
+        return self._added(w, 1 - self.l2 * pace, x, y, weights)
 
     def _added(self, w: Vector, keep: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
         """keep · w + the gradients by the model's own kernels."""
