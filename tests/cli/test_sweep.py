@@ -372,11 +372,14 @@ def test_ctrl_c_saves_what_is_at_work_and_resuming_ends_the_same(
     assert "stopping and saving" in err
     assert err.endswith(f"of 4 runs finished; go on with `offbeat resume {folder}`\n")
     assert len(list(folder.glob("runs/*/checkpoint.safetensors"))) + len(lines(folder)) >= int(workers)
+    under_way = [json.loads(line)["run"] for line in (folder / "unfinished.jsonl").read_text().splitlines()]
+    assert not {*under_way} & {line["run"] for line in lines(folder)}
     again = resumed(folder)
     assert again.code == 0, again.err
     assert same(folder, unbroken)
     assert ranking(folder) == ranking(unbroken)
     assert not list(folder.rglob("*checkpoint*"))
+    assert not (folder / "unfinished.jsonl").exists()
     assert [path.name for path in folder.glob("runs/*")] == [] or options
 
 

@@ -161,9 +161,9 @@ def test_a_run_of_a_million_events_stays_light(tmp_path: Path) -> None:
     import time
 
     synthetic(tmp_path, "fedasync", 0, events=1_000_000, clients=2_000)
-    began = time.perf_counter()
+    began = time.process_time()  # whatever else the machine does
     page = write(tmp_path)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert page.stat().st_size < 2_000_000
     found = embedded(page)
     (line,) = found["timelines"]

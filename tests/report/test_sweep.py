@@ -49,3 +49,32 @@ def test_a_damaged_line_costs_one_run(folder: Path, tmp_path: Path) -> None:
     assert "line 1 of runs.jsonl is damaged and left out" in text
     assert "line 2 of runs.jsonl is damaged and left out" in text
     assert sorted(embedded(page)["totals"]) == [1, 2, 2, 2]
+
+
+def test_runs_that_were_under_way_are_shown_as_far_as_they_came(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text((folder / "experiment.json").read_text())
+    first, *others = (folder / "runs.jsonl").read_text().splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join(others) + "\n")
+    run = json.loads(first)
+    kept = {name: run[name] for name in ("run", "algorithm", "seed", "settings", "updates")}
+    stopped = {**kept, "curve": run["curve"][:3], "unfinished": True}
+    (tmp_path / "unfinished.jsonl").write_text("\n".join([json.dumps(stopped), others[0], first[:50]]))
+    (tmp_path / "runs" / "00000").mkdir(parents=True)  # its checkpoint is there
+    page = write(tmp_path)
+    text, found = page.read_text(), embedded(page)
+    assert "area, lr = 0.5, seed 0: not finished; shown as far as it had come when the sweep was stopped" in text
+    assert "line 3 of unfinished.jsonl is damaged and left out" in text
+    assert "events/ is missing" not in text.replace("runs/00001", "")
+    assert found["totals"] == [2, 2, 2, 2]  # the second line is of a run that has ended since
+
+
+def test_a_reproduction_of_several_experiments_is_one_page(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "reproduction.json").write_text("{}")
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        for file in ("experiment.json", "runs.jsonl"):
+            (tmp_path / name / file).write_text((folder / file).read_text())
+    page = write(tmp_path)
+    assert page == tmp_path / "report.html"
+    assert embedded(page)["series"][0] == "a: area, lr = 0.5"
+    assert len(embedded(page)["series"]) == 8

@@ -26,11 +26,10 @@ from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open
 from offbeat.cli.grid import Grid, short, together
 from offbeat.cli.report import draw_report
 from offbeat.core.errors import SettingError
+from offbeat.report.grid import SWEEP, UNFINISHED
 from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.record import write_table
 from offbeat.watch.session import InterruptedRunError, interruptible
-
-RUNS = "runs.jsonl"
 
 
 class StoppedSweepError(InterruptedRunError):
@@ -125,16 +124,19 @@ def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))), len(left))
     board = Board(grid, options.get("best"), results)
     saved: dict[int, dict[str, Any]] = {}
-    with interruptible(board.say) as patience, board.shown(), (folder / RUNS).open("a", encoding="utf-8") as record:
+    with interruptible(board.say) as patience, board.shown(), (folder / SWEEP).open("a", encoding="utf-8") as record:
         hands = alone if orders.workers == 1 else several
         for message in hands(orders, left, lambda: patience.asked) if left else ():
             _take(message, results, saved, record, board)
         if patience.asked and len(results) < len(grid.points):
+            under_way = [{**run, "unfinished": True} for run in saved.values() if run["curve"]]
+            (folder / UNFINISHED).write_text("".join(json_text(run) + "\n" for run in under_way), encoding="utf-8")
             raise StoppedSweepError(
                 f"stopped with {len(results)} of {len(grid.points)} runs finished; "
                 f"go on with `offbeat resume {folder}`",
-                [*results, *({**run, "unfinished": True} for run in saved.values() if run["curve"])],
+                [*results, *under_way],
             )
+    (folder / UNFINISHED).unlink(missing_ok=True)
     results.sort(key=lambda result: int(result["run"]))
     return _sum_up(folder, grid, results, board, time.perf_counter() - began, orders)
 
@@ -173,7 +175,7 @@ def _take(
 
 def _finished(folder: Path) -> list[dict[str, Any]]:
     """Runs that are on record; a line that was cut off by a crash is a run to be done again."""
-    path = folder / RUNS
+    path = folder / SWEEP
     results: list[dict[str, Any]] = []
     if path.exists():
         whole = path.read_bytes()
@@ -355,7 +357,7 @@ def _print(folder: Path, done: Done, as_json: bool) -> None:
     if line := done.board.missing():
         print(f"offbeat: {line}", file=sys.stderr)
     if failed:
-        print(f"offbeat: {failed} of {total} runs diverged; {folder / RUNS} says which", file=sys.stderr)
+        print(f"offbeat: {failed} of {total} runs diverged; {folder / SWEEP} says which", file=sys.stderr)
     if failed == total:
         sys.exit(1)
 

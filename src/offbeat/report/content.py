@@ -78,7 +78,8 @@ class Content:
 
 def gather(paths: Sequence[Path]) -> Content:
     """Read these folders and work out everything that a report shows."""
-    folders = [read(path) for path in {path.resolve(): path for path in paths}.values()]
+    parts = [part for path in paths for part in _parts(path)]
+    folders = [read(path) for path in {path.resolve(): path for path in parts}.values()]
     names = [folder.name for folder in folders]
     for folder in folders:
         if names.count(folder.name) > 1:
@@ -97,6 +98,13 @@ def gather(paths: Sequence[Path]) -> Content:
     said += [f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.said]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
     return Content(folders, series, drawn, tasks, [*failed, *said], left)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The experiments of a reproduction that has several, each in a folder of its own; otherwise the folder itself."""
+    if (path / "experiment.json").exists() or not (path / "reproduction.json").exists():
+        return [path]
+    return sorted(child for child in path.iterdir() if (child / "experiment.json").exists()) or [path]
 
 
 def _series(folders: Sequence[Folder], tasks: list[str]) -> list[Series]:

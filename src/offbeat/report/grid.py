@@ -1,4 +1,7 @@
-"""The runs of a sweep: a line for each in `runs.jsonl`, and folders only where events were kept."""
+"""The runs of a sweep: a line for each in `runs.jsonl`, and folders only where events were kept.
+
+Those that were under way when a sweep was stopped have a line in `unfinished.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,46 @@ import numpy as np
 from offbeat.report.run import DAMAGE, Columns, Run, short
 from offbeat.report.tables import check
 
-SWEEP = "runs.jsonl"
+SWEEP, UNFINISHED = "runs.jsonl", "unfinished.jsonl"
 
 
 def sweep_runs(home: Path, said: list[str]) -> list[Run]:
-    """Every run that is finished, in the order of the grid; settings are part of its label."""
-    found: dict[int, Run] = {}
-    try:
-        lines = (home / SWEEP).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        said.append(f"{SWEEP} cannot be read ({error.strerror})")
-        return []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            found[int(entry["run"])] = _run(home, entry)
-        except (*DAMAGE, RecursionError) as error:
-            said.append(f"line {number} of {SWEEP} is damaged and left out ({short(error)})")
+    """Every run that is finished or was saved, in the order of the grid; settings are part of its label."""
+    found = _read(home, SWEEP, said)
+    if (home / UNFINISHED).exists():
+        for number, run in _read(home, UNFINISHED, said).items():
+            if number not in found:
+                run.say("not finished; shown as far as it had come when the sweep was stopped")
+                found[number] = run
     return [found[number] for number in sorted(found)]
 
 
-def _run(home: Path, entry: dict[str, Any]) -> Run:
+def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
+    """The runs of this file, by their numbers."""
+    found: dict[int, Run] = {}
+    try:
+        lines = (home / name).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        said.append(f"{name} cannot be read ({error.strerror})")
+        return found
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            found[int(entry["run"])] = _run(home, entry, finished=name == SWEEP)
+        except (*DAMAGE, RecursionError) as error:
+            said.append(f"line {number} of {name} is damaged and left out ({short(error)})")
+    return found
+
+
+def _run(home: Path, entry: dict[str, Any], finished: bool) -> Run:
     """The run of this line; an error if no table could be made of it."""
     curve = _curve(entry.pop("curve", []))
     settings = ", ".join(f"{name} = {_text(value)}" for name, value in _brief(entry["settings"]).items())
     label = f"{entry['algorithm']}{', ' if settings else ''}{settings}"
-    check(entry)
-    return Run(home / "runs" / f"{int(entry['run']):05d}", label, int(entry["seed"]), entry, curve)
+    if finished:
+        check(entry)
+    place = home / "runs" / f"{int(entry['run']):05d}"
+    return Run(place, label, int(entry["seed"]), entry if finished else None, curve)
 
 
 def _curve(points: list[Any]) -> Columns:

@@ -98,13 +98,13 @@ class Run:
 
     def say(self, what: str) -> None:
         """Remember that something is missing, once."""
-        line = f"{self.path.name}: {what}"
+        line = f"{self.path.name if self.curve is None else self.name}: {what}"
         if line not in self.said:
             self.said.append(line)
 
     @property
     def _bare(self) -> bool:
-        return self.curve is not None and not self.path.is_dir()
+        return self.curve is not None and not (self.path / "events").is_dir()
 
     def _table(self, name: str, columns: dict[str, pa.DataType], others: pa.DataType | None = None) -> Columns | None:
         path = self.path / name
