@@ -85,6 +85,13 @@ def test_a_mean_outside_the_papers_range_is_marked() -> None:
     assert "outside the paper's range: too large a step" in outcome.markdown
 
 
+@pytest.mark.parametrize(("paper", "said"), [("1.6", "| × 0.94 |"), ("3", "| × 0.5: too slow a computer |")])
+def test_a_reason_is_given_where_numbers_differ(paper: str, said: str) -> None:
+    lines = [{"algorithm": "area", "lr": 1.0, "each": paper}]
+    reason = [{"cells": "*:each", "text": "too slow a computer"}]
+    assert said in conclude(read("x", table(lines=lines, reason=reason)), RUNS).markdown
+
+
 def test_a_diverged_run_leaves_no_number() -> None:
     failed = {"main": [RUNS["main"][0], {**RUNS["main"][1], "error": "not finite"}]}
     cells = {cell.name: cell.ours for cell in conclude(read("x", table()), failed).cells}

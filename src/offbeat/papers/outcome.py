@@ -12,6 +12,8 @@ from offbeat.papers.cells import UNDER_WAY, Cell, Run, compute
 from offbeat.papers.claims import Interval, MissingCellError, judge, term
 from offbeat.papers.entry import Claim, Entry, Printed
 
+_NEAR = 0.9  # of the paper's number: nearer than that wants no reason
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -125,7 +127,8 @@ def remark(cell: Compared) -> str:
         return "one of them does not get there" + (f": {cell.why}" if cell.why else "")
     if ours.beyond is not None or not isfinite(ours.mean) or theirs.mean == 0:
         return ""
-    return f"× {ours.mean / theirs.mean:.2g}" + (f": {cell.why}" if cell.why else "")
+    ratio = ours.mean / theirs.mean
+    return f"× {ratio:.2g}" + (f": {cell.why}" if cell.why and not _NEAR < ratio < 1 / _NEAR else "")
 
 
 def _digits(value: float) -> str:
