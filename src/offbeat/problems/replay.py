@@ -52,9 +52,9 @@ class Replay:
         kind = tuple((a.shape[1:], a.dtype) for a in arguments)
         most = self.most.get(kind) or self.most.setdefault(kind, self._fit(arguments))
         if rows > most:
-            return torch.cat(
-                [self._call(some) for some in zip(*(torch.split(a, most) for a in arguments), strict=True)]
-            )
+            size = -(-rows // -(-rows // most))  # parts of equal size
+            parts = zip(*(torch.split(a, size) for a in arguments), strict=True)
+            return torch.cat([self._call(some) for some in parts])
         size = padded(rows)
         key = (size, kind)
         self.seen[key] = self.seen.get(key, 0) + 1
