@@ -116,14 +116,14 @@ def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
 
 def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     began = time.perf_counter()
-    results = _finished(folder)
+    results = _recorded(folder / SWEEP)
     known = {result["run"] for result in results}
     left = [point for point in grid.points if point.number not in known]
     device = grid.experiment.top.device
     wanted = options.get("workers") or _default_workers(device)
     orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))), len(left))
     board = Board(grid, options.get("best"), results)
-    saved: dict[int, dict[str, Any]] = {}
+    saved = {int(run["run"]): run for run in _recorded(folder / UNFINISHED)}
     with interruptible(board.say) as patience, board.shown(), (folder / SWEEP).open("a", encoding="utf-8") as record:
         hands = alone if orders.workers == 1 else several
         for message in hands(orders, left, lambda: patience.asked) if left else ():
@@ -173,9 +173,8 @@ def _take(
     board.done(value)
 
 
-def _finished(folder: Path) -> list[dict[str, Any]]:
+def _recorded(path: Path) -> list[dict[str, Any]]:
     """Runs that are on record; a line that was cut off by a crash is a run to be done again."""
-    path = folder / SWEEP
     results: list[dict[str, Any]] = []
     if path.exists():
         whole = path.read_bytes()
