@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from offbeat.cli import crew
 from offbeat.cli.folder import create
 from offbeat.cli.grid import Grid
-from offbeat.cli.sweep import Board
+from offbeat.cli.standings import Standings
 from offbeat.core.errors import OffbeatError
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
@@ -319,7 +319,7 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
         for k, loss in enumerate(row)
     ]
     for metric in ("loss", "accuracy"):
-        board = Board(grid('"problem.noise" = [0]'), metric, results)
+        board = Standings(grid('"problem.noise" = [0]'), metric, results)
         assert [line["settings"]["lr"] for line in board.ranked()] == [2, 1, 0]
 
 

@@ -171,13 +171,13 @@ class Hand:
             place = self._place(point)
             place.mkdir(parents=True, exist_ok=True)
             extra: dict[str, Any] = {"worked": time.perf_counter() - began}
+            curve = [list(m) for m in watcher.measurements]
             if isinstance(watcher, Recorder):
                 watcher.flush()
                 extra["record"] = watcher.state
             else:
-                extra["measurements"] = [list(m) for m in watcher.measurements]
+                extra["measurements"] = curve
             checkpoint.save(place, run.world, extra)
-            curve = [list(m) for m in watcher.measurements]
             self.tell(("saved", {**_named(point), "updates": run.world.tally.updates, "curve": curve}))
 
 

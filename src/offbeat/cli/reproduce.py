@@ -134,7 +134,7 @@ def _go_on(folder: Path, as_json: bool) -> None:
         if stopped is not None:
             _so_far(folder, entry, asked, {**runs, name: stopped.runs}, as_json)
             raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
-        runs[name] = done.results
+        runs[name] = done.standings.results
         pages.append(done.page)
     outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
     _write(folder, entry, outcome, asked, wall)

@@ -50,3 +50,13 @@ def descend(w: Vector, lr: float | Vector, g: Vector) -> Vector:
     """w − lr · g of rows [n, d]; lr is a number or a column [n, 1]."""
     way = lr * g
     return torch.sub(w, way, out=way)  # without memory of its own
+
+
+def even(rows: int, most: int) -> int:
+    """How many rows go into each part, if so many are cut into as few parts as can be, of equal size.
+
+    >>> even(9, 4)  # 3, 3 and 3
+    3
+    """
+    parts = -(-rows // most)
+    return -(-rows // parts)

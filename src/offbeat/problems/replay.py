@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from offbeat.core.vectors import even
+
 _SHARE = 1 / 16  # of the GPU's memory for one call: other processes and the rows themselves need room, too
 _OUTLAST = 1.5  # times its launch: a call that takes longer gains nothing as a graph, and would be copied in and out
 _SEEN = 2  # a size is captured when it comes again: a capture costs some ten calls
@@ -52,8 +54,7 @@ class Replay:
         kind = tuple((a.shape[1:], a.dtype) for a in arguments)
         most = self.most.get(kind) or self.most.setdefault(kind, self._fit(arguments))
         if rows > most:
-            size = -(-rows // -(-rows // most))  # parts of equal size
-            parts = zip(*(torch.split(a, size) for a in arguments), strict=True)
+            parts = zip(*(torch.split(a, even(rows, most)) for a in arguments), strict=True)
             return torch.cat([self._call(some) for some in parts])
         size = padded(rows)
         key = (size, kind)

@@ -18,7 +18,7 @@ from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
-from offbeat.core.vectors import Payload, Vector, stacked
+from offbeat.core.vectors import Payload, Vector, even, stacked
 from offbeat.simulate.tape import Arena
 
 Result = tuple[Payload, Payload]  # (upload, new memory)
@@ -59,12 +59,11 @@ class Executor:
     def compute(self, problem: Problem, local: Local, arena: Arena | None, group: Group) -> tuple[list[Result], Errors]:
         """The results of these jobs of one team, in their order, and which runs they show to have diverged."""
         most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
-        chunks = -(-len(group) // most)
-        most = -(-len(group) // chunks)  # of equal size
         results: list[Result] = []
         errors: Errors = []
-        for at in range(0, len(group), most):
-            some = group[at : at + most]
+        size = even(len(group), most)
+        for at in range(0, len(group), size):
+            some = group[at : at + size]
             done, rows = train(problem, local, arena, [ready for _, ready in some])
             results += done
             if next(iter(rows.values())).is_cuda:

@@ -1,0 +1,158 @@
+"""Which settings of a sweep are best so far: live, in the end, and in a text file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.cli.grid import Grid, short, together
+from offbeat.simulate.log import Measurement, time_to
+
+_SHOWN = 20  # lines of the live table
+_SMALL = ("loss", "gap", "distance")  # metrics of which less is better
+
+
+class Standings:
+    """Runs that are finished, and what is best of them."""
+
+    def __init__(self, grid: Grid, best: str | None, results: list[dict[str, Any]]) -> None:
+        self.grid, self.results = grid, results
+        self.best = best or "accuracy"
+        self.chosen = best is not None
+        self.console = Console(stderr=True)
+        self.began, self.updates = time.perf_counter(), 0
+        self.shares: dict[int, tuple[float, int]] = {}
+        self.before = len(results)
+        self.live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """While the runs go on."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with Live(self, console=self.console, refresh_per_second=2, transient=True) as self.live:
+            yield
+
+    def share(self, worker: int, done: float, updates: int) -> None:
+        self.shares[worker] = done, updates
+
+    def done(self, result: Mapping[str, Any]) -> None:
+        self.updates += int(result.get("updates", 0))
+        if not self.console.is_terminal:
+            end = "diverged" if "error" in result else _shown(result["metrics"])
+            settings = "".join(f", {k} = {v}" for k, v in short(result["settings"]).items())
+            total = len(self.grid.points)
+            self.say(f"{len(self.results)} of {total}: {result['algorithm']}{settings}, seed {result['seed']}: {end}")
+
+    def say(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def __rich__(self) -> Group:
+        done = sum(share for share, _ in self.shares.values()) or len(self.results) - self.before
+        updates = sum(u for _, u in self.shares.values()) or self.updates
+        spent = time.perf_counter() - self.began
+        todo = len(self.grid.points) - self.before
+        left = f", about {duration(spent * (todo - done) / done)} left" if done > 0.01 * todo else ""
+        line = (
+            f"{len(self.results):,} of {len(self.grid.points):,} runs finished, "
+            f"{min(done / max(todo, 1), 1):.0%} of the work done, "
+            f"{updates / max(spent, 1e-9):,.0f} updates/s, {duration(spent)}{left}"
+        )
+        return Group(self.table(_SHOWN), Text(line, style="dim"))
+
+    def ranked(self) -> list[dict[str, Any]]:
+        """Settings from best to worst, each with its seeds put together; those that diverged or fell short last."""
+        lines = []
+        for (label, settings), results in together(self.results).items():
+            values = [_value(result, self.best) for result in results]
+            if not self.chosen and all(v is None for v in values):
+                values = [_value(result, "loss") for result in results]
+            good = [v for v in values if v is not None]
+            lines.append(
+                {
+                    "algorithm": label,
+                    "settings": json.loads(settings),
+                    "seeds": len(results),
+                    "reached": len(good),
+                    "mean": sum(good) / len(good) if good else None,
+                    "min": min(good, default=None),
+                    "max": max(good, default=None),
+                    "diverged": sum("error" in result for result in results),
+                }
+            )
+        sign = 1.0 if self.judged_by in _SMALL or self.best.startswith("time:") else -1.0
+        return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], e["mean"] is None, sign * (e["mean"] or 0.0)))
+
+    @property
+    def judged_by(self) -> str:
+        """The metric that decides: the loss where nobody chose and there is no accuracy."""
+        return "loss" if self._lost() else self.best
+
+    def missing(self) -> str:
+        """A line for a metric that no run has."""
+        known = sorted({name for result in self.results for name in result.get("metrics", {})})
+        if self.judged_by in known or self.best.startswith("time:") or not known:
+            return ""
+        return f"no run has a metric {self.judged_by!r}; there are {', '.join(known)}"
+
+    def _lost(self) -> bool:
+        """Whether there is no accuracy, so that the loss decides."""
+        return not self.chosen and all("accuracy" not in r.get("metrics", {}) for r in self.results)
+
+    def table(self, most: int) -> Table:
+        """The best settings of every algorithm."""
+        ranked = self.ranked()
+        metric = self.judged_by
+        shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for name in ("algorithm", "settings", "seeds", metric, "from", "to"):
+            shown.add_column(name, justify="left" if name in ("algorithm", "settings") else "right", overflow="fold")
+        for line in ranked[:most]:
+            settings = ", ".join(f"{k} = {v}" for k, v in short(line["settings"]).items())
+            seeds = f"{line['seeds']}" + (f", {line['diverged']} diverged" if line["diverged"] else "")
+            numbers = ("" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
+            shown.add_row(line["algorithm"], settings, seeds, *numbers)
+        if len(ranked) > most:
+            shown.caption = f"{len(ranked) - most} more"
+        return shown
+
+    def markdown(self) -> str:
+        """All settings, for a text file."""
+        metric = self.judged_by
+        lines = [f"| algorithm | settings | seeds | {metric} | from | to |", "|---|---|---:|---:|---:|---:|"]
+        for line in self.ranked():
+            settings = ", ".join(f"{k} = {v}" for k, v in short(line["settings"]).items())
+            numbers = " | ".join("–" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
+            lines.append(f"| {line['algorithm']} | {settings} | {line['seeds']} | {numbers} |")
+        return "\n".join(lines) + "\n"
+
+
+def _value(result: Mapping[str, Any], best: str) -> float | None:
+    """What a finished run is judged by; None where it has none, as after a divergence."""
+    if "error" in result:
+        return None
+    if best.startswith("time:"):
+        found = time_to([Measurement(*m) for m in result["curve"]], float(best[5:]))
+    else:
+        found = result.get("metrics", {}).get(best)
+    return None if found is None else float(found)
+
+
+def _shown(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
