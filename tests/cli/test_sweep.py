@@ -323,6 +323,20 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
         assert [line["settings"]["lr"] for line in board.ranked()] == [2, 1, 0]
 
 
+def test_in_a_log_file_a_long_sweep_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 59.0, *3 * [60.0], 61.0, *3 * [150.0]])
+    monkeypatch.setattr("offbeat.cli.standings.time.perf_counter", lambda: next(clock))
+    board = Standings(grid('"problem.noise" = [0, 1]'), None, [])
+    said: list[str] = []
+    monkeypatch.setattr(board, "say", said.append)
+    for done in (0.2, 0.4, 0.5, 1.0):
+        board.share(0, done, int(1200 * done))
+    assert said == [
+        "0 of 4 runs finished, 10% of the work done, 8 updates/s, 60 s, about 9 min left",
+        "0 of 4 runs finished, 25% of the work done, 8 updates/s, 2 min, about 8 min left",
+    ]
+
+
 # Stopping
 
 

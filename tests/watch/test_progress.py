@@ -66,6 +66,19 @@ def test_without_a_terminal_there_is_a_plain_line_a_run(tmp_path: Path) -> None:
     assert file.getvalue() == "area, seed 0: " + "a long story [not markup] " * 5 + "\n"
 
 
+def test_without_a_terminal_a_long_run_says_now_and_then_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, running = io.StringIO(), simulation(Until(time=10.0), 8)
+    clock = iter([0.0, 1.0, 59.0, 61.0, 62.0, 121.5])
+    monkeypatch.setattr("offbeat.watch.progress.time.perf_counter", lambda: next(clock))
+    with display(Console(file=file), 2) as shown:
+        shown.begin("area, seed 0")
+        for _ in range(5):
+            shown.tick(running, Recorder(tmp_path))
+    assert file.getvalue() == 2 * "area, seed 0: 20%, time 2.00 · 0 updates/s · staleness 1.2\n"
+
+
 def screen(tmp_path: Path, columns: int) -> str:
     """All that a short experiment writes to a terminal of this width, without colours and cursor movements."""
     (tmp_path / "e.toml").write_text(QUADRATIC.replace("updates = 400", "updates = 4000"))

@@ -18,6 +18,7 @@ from offbeat.cli.grid import Grid, short, together
 from offbeat.simulate.log import Measurement, time_to
 
 _SHOWN = 20  # lines of the live table
+_TELL = 60.0  # seconds between two lines about how far it is, where there is no live table
 _SMALL = ("loss", "gap", "distance")  # metrics of which less is better
 
 
@@ -29,7 +30,8 @@ class Standings:
         self.best = best or "accuracy"
         self.chosen = best is not None
         self.console = Console(stderr=True)
-        self.began, self.updates = time.perf_counter(), 0
+        self.began = self.told = time.perf_counter()
+        self.updates = 0
         self.shares: dict[int, tuple[float, int]] = {}
         self.before = len(results)
         self.live: Live | None = None
@@ -44,7 +46,11 @@ class Standings:
             yield
 
     def share(self, worker: int, done: float, updates: int) -> None:
+        """A worker has done so many runs' worth of work."""
         self.shares[worker] = done, updates
+        if not self.console.is_terminal and time.perf_counter() - self.told >= _TELL:
+            self.told = time.perf_counter()
+            self.say(self._progress())
 
     def done(self, result: Mapping[str, Any]) -> None:
         self.updates += int(result.get("updates", 0))
@@ -58,17 +64,19 @@ class Standings:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __rich__(self) -> Group:
+        return Group(self.table(_SHOWN), Text(self._progress(), style="dim"))
+
+    def _progress(self) -> str:
         done = sum(share for share, _ in self.shares.values()) or len(self.results) - self.before
         updates = sum(u for _, u in self.shares.values()) or self.updates
         spent = time.perf_counter() - self.began
         todo = len(self.grid.points) - self.before
         left = f", about {duration(spent * (todo - done) / done)} left" if done > 0.01 * todo else ""
-        line = (
+        return (
             f"{len(self.results):,} of {len(self.grid.points):,} runs finished, "
             f"{min(done / max(todo, 1), 1):.0%} of the work done, "
             f"{updates / max(spent, 1e-9):,.0f} updates/s, {duration(spent)}{left}"
         )
-        return Group(self.table(_SHOWN), Text(line, style="dim"))
 
     def ranked(self) -> list[dict[str, Any]]:
         """Settings from best to worst, each with its seeds put together; those that diverged or fell short last."""

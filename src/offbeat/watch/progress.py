@@ -15,10 +15,12 @@ from offbeat.simulate.loop import Simulation
 from offbeat.watch.record import Recorder
 
 _SECONDS = 0.2  # between two refreshes
+_TELL = 60.0  # seconds between two lines about the run at work, on something that is no terminal
 
 
 class Display:
-    """A bar for all runs, one for the run at work and a line about it; on something that is no terminal, a line a run.
+    """A bar for all runs, one for the run at work and a line about it; on something that is no terminal, a line a
+    run, and one a minute about the run at work.
 
     all runs      ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  1 of 4  0:00:12  00:37 left
     area, seed 1  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━    46 %  0:00:03  00:04 left
@@ -40,7 +42,8 @@ class Display:
         )
         self.all = self.progress.add_task("all runs", total=runs, status=f"0 of {runs}")
         self.one: TaskID | None = None
-        self.began = self.refreshed = 0.0
+        self.name = ""  # of the run at work
+        self.began = self.refreshed = self.told = 0.0
         self.updates: int | None = None  # of the run at work, when this display first saw it
 
     def begin(self, name: str) -> None:
@@ -48,7 +51,8 @@ class Display:
         if self.one is not None:
             self.progress.remove_task(self.one)
         self.one = self.progress.add_task(name, total=1.0, status="0 %")
-        self.began, self.updates = time.perf_counter(), None
+        self.began = self.told = time.perf_counter()
+        self.name, self.updates = name, None
 
     def tick(self, simulation: Simulation, recorder: Recorder) -> None:
         """A run goes on."""
@@ -63,6 +67,9 @@ class Display:
         self.progress.line = describe(simulation, recorder.measurements, pace)
         self.progress.update(self.one, completed=share, status=f"{share:.0%}".replace("%", " %"))
         self.progress.update(self.all, completed=self.done + share)
+        if not self.console.is_terminal and now - self.told >= _TELL:
+            self.told = now
+            self.say(f"{self.name}: {share:.0%}, {self.progress.line}".replace("\n", " · "))
 
     def end(self, line: str) -> None:
         """A run is over."""
