@@ -19,7 +19,7 @@ from offbeat.cli.crew import Orders, alone, several
 from offbeat.cli.experiment import override_with, read_table
 from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, taken, write_json
 from offbeat.cli.grid import Grid
-from offbeat.cli.ledger import Ledger
+from offbeat.cli.logbook import Logbook
 from offbeat.cli.report import draw_report
 from offbeat.cli.standings import Standings, duration
 from offbeat.core.errors import SettingError
@@ -109,30 +109,30 @@ def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
 
 def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     began = time.perf_counter()
-    ledger = Ledger(folder)
-    known = {result["run"] for result in ledger.results}
+    logbook = Logbook(folder)
+    known = {result["run"] for result in logbook.results}
     left = [point for point in grid.points if point.number not in known]
     device = grid.experiment.top.device
     wanted = options.get("workers") or _default_workers(device)
     orders = Orders(str(folder), device, bool(options.get("events")), min(wanted, max(1, len(left))), len(left))
-    standings = Standings(grid, options.get("best"), ledger.results)
-    with interruptible(standings.say) as patience, standings.shown(), ledger.open():
+    standings = Standings(grid, options.get("best"), logbook.results)
+    with interruptible(standings.say) as patience, standings.shown(), logbook.open():
         hands = alone if orders.workers == 1 else several
         for kind, value in hands(orders, left, lambda: patience.asked) if left else ():
             if kind == "share":
                 standings.share(*value)
             elif kind == "saved":
-                ledger.save(value)
+                logbook.save(value)
             else:
-                ledger.end(value)
+                logbook.end(value)
                 standings.done(value)
-        if patience.asked and len(ledger.results) < len(grid.points):
+        if patience.asked and len(logbook.results) < len(grid.points):
             raise StoppedSweepError(
-                f"stopped with {len(ledger.results)} of {len(grid.points)} runs finished; "
+                f"stopped with {len(logbook.results)} of {len(grid.points)} runs finished; "
                 f"go on with `offbeat resume {folder}`",
-                ledger.stop(),
+                logbook.stop(),
             )
-    ledger.close()
+    logbook.close()
     return _sum_up(folder, grid, standings, time.perf_counter() - began, orders)
 
 

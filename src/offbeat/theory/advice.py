@@ -253,21 +253,33 @@ def _settle(
     return tau, needed
 
 
-def _about_gradients(
-    theorem: str,
+@dataclass(frozen=True)
+class _Theorem:
+    """A bound on the mean squared gradient after T server steps, for problems of its own kind.
+
+    least: the fewest steps that it holds for.   right: the bound after T steps.   step: the step sizes that it names.
+    numbers: what of a problem a user may turn.   late: the same problem with another staleness.
+    """
+
+    name: str
+    least: Callable[[Any], float]
+    right: Callable[[Any, float], Bound]
+    step: Callable[[Any, float], Mapping[str, float]]
+    numbers: Sequence[str]
+    late: Callable[[Any, float], Any] = lambda problem, staleness: replace(problem, staleness=staleness)
+
+
+def _advise(
+    theorem: _Theorem,
     problem: Any,
-    least: Callable[[Any], float],
-    right: Callable[[Any, float], Bound],
-    step: Callable[[Any, float], Mapping[str, float]],
     traffic: Traffic,
     staleness: float | None,
     epsilon: float,
-    numbers: Sequence[str],
-    late: Callable[[Any, float], Any],
     notes: Sequence[str] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Advice:
     check(epsilon=epsilon)
+    least, right, late, numbers = theorem.least, theorem.right, theorem.late, theorem.numbers
     tau, needed = _settle(
         lambda t: least(late(problem, t)), lambda t, T: right(late(problem, t), T), traffic, staleness, epsilon
     )
@@ -283,7 +295,7 @@ def _about_gradients(
     found: dict[str, Any] = {}
     if math.isfinite(needed):
         bound = right(settled, needed)
-        found |= step(settled, needed)
+        found |= theorem.step(settled, needed)
         binds = f"the condition T ≥ {fewest:,.0f}" if needed <= math.ceil(fewest - 1e-9) else _binding(bound)
     else:
         binds = f"{_binding(right(settled, 1e30))}: it does not vanish with T"
@@ -297,7 +309,7 @@ def _about_gradients(
         "what binds": binds,
     }
     knobs = [Knob(name, whole=name in WHOLE) for name in now]
-    return Advice(theorem, found, _halved(time, now, knobs), notes)
+    return Advice(theorem.name, found, _halved(time, now, knobs), notes)
 
 
 def _uneven(traffic: Traffic) -> list[str]:
@@ -312,105 +324,92 @@ def _uneven(traffic: Traffic) -> list[str]:
     ]
 
 
+def _of_base(problem: Any, staleness: float) -> Any:
+    return replace(problem, base=replace(problem.base, staleness=staleness))
+
+
+_BUFFERED = _Theorem(
+    "FedBuff, BUFF theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    fedbuff.least_steps,
+    fedbuff.bound,
+    lambda p, T: {"local step η": fedbuff.local_step(p, T), "server lr (β·K)": 1.0},
+    ("smoothness", "steps", "sigma", "gamma", "gap"),
+)
+_STALE = _Theorem(
+    "FedAsync, PERS theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    persafl.least_steps,
+    persafl.bound,
+    lambda p, T: {"local step η": persafl.local_step(p.smoothness, p.steps, T), "server lr β": 1.0},
+    ("smoothness", "steps", "sigma", "gamma", "gap"),
+)
+_MAML = _Theorem(
+    "PersA-FL-MAML, PERS theorem 2 (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    persafl.maml_least_steps,
+    persafl.maml_bound,
+    lambda p, T: {
+        "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
+        "server lr β": 1.0,
+        "smoothness L_b": p.smoothness,
+    },
+    ("alpha", "gradient", "gap"),
+    _of_base,
+)
+_MOREAU = _Theorem(
+    "PersA-FL-ME, PERS theorem 3 (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    lambda p: persafl.moreau_least_steps(p, printed=False),
+    lambda p, T: persafl.moreau_bound(p, T, printed=False),
+    lambda p, T: {
+        "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
+        "server lr β": 1.0,
+        "smoothness L_c": p.smoothness,
+    },
+    ("penalty", "accuracy", "gap"),
+    _of_base,
+)
+_SIMULTANEOUS = _Theorem(
+    "FedAST, FAST corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    fedast.least_steps,
+    fedast.corollary_bound,
+    lambda p, T: {"client step η_c": fedast.client_step(p, T), "server lr η_s": fedast.server_step(p)},
+    ("smoothness", "steps", "size", "sigma", "gamma", "gap"),
+)
+
+
 def buffered(
     problem: fedbuff.Buffered, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01
 ) -> Advice:
     """BUFF theorem 1."""
-    return _about_gradients(
-        "FedBuff, BUFF theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
-        problem,
-        fedbuff.least_steps,
-        fedbuff.bound,
-        lambda p, T: {"local step η": fedbuff.local_step(p, T), "server lr (β·K)": 1.0},
-        traffic,
-        staleness,
-        epsilon,
-        ("smoothness", "steps", "sigma", "gamma", "gap"),
-        lambda p, t: replace(p, staleness=t),
-        _uneven(traffic),
-    )
+    return _advise(_BUFFERED, problem, traffic, staleness, epsilon, _uneven(traffic))
 
 
 def stale(problem: persafl.Stale, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
     """PERS theorem 1."""
-    return _about_gradients(
-        "FedAsync, PERS theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
-        problem,
-        persafl.least_steps,
-        persafl.bound,
-        lambda p, T: {"local step η": persafl.local_step(p.smoothness, p.steps, T), "server lr β": 1.0},
-        traffic,
-        staleness,
-        epsilon,
-        ("smoothness", "steps", "sigma", "gamma", "gap"),
-        lambda p, t: replace(p, staleness=t),
-        _uneven(traffic),
-    )
+    return _advise(_STALE, problem, traffic, staleness, epsilon, _uneven(traffic))
 
 
 def maml(problem: persafl.Maml, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
     """PERS theorem 2."""
-    extra = persafl.maml_batch(problem, epsilon)
-    return _about_gradients(
-        "PersA-FL-MAML, PERS theorem 2 (smooth): (1/T) Σ E|∇F|² ≤ ε",
-        problem,
-        persafl.maml_least_steps,
-        persafl.maml_bound,
-        lambda p, T: {
-            "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
-            "server lr β": 1.0,
-            "smoothness L_b": p.smoothness,
-        },
-        traffic,
-        staleness,
-        epsilon,
-        ("alpha", "gradient", "gap"),
-        lambda p, t: replace(p, base=replace(p.base, staleness=t)),
-        _uneven(traffic),
-        {"bias that stays": 4.0 * problem.base.steps * problem.bias**2, "batches larger by (corollary 1)": extra},
-    )
+    facts = {
+        "bias that stays": 4.0 * problem.base.steps * problem.bias**2,
+        "batches larger by (corollary 1)": persafl.maml_batch(problem, epsilon),
+    }
+    return _advise(_MAML, problem, traffic, staleness, epsilon, _uneven(traffic), facts)
 
 
 def moreau(problem: persafl.Moreau, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
     """PERS theorem 3, with the proof's condition on T and its third term."""
-    return _about_gradients(
-        "PersA-FL-ME, PERS theorem 3 (smooth): (1/T) Σ E|∇F|² ≤ ε",
-        problem,
-        lambda p: persafl.moreau_least_steps(p, printed=False),
-        lambda p, T: persafl.moreau_bound(p, T, printed=False),
-        lambda p, T: {
-            "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
-            "server lr β": 1.0,
-            "smoothness L_c": p.smoothness,
-        },
-        traffic,
-        staleness,
-        epsilon,
-        ("penalty", "accuracy", "gap"),
-        lambda p, t: replace(p, base=replace(p.base, staleness=t)),
-        [*_uneven(traffic), "the condition on T has (τ+1)³ and the third term γ_c², as the proof has them"],
-        {
-            "bias that stays": 4.0 * problem.base.steps * problem.bias**2,
-            "inner accuracy ν at most (corollary 3)": persafl.moreau_accuracy(problem, epsilon),
-        },
-    )
+    notes = [*_uneven(traffic), "the condition on T has (τ+1)³ and the third term γ_c², as the proof has them"]
+    facts = {
+        "bias that stays": 4.0 * problem.base.steps * problem.bias**2,
+        "inner accuracy ν at most (corollary 3)": persafl.moreau_accuracy(problem, epsilon),
+    }
+    return _advise(_MOREAU, problem, traffic, staleness, epsilon, notes, facts)
 
 
 def simultaneous(task: fedast.Task, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
     """FAST corollary 1.1 with the proof's constants."""
-    return _about_gradients(
-        "FedAST, FAST corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
-        task,
-        fedast.least_steps,
-        fedast.corollary_bound,
-        lambda p, T: {"client step η_c": fedast.client_step(p, T), "server lr η_s": fedast.server_step(p)},
-        traffic,
-        staleness,
-        epsilon,
-        ("smoothness", "steps", "size", "sigma", "gamma", "gap"),
-        lambda p, t: replace(p, staleness=t),
-        ["the paper states this bound in O(·); the constants are those of its appendix E.3.1"],
-    )
+    notes = ["the paper states this bound in O(·); the constants are those of its appendix E.3.1"]
+    return _advise(_SIMULTANEOUS, task, traffic, staleness, epsilon, notes)
 
 
 def decoupled(

@@ -13,7 +13,7 @@ from offbeat.cli.folder import json_text
 from offbeat.report.grid import SWEEP, UNFINISHED
 
 
-class Ledger:
+class Logbook:
     """results: of the runs that have ended.   saved: by their numbers, those under way as they were last saved."""
 
     def __init__(self, folder: Path) -> None:
