@@ -113,6 +113,25 @@ def test_settings_can_be_changed_and_it_is_said(file: Path, tmp_path: Path) -> N
     assert len((where / "runs.jsonl").read_text().splitlines()) == 3
 
 
+def test_what_was_not_asked_for_is_counted_and_not_shown(file: Path, tmp_path: Path) -> None:
+    two = SMALL.replace(
+        '{ algorithm = "area", largest', '{ algorithm = "fedbuff", time = "9" },\n  { algorithm = "area", largest'
+    )
+    two = two.replace(
+        "algorithm = [{", 'algorithm = [{ name = "fedbuff", size = 2, local = { sgd = { lr = 1.0 } } }, {'
+    )
+    file.write_text(two + '\n[[claim]]\ntext = "a third"\nless = [["fedbuff:time", 1.0]]\n', encoding="utf-8")
+    done = offbeat("reproduce", file, "--out", tmp_path / "out", "--workers", "1", "--only", "main/area")
+    assert done.code == 0, done.err
+    assert "area/1:accuracy" in done.out
+    assert "fedbuff" not in done.out
+    assert "a third" not in done.out
+    assert "shown: 5 of 6 cells and 2 of 3 claims; the others were not run" in done.out
+    page = (tmp_path / "out" / "reproduction.md").read_text()
+    assert "| fedbuff:time | not run | 9 |" in page
+    assert "| a third | **not checked** |" in page
+
+
 def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, tmp_path: Path) -> None:
     process = started("reproduce", file, "--full", "--out", tmp_path / "stopped", "--workers", "1")
     wait_for(tmp_path / "stopped" / "runs.jsonl", process)

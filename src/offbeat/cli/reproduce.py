@@ -22,13 +22,14 @@ from offbeat.cli.report import draw_report
 from offbeat.cli.sweep import StoppedSweepError, do
 from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
-from offbeat.papers.cells import printed as shows
+from offbeat.papers.cells import NOT_RUN, printed as shows
+from offbeat.papers.entry import NOT_CHECKED
 from offbeat.papers.outcome import remark, scope, shown
 from offbeat.watch.session import InterruptedRunError
 
 ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
 
-_STYLES = {"held": "green", "not held": "red", "undecided": "yellow", "not checked": "dim"}
+_STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
 
 
 def reproduce(
@@ -223,15 +224,20 @@ def _print(entry: Entry, outcome: Outcome) -> None:
         console.print(f"quick: {scope(entry)}", style="yellow", markup=False)
     for note in entry.notes:
         console.print(f"- {note}", style="dim", markup=False)
-    if outcome.cells:
+    run = [cell for cell in outcome.cells if cell.ours.note != NOT_RUN]
+    checked = [judged for judged in outcome.claims if judged.state != NOT_CHECKED]
+    if run:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for column in ("cell", "ours", "paper", ""):
             table.add_column(column, justify="right" if column in ("ours", "paper") else "left", overflow="fold")
-        for cell in outcome.cells:
+        for cell in run:
             style = "yellow" if cell.outside else "dim" if cell.ours.mean is None else None
             table.add_row(cell.name, shown(cell.ours), cell.paper.text, remark(cell), style=style)
         console.print(table)
-    for judged in outcome.claims:
+    for judged in checked:
         console.print(f"{judged.state:>11}", style=_STYLES[judged.state], end="  ")
         console.print(judged.claim.text, markup=False)
+    if len(run) < len(outcome.cells) or len(checked) < len(outcome.claims):
+        cells, claims = f"{len(run)} of {len(outcome.cells)} cells", f"{len(checked)} of {len(outcome.claims)} claims"
+        console.print(f"shown: {cells} and {claims}; the others were not run", style="dim")
     print()

@@ -14,7 +14,7 @@ from offbeat.papers.entry import Entry, Line, Quantity
 
 Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
 
-UNDER_WAY = "under way"
+UNDER_WAY, NOT_RUN = "under way", "not run"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def setting(entry: Entry, run: Run, axis: str) -> Any:
 
 def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> Cell:
     if not groups:
-        return Cell(None, note="not run")
+        return Cell(None, note=NOT_RUN)
     if quantity.of == "largest":
         return _largest(entry, quantity, groups)
     found = [(_over_seeds(quantity, group), group) for group in groups]
@@ -231,7 +231,7 @@ def _finish(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     """When the task, or the last of all, reached its target."""
     times: list[float] = []
     if quantity.task and any(quantity.task not in run["tasks"] for run in runs):
-        return Cell(None, note="not run")
+        return Cell(None, note=NOT_RUN)
     for run in runs:
         chosen = [run["tasks"][quantity.task]] if quantity.task else list(run["tasks"].values())
         times.append(max(t["time"] if t["stopped"] == "target" else inf for t in chosen))

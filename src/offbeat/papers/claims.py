@@ -19,7 +19,7 @@ from typing import Any
 
 from offbeat.core.errors import SettingError, unknown
 from offbeat.papers.cells import Cell
-from offbeat.papers.entry import Claim
+from offbeat.papers.entry import NOT_CHECKED, Claim
 
 Interval = tuple[float, float]
 
@@ -71,7 +71,7 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> tuple[str, list[tuple[Inte
     try:
         compared = [(term(a, cells), term(b, cells)) for a, b in pairs]
     except MissingCellError:
-        return "not checked", []
+        return NOT_CHECKED, []
     states = [_compare(claim, a, b) for a, b in compared]
     return _worst(states), compared
 

@@ -17,7 +17,8 @@ from offbeat.core.errors import SettingError, unknown
 SCALES = ("quick", "full")
 OF = ("final", "time to", "largest", "finish", "swing", "step time", "measure")
 KEEP = ("finite", "improved")
-STATES = ("held", "not held", "undecided", "not checked")
+NOT_CHECKED = "not checked"
+STATES = ("held", "not held", "undecided", NOT_CHECKED)
 
 _KEYS = (
     *("title", "paper", "where", "like", "experiment", "change", "events", "axis", "quantity", "lines", "derived"),
