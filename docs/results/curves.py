@@ -31,9 +31,10 @@ def fedast() -> None:
             axis.axhline(target, color=colour, lw=0.6, ls=":")
         axis.set(title=title, xlabel="virtual time", ylabel="test accuracy", xlim=(0, 3000), ylim=(0, 1))
     axes[0].legend(frameon=False, loc="lower right")
+    end = max(task["finished"] for task in runs[0]["tasks"].values())
     for colour, task in zip(COLOURS, runs[0]["tasks"].values(), strict=False):
         times, requests = zip(*task["requests"], strict=True)
-        axes[2].step([*times, 2420], [*requests, requests[-1]], where="post", color=colour, lw=1)
+        axes[2].step([*times, end], [*requests, requests[-1]], where="post", color=colour, lw=1)
     axes[2].set(title="FedAST's requests, seed 0", xlabel="virtual time", ylabel="of 300", xlim=(0, 3000))
     figure.savefig(HERE / "fedast/fig7.png", dpi=160)
 

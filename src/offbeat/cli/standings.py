@@ -16,9 +16,9 @@ from rich.text import Text
 
 from offbeat.cli.grid import Grid, short, together
 from offbeat.simulate.log import Measurement, time_to
+from offbeat.watch.progress import TELL
 
 _SHOWN = 20  # lines of the live table
-_TELL = 60.0  # seconds between two lines about how far it is, where there is no live table
 _SMALL = ("loss", "gap", "distance")  # metrics of which less is better
 
 
@@ -34,7 +34,6 @@ class Standings:
         self.updates = 0
         self.shares: dict[int, tuple[float, int]] = {}
         self.before = len(results)
-        self.live: Live | None = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -42,13 +41,13 @@ class Standings:
         if not self.console.is_terminal:
             yield
             return
-        with Live(self, console=self.console, refresh_per_second=2, transient=True) as self.live:
+        with Live(self, console=self.console, refresh_per_second=2, transient=True):
             yield
 
     def share(self, worker: int, done: float, updates: int) -> None:
         """A worker has done so many runs' worth of work."""
         self.shares[worker] = done, updates
-        if not self.console.is_terminal and time.perf_counter() - self.told >= _TELL:
+        if not self.console.is_terminal and time.perf_counter() - self.told >= TELL:
             self.told = time.perf_counter()
             self.say(self._progress())
 
@@ -56,9 +55,8 @@ class Standings:
         self.updates += int(result.get("updates", 0))
         if not self.console.is_terminal:
             end = "diverged" if "error" in result else _shown(result["metrics"])
-            settings = "".join(f", {k} = {v}" for k, v in short(result["settings"]).items())
-            total = len(self.grid.points)
-            self.say(f"{len(self.results)} of {total}: {result['algorithm']}{settings}, seed {result['seed']}: {end}")
+            name = ", ".join(filter(None, (result["algorithm"], _settings(result))))
+            self.say(f"{len(self.results)} of {len(self.grid.points)}: {name}, seed {result['seed']}: {end}")
 
     def say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -125,10 +123,9 @@ class Standings:
         for name in ("algorithm", "settings", "seeds", metric, "from", "to"):
             shown.add_column(name, justify="left" if name in ("algorithm", "settings") else "right", overflow="fold")
         for line in ranked[:most]:
-            settings = ", ".join(f"{k} = {v}" for k, v in short(line["settings"]).items())
             seeds = f"{line['seeds']}" + (f", {line['diverged']} diverged" if line["diverged"] else "")
             numbers = ("" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
-            shown.add_row(line["algorithm"], settings, seeds, *numbers)
+            shown.add_row(line["algorithm"], _settings(line), seeds, *numbers)
         if len(ranked) > most:
             shown.caption = f"{len(ranked) - most} more"
         return shown
@@ -138,9 +135,8 @@ class Standings:
         metric = self.judged_by
         lines = [f"| algorithm | settings | seeds | {metric} | from | to |", "|---|---|---:|---:|---:|---:|"]
         for line in self.ranked():
-            settings = ", ".join(f"{k} = {v}" for k, v in short(line["settings"]).items())
             numbers = " | ".join("–" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
-            lines.append(f"| {line['algorithm']} | {settings} | {line['seeds']} | {numbers} |")
+            lines.append(f"| {line['algorithm']} | {_settings(line)} | {line['seeds']} | {numbers} |")
         return "\n".join(lines) + "\n"
 
 
@@ -153,6 +149,11 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
     else:
         found = result.get("metrics", {}).get(best)
     return None if found is None else float(found)
+
+
+def _settings(of: Mapping[str, Any]) -> str:
+    """What a run, or a line of the table, was set to."""
+    return ", ".join(f"{k} = {v}" for k, v in short(of["settings"]).items())
 
 
 def _shown(metrics: Mapping[str, float]) -> str:

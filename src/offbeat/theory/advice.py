@@ -227,32 +227,6 @@ class Traffic:
         return math.ceil(most * queue)
 
 
-Least = Callable[[float], float]  # τ → the fewest server steps
-Right = Callable[[float, float], Bound]  # (τ, T) → the bound
-
-
-def _settle(
-    least: Least, right: Right, traffic: Traffic, staleness: float | None, epsilon: float
-) -> tuple[float, float]:
-    """(τ, T): the steps for ε, with the staleness that so many steps must be expected to see."""
-
-    def steps(tau: float) -> float:
-        return horizon(lambda T: right(tau, T).total, epsilon, least(tau))
-
-    tau = traffic.mean_staleness if staleness is None else staleness
-    needed = steps(tau)
-    if staleness is None:
-        for _ in range(20):  # τ grows with the logarithm of T
-            if not math.isfinite(needed):
-                break
-            worse = traffic.worst(needed)
-            if worse <= tau:
-                break
-            tau = worse
-            needed = steps(tau)
-    return tau, needed
-
-
 @dataclass(frozen=True)
 class _Theorem:
     """A bound on the mean squared gradient after T server steps, for problems of its own kind.
@@ -268,6 +242,28 @@ class _Theorem:
     numbers: Sequence[str]
     late: Callable[[Any, float], Any] = lambda problem, staleness: replace(problem, staleness=staleness)
 
+    def steps(self, problem: Any, epsilon: float) -> float:
+        """The server steps for ε."""
+        return horizon(lambda T: self.right(problem, T).total, epsilon, self.least(problem))
+
+
+def _settle(
+    theorem: _Theorem, problem: Any, traffic: Traffic, staleness: float | None, epsilon: float
+) -> tuple[float, float]:
+    """(τ, T): the steps for ε, with the staleness that so many steps must be expected to see."""
+    tau = traffic.mean_staleness if staleness is None else staleness
+    needed = theorem.steps(theorem.late(problem, tau), epsilon)
+    if staleness is None:
+        for _ in range(20):  # τ grows with the logarithm of T
+            if not math.isfinite(needed):
+                break
+            worse = traffic.worst(needed)
+            if worse <= tau:
+                break
+            tau = worse
+            needed = theorem.steps(theorem.late(problem, tau), epsilon)
+    return tau, needed
+
 
 def _advise(
     theorem: _Theorem,
@@ -279,26 +275,24 @@ def _advise(
     facts: Mapping[str, Any] | None = None,
 ) -> Advice:
     check(epsilon=epsilon)
-    least, right, late, numbers = theorem.least, theorem.right, theorem.late, theorem.numbers
-    tau, needed = _settle(
-        lambda t: least(late(problem, t)), lambda t, T: right(late(problem, t), T), traffic, staleness, epsilon
-    )
-    settled = late(problem, tau)
-    fewest = least(settled)
+    numbers = theorem.numbers
+    tau, needed = _settle(theorem, problem, traffic, staleness, epsilon)
+    settled = theorem.late(problem, tau)
+    fewest = theorem.least(settled)
     now = {name: float(getattr(problem, name)) for name in numbers} | {"staleness": tau, "epsilon": epsilon}
 
     def time(values: Mapping[str, float]) -> float:
-        changed = late(_changed(problem, values, numbers), values["staleness"])
+        changed = theorem.late(_changed(problem, values, numbers), values["staleness"])
         quick = replace(traffic, size=int(values["size"])) if "size" in numbers else traffic
-        return horizon(lambda T: right(changed, T).total, values["epsilon"], least(changed)) * quick.step_time
+        return theorem.steps(changed, values["epsilon"]) * quick.step_time
 
     found: dict[str, Any] = {}
     if math.isfinite(needed):
-        bound = right(settled, needed)
+        bound = theorem.right(settled, needed)
         found |= theorem.step(settled, needed)
         binds = f"the condition T ≥ {fewest:,.0f}" if needed <= math.ceil(fewest - 1e-9) else _binding(bound)
     else:
-        binds = f"{_binding(right(settled, 1e30))}: it does not vanish with T"
+        binds = f"{_binding(theorem.right(settled, 1e30))}: it does not vanish with T"
     found |= dict(facts or {})
     found |= {
         "mean staleness": traffic.mean_staleness,
@@ -328,6 +322,15 @@ def _of_base(problem: Any, staleness: float) -> Any:
     return replace(problem, base=replace(problem.base, staleness=staleness))
 
 
+def _personal_step(smoothness: str) -> Callable[[Any, float], Mapping[str, float]]:
+    """The step sizes of PERS's theorems 2 and 3, which differ in what they call the smoothness."""
+    return lambda p, T: {
+        "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
+        "server lr β": 1.0,
+        smoothness: p.smoothness,
+    }
+
+
 _BUFFERED = _Theorem(
     "FedBuff, BUFF theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
     fedbuff.least_steps,
@@ -346,11 +349,7 @@ _MAML = _Theorem(
     "PersA-FL-MAML, PERS theorem 2 (smooth): (1/T) Σ E|∇F|² ≤ ε",
     persafl.maml_least_steps,
     persafl.maml_bound,
-    lambda p, T: {
-        "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
-        "server lr β": 1.0,
-        "smoothness L_b": p.smoothness,
-    },
+    _personal_step("smoothness L_b"),
     ("alpha", "gradient", "gap"),
     _of_base,
 )
@@ -358,11 +357,7 @@ _MOREAU = _Theorem(
     "PersA-FL-ME, PERS theorem 3 (smooth): (1/T) Σ E|∇F|² ≤ ε",
     lambda p: persafl.moreau_least_steps(p, printed=False),
     lambda p, T: persafl.moreau_bound(p, T, printed=False),
-    lambda p, T: {
-        "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
-        "server lr β": 1.0,
-        "smoothness L_c": p.smoothness,
-    },
+    _personal_step("smoothness L_c"),
     ("penalty", "accuracy", "gap"),
     _of_base,
 )

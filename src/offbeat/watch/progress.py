@@ -15,7 +15,7 @@ from offbeat.simulate.loop import Simulation
 from offbeat.watch.record import Recorder
 
 _SECONDS = 0.2  # between two refreshes
-_TELL = 60.0  # seconds between two lines about the run at work, on something that is no terminal
+TELL = 60.0  # seconds between two lines about how far it is, on something that is no terminal
 
 
 class Display:
@@ -67,7 +67,7 @@ class Display:
         self.progress.line = describe(simulation, recorder.measurements, pace)
         self.progress.update(self.one, completed=share, status=f"{share:.0%}".replace("%", " %"))
         self.progress.update(self.all, completed=self.done + share)
-        if not self.console.is_terminal and now - self.told >= _TELL:
+        if not self.console.is_terminal and now - self.told >= TELL:
             self.told = now
             self.say(f"{self.name}: {share:.0%}, {self.progress.line}".replace("\n", " · "))
 
