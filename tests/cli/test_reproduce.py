@@ -113,6 +113,26 @@ def test_settings_can_be_changed_and_it_is_said(file: Path, tmp_path: Path) -> N
     assert len((where / "runs.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_setting_of_one_experiment_is_not_asked_of_the_others(file: Path, tmp_path: Path) -> None:
+    two = SMALL.replace('{ algorithm = "area"', '{ experiment = "main", algorithm = "area"')
+    two = two.replace("lines = [", 'lines = [\n  { experiment = "other", algorithm = "fedavg", time = "9" },')
+    two = two.replace('"area/1:', '"main/area/1:') + '\n[experiment.other]\nlike = "main"\nsweep = {}\n'
+    two += '\n[experiment.other.set]\nalgorithm = [{ name = "fedavg", local = { sgd = { lr = 1.0 } } }]\n'
+    file.write_text(two, encoding="utf-8")
+    words = ["--only", "main", "--set", "algorithm.area.every=2", "--set", "trials=1", "--workers", "1"]
+    done = offbeat("reproduce", file, "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "out" / "outcome.json").read_text())["seeds"] == {"main": [0]}
+
+
+def test_a_claim_about_no_cell_is_found_before_anything_runs(file: Path, tmp_path: Path) -> None:
+    file.write_text(SMALL.replace('less = [["area/1:accuracy", 1.0]]', 'less = [["area/1:time", "area/2:time"]]'))
+    done = offbeat("reproduce", file, "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "unknown cell in a claim: 'area/2:time'; did you mean 'area/1:time'?" in done.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_was_not_asked_for_is_counted_and_not_shown(file: Path, tmp_path: Path) -> None:
     two = SMALL.replace(
         '{ algorithm = "area", largest', '{ algorithm = "fedbuff", time = "9" },\n  { algorithm = "area", largest'

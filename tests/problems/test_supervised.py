@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch.func import vmap
 from torch.nn.functional import cross_entropy
 from worlds import run, same_world, seen, through_text
 
@@ -140,6 +141,25 @@ def test_measuring_several_models_is_measuring_each() -> None:
     right = [(m.view(4, 20)[:, :8].argmax(dim=0) == LABELS[:8]).float().mean().item() for m in models]
     assert [m["accuracy"] for m in together] == [m["accuracy"] for m in single] == right
     assert [m["loss"] for m in together] == pytest.approx([m["loss"] for m in single])
+
+
+def test_networks_are_measured_with_few_samples_or_few_models_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Supervised.split(digits(), 4, model="mlp", measured=60)
+    models = torch.randn(5, network.dim, generator=torch.Generator().manual_seed(4))
+    at_once = network.measure(models)
+    pairs: list[int] = []
+
+    def noted(function: Any, dims: Any) -> Any:
+        return lambda w, x: (pairs.append(len(w) * len(x)), vmap(function, dims)(w, x))[1]
+
+    monkeypatch.setattr("offbeat.problems.supervised.vmap", noted)
+    for chunk, largest in ((130, 120), (40, 40)):  # two models for all 60 samples; one for 40, two for the other 20
+        monkeypatch.setattr("offbeat.problems.supervised._CHUNK", chunk)
+        pairs.clear()
+        measured = network.measure(models)
+        assert max(pairs, default=0) == largest
+        assert [m["accuracy"] for m in measured] == [m["accuracy"] for m in at_once]
+        assert [m["loss"] for m in measured] == pytest.approx([m["loss"] for m in at_once])
 
 
 def test_impossible_problems_are_refused() -> None:

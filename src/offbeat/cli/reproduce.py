@@ -24,7 +24,7 @@ from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import NOT_RUN, printed as shows
 from offbeat.papers.entry import NOT_CHECKED
-from offbeat.papers.outcome import remark, scope, shown
+from offbeat.papers.outcome import rehearse, remark, scope, shown
 from offbeat.watch.session import InterruptedRunError
 
 ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
@@ -70,21 +70,16 @@ def reproduce(
         raise SettingError("--quick and --full: choose one of them")
     scale = "full" if full else "quick"
     entry = load(name, scale)
-    for wanted in only or ():
-        if (chosen := wanted.partition("/")[0]) not in entry.experiments:
-            raise unknown("experiment", chosen, entry.experiments)
-    for key, experiment in entry.experiments.items():  # a mistake is found before anything is written
-        if _asked_for(key, only):
-            grid = _grid(experiment, device, set_)
-            _choose(grid, key, only)
-            grid.experiment.check()
+    rehearse(entry)
+    asked = {"name": name, "scale": scale, "device": device, "workers": workers, "only": only, "printed": printed}
+    asked |= {"set": set_ or []}
+    for grid in _grids(entry, asked).values():  # a mistake is found before anything is written
+        grid.experiment.check()
     folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        asked = {"name": name, "scale": scale, "device": device, "workers": workers, "only": only, "printed": printed}
-        asked |= {"set": set_ or []}
         write_json(folder / ASKED, asked | ({"name": str(Path(name).resolve())} if name.endswith(".toml") else {}))
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
@@ -109,17 +104,10 @@ def _go_on(folder: Path, as_json: bool) -> None:
     options = {"events": entry.events, "best": None, "workers": asked["workers"]}
     runs: dict[str, Sequence[dict[str, Any]]] = {}
     pages: list[Path | None] = []
-    for name, table in entry.experiments.items():
-        if not _asked_for(name, asked.get("only")):
-            continue
+    for name, grid in _grids(entry, asked).items():
         place = folder / name if len(entry.experiments) > 1 else folder
-        grid = _grid(table, asked["device"], asked.get("set"))
-        _choose(grid, name, asked.get("only"))
-        if asked.get("printed"):
-            points = [{"algorithm": point.label, "settings": point.settings} for point in grid.points]
-            grid.points = [p for p, run in zip(grid.points, points, strict=True) if shows(entry, name, run)]
         if not (place / EXPERIMENT).exists():
-            create(place, grid.experiment, {"axes": table.get("sweep", {}), "options": options})
+            create(place, grid.experiment, {"axes": grid.table.get("sweep", {}), "options": options})
         for change in changes(place):
             print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
         if not as_json:
@@ -163,25 +151,33 @@ def _so_far(folder: Path, entry: Entry, asked: dict[str, Any], runs: Mapping[str
         print(so_far)
 
 
-def _asked_for(experiment: str, only: Sequence[str] | None) -> bool:
-    return not only or any(wanted.partition("/")[0] == experiment for wanted in only)
+def _grids(entry: Entry, asked: Mapping[str, Any]) -> dict[str, Grid]:
+    """The runs that were asked for: of every experiment, or of those, and the algorithms of them, that `only` names."""
+    wanted: dict[str, list[str]] = {}
+    for each in asked.get("only") or entry.experiments:
+        name, _, algorithm = each.partition("/")
+        if name not in entry.experiments:
+            raise unknown("experiment", name, entry.experiments)
+        wanted.setdefault(name, []).append(algorithm)
+    return {name: _grid(entry, asked, name, wanted[name]) for name in entry.experiments if name in wanted}
 
 
-def _grid(table: Mapping[str, Any], device: str, overrides: Sequence[str] | None) -> Grid:
-    for override in overrides or ():
+def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequence[str]) -> Grid:
+    """The runs of one experiment: of the algorithms named, or of all if a name is empty."""
+    table = entry.experiments[name]
+    for override in asked.get("set") or ():
         table = override_with(table, override)
-    return Grid({**table, "device": device})
-
-
-def _choose(grid: Grid, experiment: str, only: Sequence[str] | None) -> None:
-    """Keep the runs of the algorithms that were asked for by name, if any were."""
-    wanted = [each.partition("/")[2] for each in only or () if each.partition("/")[0] == experiment]
-    if wanted and all(wanted):
+    grid = Grid({**table, "device": asked["device"]})
+    if all(algorithms):
         labels = dict.fromkeys(point.label for point in grid.points)
-        for label in wanted:
+        for label in algorithms:
             if label not in labels:
                 raise unknown("algorithm", label, labels)
-        grid.points = [point for point in grid.points if point.label in wanted]
+        grid.points = [point for point in grid.points if point.label in algorithms]
+    if asked.get("printed"):
+        points = [{"algorithm": point.label, "settings": point.settings} for point in grid.points]
+        grid.points = [p for p, run in zip(grid.points, points, strict=True) if shows(entry, name, run)]
+    return grid
 
 
 def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float, so_far: str = "") -> None:
@@ -190,11 +186,9 @@ def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], 
     command += [word for only in asked.get("only") or () for word in ("--only", only)]
     command += [word for override in asked.get("set") or () for word in ("--set", override)]
     data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
-    grids = {name: _grid(table, asked["device"], asked.get("set")) for name, table in entry.experiments.items()}
     data["seeds"] = {
-        name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()
-        if _asked_for(name, asked.get("only"))
-    }  # fmt: skip
+        name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in _grids(entry, asked).items()
+    }
     write_json(folder / FOUND, data | ({"stopped": so_far} if so_far else {}))
     end = f"\nStopped, {so_far}.\n" if so_far else ""
     end += f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"

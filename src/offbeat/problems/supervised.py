@@ -227,8 +227,8 @@ class Supervised:
 
     @property
     def _chunk(self) -> int:
-        """Samples evaluated at a time."""
-        return 8 * _CHUNK if self.device.type == "cuda" else _CHUNK
+        """Samples evaluated at a time: more on a GPU, where nothing is kept of them but a closed form's outputs."""
+        return 8 * _CHUNK if self.device.type == "cuda" and self.closed is not None else _CHUNK
 
     @torch.no_grad()
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
@@ -281,12 +281,17 @@ class Supervised:
         return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
+        """Of every model for all samples. Networks keep much of each sample: few samples, or few models, at a time."""
         if self.closed is not None:
             return self.closed.outputs(models, x)
-        if len(models) > 1 and self.stacks and not self.flat.own:
-            outputs: Tensor = vmap(self.flat, (0, None))(models, x)
-            return outputs
-        return torch.stack([self.flat.alone(self.flat.pieces(w), x) for w in models])
+        together = max(1, _CHUNK // len(x)) if self.stacks and not self.flat.own else 1
+        return torch.cat([self._by_network(group, x) for group in torch.split(models, together)])
+
+    def _by_network(self, models: Vector, x: Tensor) -> Tensor:
+        if len(models) == 1:
+            return self.flat.alone(self.flat.pieces(models[0]), x).unsqueeze(0)
+        outputs: Tensor = vmap(self.flat, (0, None))(models, x)
+        return outputs
 
 
 def _function(module: nn.Module) -> Hashable:
