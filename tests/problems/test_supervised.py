@@ -143,6 +143,16 @@ def test_measuring_several_models_is_measuring_each() -> None:
     assert [m["loss"] for m in together] == pytest.approx([m["loss"] for m in single])
 
 
+def test_nine_of_ten_right_are_a_target_of_nine_tenths() -> None:
+    labels = torch.tensor([0, 1] * 5)
+    data = Dataset("units", torch.eye(10), labels, torch.eye(10), labels, classes=2, scale=1.0)
+    w = torch.zeros(2, 10)
+    w[labels, torch.arange(10)] = 1.0
+    w[:, 9] = torch.tensor([1.0, 0.0])  # the last one is taken for the other class
+    measured = Supervised(data, Softmax((10,), 2), [np.arange(10)]).measure(w.view(1, 20))
+    assert measured[0]["accuracy"] >= 0.9
+
+
 def test_networks_are_measured_with_few_samples_or_few_models_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Supervised.split(digits(), 4, model="mlp", measured=60)
     models = torch.randn(5, network.dim, generator=torch.Generator().manual_seed(4))

@@ -221,9 +221,8 @@ class Supervised:
             chosen = self.train_y[which].expand(len(models), -1).unsqueeze(2)
             losses = torch.logsumexp(outputs, dim=2) - outputs.gather(2, chosen).squeeze(2)
             loss = loss + losses @ counts
-        accuracy = right / len(self.tested)
-        both = zip(accuracy.tolist(), loss.tolist(), strict=True)  # to the CPU in one piece
-        return [{"accuracy": a, "loss": f} for a, f in both]
+        both = zip(right.tolist(), loss.tolist(), strict=True)  # to the CPU in one piece
+        return [{"accuracy": hits / len(self.tested), "loss": f} for hits, f in both]
 
     @property
     def _chunk(self) -> int:
