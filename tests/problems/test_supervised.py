@@ -164,7 +164,7 @@ def test_networks_are_measured_with_few_samples_or_few_models_at_a_time(monkeypa
 
     monkeypatch.setattr("offbeat.problems.supervised.vmap", noted)
     for chunk, largest in ((130, 120), (40, 40)):  # two models for all 60 samples; one for 40, two for the other 20
-        monkeypatch.setattr("offbeat.problems.supervised._CHUNK", chunk)
+        monkeypatch.setattr("offbeat.problems.supervised._NETWORK", (chunk, chunk))
         pairs.clear()
         measured = network.measure(models)
         assert max(pairs, default=0) == largest

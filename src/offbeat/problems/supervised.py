@@ -26,7 +26,8 @@ from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.shards import Shards
 
-_CHUNK = 8192  # samples evaluated at a time
+# Samples evaluated at a time, on a CPU and on a GPU. A network keeps much of each: few of them stay in a CPU's cache.
+_CLOSED, _NETWORK = (8192, 65536), (256, 8192)
 
 
 class Supervised:
@@ -226,8 +227,9 @@ class Supervised:
 
     @property
     def _chunk(self) -> int:
-        """Samples evaluated at a time: more on a GPU, where nothing is kept of them but a closed form's outputs."""
-        return 8 * _CHUNK if self.device.type == "cuda" and self.closed is not None else _CHUNK
+        """Samples evaluated at a time."""
+        on_cpu, on_gpu = _NETWORK if self.closed is None else _CLOSED
+        return on_cpu if self.device.type == "cpu" else on_gpu
 
     @torch.no_grad()
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
@@ -235,7 +237,7 @@ class Supervised:
         found = []
         for w, client in zip(models, clients, strict=True):
             share, right = self.test_shares[client], 0.0
-            for which in torch.split(share, _CHUNK):
+            for which in torch.split(share, self._chunk):
                 outputs = self.flat.alone(self.flat.pieces(w), self.inputs(self.test_x[which]))
                 right += float((outputs.argmax(dim=-1) == self.test_y[which]).sum())
             found.append(right / len(share))
@@ -280,10 +282,10 @@ class Supervised:
         return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
 
     def _outputs(self, models: Vector, x: Tensor) -> Tensor:
-        """Of every model for all samples. Networks keep much of each sample: few samples, or few models, at a time."""
+        """Of every model for all samples: of several at once only where samples are few."""
         if self.closed is not None:
             return self.closed.outputs(models, x)
-        together = max(1, _CHUNK // len(x)) if self.stacks and not self.flat.own else 1
+        together = max(1, self._chunk // len(x)) if self.stacks and not self.flat.own else 1
         return torch.cat([self._by_network(group, x) for group in torch.split(models, together)])
 
     def _by_network(self, models: Vector, x: Tensor) -> Tensor:
