@@ -11,7 +11,7 @@ from command import ended, offbeat, started
 from federation import LOADER, OWN, Federation
 from safetensors.torch import load_file
 
-from offbeat.cli.deploy import _part
+from offbeat.cli.deploy import _part, _read
 from offbeat.core.errors import SettingError
 
 SMALL = """
@@ -97,6 +97,17 @@ def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
         assert result["updates"] == 30
         assert result["metrics"]["accuracy"] > 0.5  # counted by the clients, on what they held out
         assert [process.wait(20) for process in federation.clients.values()] == [0, 0]
+
+
+def test_how_many_clients_is_said_where_the_file_says_it(tmp_path: Path) -> None:
+    one, several = tmp_path / "one.toml", tmp_path / "several.toml"
+    one.write_text(SMALL + "# not [[task]]\n")
+    task = '{ name = "digits", data = "digits", local = { sgd = { lr = 0.5, batch = 16 } } }'
+    rest = SMALL.partition("[timing]")[2].partition("[[algorithm]]")[0]
+    server = '[[algorithm]]\nname = "fedast"\nrequests = 4\n'
+    several.write_text(f"task = [{task}]\nuntil = {{ time = 1.0 }}\nclients = {{ count = 3 }}\n[timing]{rest}{server}")
+    assert _read(one, None, 5).tasks[0].problem.clients == 5
+    assert _read(several, None, 5).tasks[0].problem.clients == 5
 
 
 def test_without_the_extra_packages_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.experiment import Experiment, Spec, read
+from offbeat.cli.experiment import Experiment, Spec, read, read_table
 from offbeat.cli.folder import EXPERIMENT, create, open_experiment, read_result, taken
 from offbeat.cli.outcome import conclude
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
@@ -67,7 +67,7 @@ def _read(file: Path | None, overrides: list[str] | None, clients: int | None) -
     """The experiment, with this many clients."""
     given = list(overrides or ())
     if clients is not None:
-        several = file is not None and file.is_file() and "[[task]]" in file.read_text(encoding="utf-8")
+        several = "task" in read_table(file)
         given.append(f"{'clients.count' if several else 'problem.clients'}={clients}")
     return read(file, given)
 
