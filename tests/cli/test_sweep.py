@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,22 @@ from offbeat.cli.standings import Standings
 from offbeat.core.errors import OffbeatError
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
+
+
+TASKS = """
+until = { time = 100.0 }
+evaluate = { every = 2.0 }
+clients = { count = 10 }
+task = [
+  { name = "a", data = "digits", target = { accuracy = 0.7 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
+  { name = "b", data = "digits", target = { accuracy = 0.8 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
+]
+timing = { exponential = { rate = 1.0 } }
+algorithm = [{ name = "fedast", requests = 8, size = 2 }]
+
+[sweep]
+"algorithm.fedast.lr" = [0.5, 1.0]
+"""
 
 
 def grid(sweep: str, text: str = QUADRATIC, top: str = "") -> Grid:
@@ -321,6 +339,38 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
     for metric in ("loss", "accuracy"):
         board = Standings(grid('"problem.noise" = [0]'), metric, results)
         assert [line["settings"]["lr"] for line in board.ranked()] == [2, 1, 0]
+
+
+def test_several_tasks_are_judged_together() -> None:
+    """By when the last is done; where no run gets all done, by the mean of their accuracies."""
+
+    def result(setting: int, ends: Sequence[float | None], accuracies: Sequence[float]) -> dict[str, Any]:
+        names = "easy", "hard"
+        curve = [[task, 10.0 * (1 + task), 0, 0, {"accuracy": a}, []] for task, a in enumerate(accuracies)]
+        tasks = {
+            name: {"time": end, "stopped": "target" if end else "time", "metrics": {"accuracy": a}}
+            for name, end, a in zip(names, ends, accuracies, strict=True)
+        }
+        return {"algorithm": "fedast", "settings": {"lr": setting}, "seed": 0, "curve": curve, "tasks": tasks}
+
+    def ranking(best: str | None, results: list[dict[str, Any]]) -> tuple[str, list[tuple[int, float | None]]]:
+        board = Standings(grid('"problem.noise" = [0]'), best, results)
+        return board.judged_by, [(line["settings"]["lr"], line["mean"]) for line in board.ranked()]
+
+    runs = [result(0, (5.0, 30.0), (0.9, 0.8)), result(1, (20.0, None), (0.9, 0.9)), result(2, (9.0, 8.0), (0.9, 0.7))]
+    assert ranking(None, runs) == ("finish", [(2, 9.0), (0, 30.0), (1, None)])
+    assert ranking(None, runs[1:2]) == ("accuracy", [(1, 0.9)])
+    assert ranking("accuracy", runs)[1] == [(1, 0.9), (0, pytest.approx(0.85)), (2, pytest.approx(0.8))]
+    assert ranking("time:0.75", runs)[1] == [(0, 20.0), (1, 20.0), (2, None)]
+
+
+def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, TASKS, "--workers", "1")
+    assert outcome.code == 0, outcome.err
+    assert re.search(
+        r"1 of 2: fedast, lr = \S+, seed 0: a accuracy 0\.\d+, loss \S+, target at \d+; b acc", outcome.err
+    )
+    assert re.search(r"settings +seeds +finish", outcome.out)
 
 
 def test_in_a_log_file_a_long_sweep_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

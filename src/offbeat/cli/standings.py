@@ -6,6 +6,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
+from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,16 +21,15 @@ from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.progress import TELL
 
 _SHOWN = 20  # lines of the live table
-_SMALL = ("loss", "gap", "distance")  # metrics of which less is better
+_SMALL = ("loss", "gap", "distance", "finish")  # of which less is better
+_USUAL = ("finish", "accuracy", "loss")  # what decides where nobody chose: the first of these that any run has
 
 
 class Standings:
     """Runs that are finished, and what is best of them."""
 
     def __init__(self, grid: Grid, best: str | None, results: list[dict[str, Any]]) -> None:
-        self.grid, self.results = grid, results
-        self.best = best or "accuracy"
-        self.chosen = best is not None
+        self.grid, self.results, self.best = grid, results, best
         self.console = Console(stderr=True)
         self.began = self.told = time.perf_counter()
         self.updates = 0
@@ -54,7 +55,7 @@ class Standings:
     def done(self, result: Mapping[str, Any]) -> None:
         self.updates += int(result.get("updates", 0))
         if not self.console.is_terminal:
-            end = "diverged" if "error" in result else _shown(result["metrics"])
+            end = "diverged" if "error" in result else _ended(result)
             name = ", ".join(filter(None, (result["algorithm"], _settings(result))))
             self.say(f"{len(self.results)} of {len(self.grid.points)}: {name}, seed {result['seed']}: {end}")
 
@@ -78,12 +79,9 @@ class Standings:
 
     def ranked(self) -> list[dict[str, Any]]:
         """Settings from best to worst, each with its seeds put together; those that diverged or fell short last."""
-        lines = []
+        lines, judged_by = [], self.judged_by
         for (label, settings), results in together(self.results).items():
-            values = [_value(result, self.best) for result in results]
-            if not self.chosen and all(v is None for v in values):
-                values = [_value(result, "loss") for result in results]
-            good = [v for v in values if v is not None]
+            good = [v for result in results if (v := _value(result, judged_by)) is not None]
             lines.append(
                 {
                     "algorithm": label,
@@ -96,24 +94,21 @@ class Standings:
                     "diverged": sum("error" in result for result in results),
                 }
             )
-        sign = 1.0 if self.judged_by in _SMALL or self.best.startswith("time:") else -1.0
+        sign = 1.0 if judged_by in _SMALL or judged_by.startswith("time:") else -1.0
         return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], e["mean"] is None, sign * (e["mean"] or 0.0)))
 
     @property
     def judged_by(self) -> str:
-        """The metric that decides: the loss where nobody chose and there is no accuracy."""
-        return "loss" if self._lost() else self.best
+        """What decides."""
+        found = (name for name in _USUAL if any(_value(result, name) is not None for result in self.results))
+        return self.best or next(found, "accuracy")
 
     def missing(self) -> str:
         """A line for a metric that no run has."""
-        known = sorted({name for result in self.results for name in result.get("metrics", {})})
-        if self.judged_by in known or self.best.startswith("time:") or not known:
+        known = sorted({name for result in self.results for name in _metrics(result)})
+        if self.judged_by in (*known, "finish") or self.judged_by.startswith("time:") or not known:
             return ""
         return f"no run has a metric {self.judged_by!r}; there are {', '.join(known)}"
-
-    def _lost(self) -> bool:
-        """Whether there is no accuracy, so that the loss decides."""
-        return not self.chosen and all("accuracy" not in r.get("metrics", {}) for r in self.results)
 
     def table(self, most: int) -> Table:
         """The best settings of every algorithm."""
@@ -141,19 +136,48 @@ class Standings:
 
 
 def _value(result: Mapping[str, Any], best: str) -> float | None:
-    """What a finished run is judged by; None where it has none, as after a divergence."""
+    """What a finished run is judged by; None where it has none, as after a divergence.
+
+    Of several tasks the mean of a metric counts, and the last one's time.
+    """
     if "error" in result:
         return None
-    if best.startswith("time:"):
-        found = time_to([Measurement(*m) for m in result["curve"]], float(best[5:]))
+    tasks = result.get("tasks", {})
+    if best == "finish":
+        ends = [task["time"] if task["stopped"] == "target" else inf for task in tasks.values()]
+    elif best.startswith("time:"):
+        curve, target = [Measurement(*m) for m in result["curve"]], float(best[5:])
+        found = [time_to((m for m in curve if m.task == at), target) for at in range(len(tasks) or 1)]
+        ends = [inf if end is None else end for end in found]
     else:
-        found = result.get("metrics", {}).get(best)
-    return None if found is None else float(found)
+        return _metrics(result).get(best)
+    last = max(ends, default=inf)
+    return last if last < inf else None
+
+
+def _metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
+    """Of several tasks the means."""
+    if "tasks" not in result:
+        found: Mapping[str, float] = result.get("metrics", {})
+        return found
+    each = [task["metrics"] for task in result["tasks"].values()]
+    return {name: fmean(metrics[name] for metrics in each) for name in each[0] if all(name in m for m in each)}
 
 
 def _settings(of: Mapping[str, Any]) -> str:
     """What a run, or a line of the table, was set to."""
     return ", ".join(f"{k} = {v}" for k, v in short(of["settings"]).items())
+
+
+def _ended(result: Mapping[str, Any]) -> str:
+    """How a run ended, for a line of text."""
+    if "tasks" not in result:
+        return _shown(result["metrics"])
+    ends = {name: task["time"] for name, task in result["tasks"].items()}
+    return "; ".join(
+        f"{name} {_shown(task['metrics'])}" + ("" if ends[name] is None else f", {task['stopped']} at {ends[name]:g}")
+        for name, task in result["tasks"].items()
+    )
 
 
 def _shown(metrics: Mapping[str, float]) -> str:

@@ -58,7 +58,10 @@ def sweep(
     events: Annotated[bool, typer.Option("--events", help="Also keep the event log of every run.")] = False,
     best: Annotated[
         str | None,
-        typer.Option(help="What is best: accuracy, loss, another metric, or the time to a target, such as time:0.8."),
+        typer.Option(
+            help="What is best: accuracy, loss, another metric, the time to an accuracy, such as time:0.8, or finish, "
+            "when the last of several tasks reached its target."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
