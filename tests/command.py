@@ -40,6 +40,18 @@ size = 2
 local = { sgd = { lr = 0.5, batch = 16 } }
 """
 
+TASKS = """
+until = { time = 100.0 }
+evaluate = { every = 2.0 }
+clients = { count = 10 }
+task = [
+  { name = "a", data = "digits", target = { accuracy = 0.7 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
+  { name = "b", data = "digits", target = { accuracy = 0.8 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
+]
+timing = { exponential = { rate = 1.0 } }
+algorithm = [{ name = "fedast", requests = 8, size = 2 }]
+"""
+
 QUADRATIC = """
 until = { updates = 400 }
 evaluate = { every = 2.0 }

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command import DIGITS, QUADRATIC, Outcome, ended, events, offbeat, sets, started, wait_for
+from command import DIGITS, QUADRATIC, TASKS, Outcome, ended, events, offbeat, sets, started, wait_for
 from safetensors.torch import load_file
 
 from offbeat.cli import crew
@@ -25,22 +25,6 @@ from offbeat.cli.standings import Standings
 from offbeat.core.errors import OffbeatError
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
-
-
-TASKS = """
-until = { time = 100.0 }
-evaluate = { every = 2.0 }
-clients = { count = 10 }
-task = [
-  { name = "a", data = "digits", target = { accuracy = 0.7 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
-  { name = "b", data = "digits", target = { accuracy = 0.8 }, local = { sgd = { lr = 0.5, batch = 16, steps = 3 } } },
-]
-timing = { exponential = { rate = 1.0 } }
-algorithm = [{ name = "fedast", requests = 8, size = 2 }]
-
-[sweep]
-"algorithm.fedast.lr" = [0.5, 1.0]
-"""
 
 
 def grid(sweep: str, text: str = QUADRATIC, top: str = "") -> Grid:
@@ -365,7 +349,7 @@ def test_several_tasks_are_judged_together() -> None:
 
 
 def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:
-    outcome = sweep(tmp_path, TASKS, "--workers", "1")
+    outcome = sweep(tmp_path, TASKS + '[sweep]\n"algorithm.fedast.lr" = [0.5, 1.0]\n', "--workers", "1")
     assert outcome.code == 0, outcome.err
     assert re.search(
         r"1 of 2: fedast, lr = \S+, seed 0: a accuracy 0\.\d+, loss \S+, target at \d+; b acc", outcome.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import DIGITS, offbeat
+from command import DIGITS, TASKS, offbeat
 from report.folders import embedded
 
 from offbeat.report import write
@@ -37,7 +37,20 @@ def test_settings_are_part_of_the_labels_and_seeds_are_bands(folder: Path) -> No
     values = np.array([[point[4]["accuracy"] for point in curve] for curve in mine])
     assert band["mean"] == pytest.approx(values.mean(axis=0), rel=1e-6)
     with_events = (folder / "runs").is_dir()
+    text = page.read_text()
+    assert "4 settings" in text
+    assert ("unequal" in text, "keeps its events" in text) == (with_events, not with_events)
     assert len(found["timelines"]) == (4 if with_events else 0)
+
+
+def test_requests_are_drawn_to_the_end_of_the_run_whether_all_tasks_got_there_or_not(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(TASKS.replace("0.8", "1.0") + '[sweep]\n"algorithm.fedast.lr" = [1.0]\n')
+    outcome = offbeat("sweep", file, "--out", tmp_path / "out", "--set", "trials=2", "--workers", "1")
+    assert outcome.code == 0, outcome.err
+    (shown,) = embedded(tmp_path / "out" / "report.html")["allocation"]
+    assert shown["ends"].keys() == {"a"}
+    assert shown["end"] == 100.0
 
 
 def test_a_damaged_line_costs_one_run(folder: Path, tmp_path: Path) -> None:

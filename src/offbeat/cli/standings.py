@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
-from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.cli.grid import Grid, short, together
+from offbeat.report.tables import overall
 from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.progress import TELL
 
@@ -105,7 +105,7 @@ class Standings:
 
     def missing(self) -> str:
         """A line for a metric that no run has."""
-        known = sorted({name for result in self.results for name in _metrics(result)})
+        known = sorted({name for result in self.results for name in overall(result)})
         if self.judged_by in (*known, "finish") or self.judged_by.startswith("time:") or not known:
             return ""
         return f"no run has a metric {self.judged_by!r}; there are {', '.join(known)}"
@@ -150,18 +150,9 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
         found = [time_to((m for m in curve if m.task == at), target) for at in range(len(tasks) or 1)]
         ends = [inf if end is None else end for end in found]
     else:
-        return _metrics(result).get(best)
+        return overall(result).get(best)
     last = max(ends, default=inf)
     return last if last < inf else None
-
-
-def _metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
-    """Of several tasks the means."""
-    if "tasks" not in result:
-        found: Mapping[str, float] = result.get("metrics", {})
-        return found
-    each = [task["metrics"] for task in result["tasks"].values()]
-    return {name: fmean(metrics[name] for metrics in each) for name in each[0] if all(name in m for m in each)}
 
 
 def _settings(of: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
 from offbeat.report.read import Folder, read
 from offbeat.report.run import Columns, Floats, Run
+from offbeat.report.tables import overall
 from offbeat.report.timeline import Timeline, timeline
 from offbeat.report.wires import Wires, bytes_by, wires_of
 from offbeat.report.work import (
@@ -51,6 +52,7 @@ class Series:
     timeline: Timeline | None = None
     allocation: dict[str, list[list[float]]] = field(default_factory=dict)  # task -> [time, requests] of every change
     ends: dict[str, float] = field(default_factory=dict)  # task -> when it was done, in the same run
+    until: float = 0.0  # when that run was over
 
 
 @dataclass
@@ -126,8 +128,8 @@ def _best(series: Sequence[Series]) -> list[Series]:
     """The series to draw, in their order: all, or those whose runs ended best."""
 
     def grade(each: Series) -> tuple[float, float]:
-        found = [(run.number("metrics", "accuracy"), run.number("metrics", "loss")) for run in each.runs]
-        accuracy, loss = ([value for value in values if value is not None] for values in zip(*found, strict=True))
+        ends = [overall(run.result) for run in each.runs if run.result]
+        accuracy, loss = ([end[name] for end in ends if name in end] for name in ("accuracy", "loss"))
         return (-float(np.mean(accuracy)) if accuracy else 0.0, float(np.mean(loss)) if loss else np.inf)
 
     if len(series) <= SERIES:
@@ -163,7 +165,7 @@ def _fill(series: Series, with_timeline: bool, points: int) -> None:
     personal = [table for run in series.runs if (table := run.personal()) is not None]
     if personal:
         series.personal, series.last = own_accuracies(personal), last_accuracies(personal)
-    series.allocation, series.ends = _allocation(series.runs)
+    series.allocation, series.ends, series.until = _allocation(series.runs)
 
 
 def _bytes(history: Columns, log: Columns | None, wires: Wires | None) -> Floats:
@@ -209,8 +211,8 @@ def _tasks(folder: Folder) -> list[str]:
     return [str(name) for name in named[0]] if named and named[0] else [str(_get(problem, "data") or "")]
 
 
-def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Of the first run that has divided requests among tasks: the divisions, and when tasks were done."""
+def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
+    """Of the first run that has divided requests among tasks: the divisions, when tasks were done, and its end."""
     for run in runs:
         tasks = run.value("tasks")
         if not isinstance(tasks, dict):
@@ -223,8 +225,9 @@ def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict
             if isinstance(end := _get(task, "time"), int | float):
                 ends[str(name)] = float(end)
         if divided:
-            return divided, ends
-    return {}, {}
+            changes = [change[0] for each in divided.values() for change in each]
+            return divided, ends, max(run.number("time") or 0.0, *changes, *ends.values())
+    return {}, {}, 0.0
 
 
 def _get(value: Any, *path: str) -> Any:

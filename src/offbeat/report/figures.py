@@ -137,11 +137,10 @@ def _staleness(drawn: Sequence[Series]) -> Figure:
 
 def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
     figure, ax = _new()
-    end = max([*series.ends.values(), *(c[0] for each in series.allocation.values() for c in each)])
     for at, name in enumerate(tasks):
         changes = series.allocation.get(name)
         if changes:
-            times, requests = zip(*changes, (end, changes[-1][1]), strict=True)
+            times, requests = zip(*changes, (series.until, changes[-1][1]), strict=True)
             ax.step(times, requests, where="post", label=name, **_look(at))
     ax.set(xlabel="virtual time", ylabel="requests")
     _legend(figure, ax)

@@ -16,7 +16,7 @@ import numpy as np
 
 from offbeat import __version__
 from offbeat.report import toml
-from offbeat.report.content import AXES, LINES, Content, Series, of_task
+from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import Folder
 from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
@@ -67,7 +67,7 @@ def data(content: Content) -> dict[str, Any]:
             for name in ("staleness", "concurrency", "participation", "personal", "last")
         },
         "allocation": [
-            {"series": at, "tasks": s.allocation, "ends": s.ends, "end": _end(s)} for at, s in drawn if s.allocation
+            {"series": at, "tasks": s.allocation, "ends": s.ends, "end": s.until} for at, s in drawn if s.allocation
         ],
         "timelines": [{**asdict(s.timeline), "note": s.timeline.note} for _, s in drawn if s.timeline is not None],
     }
@@ -101,11 +101,6 @@ def _lines(content: Content) -> list[dict[str, Any]]:
                 values = {name: mine[name] for name in content.metrics if name in mine}
                 found.append({"series": at, "task": task, **{axis: mine[axis] for axis in AXES}, "metrics": values})
     return found
-
-
-def _end(series: Series) -> float:
-    changes = [change[0] for task in series.allocation.values() for change in task]
-    return max([*changes, *series.ends.values()], default=0.0)
 
 
 # The parts of the page
@@ -203,7 +198,10 @@ def _work(content: Content) -> str:
     parts = [f'<div class="panels two">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'] if plots else []
     if content.results:
         parts.append(_table(*work_rows(content.results), content))
-        parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
+        if any(run.value("measures") for s in content.series for run in s.runs):
+            parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
+        else:
+            parts.append(_notes(["More is known of a sweep that keeps its events (--events)."]))
     return "".join(parts)
 
 
@@ -229,7 +227,8 @@ def _experiment(folder: Folder, at: int, several: bool) -> str:
 def _facts(content: Content) -> Iterator[str]:
     """A line about what was run."""
     runs = [run for s in content.series for run in s.runs]
-    yield _count(len(content.series), "algorithm")
+    settings = any(run.value("settings") for run in runs)
+    yield _count(len(content.series), "setting" if settings else "algorithm")
     yield _count(len({run.seed for run in runs}), "seed")
     for folder in content.folders:
         table = folder.experiment or {}

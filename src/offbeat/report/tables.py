@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 Result = Mapping[str, Any]
 Getter = Callable[[Result], float | None]
 
 _SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
+_NOTHING = "–"
 
 
 class Cell(NamedTuple):
@@ -23,6 +25,7 @@ def check(result: Result) -> None:
     rows([result], [float(target) for target in result.get("time_to", ())])
     work_rows([result])
     task_rows([result] if "tasks" in result else [], "")
+    overall(result)
 
 
 def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[Cell]]]:
@@ -45,7 +48,7 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
 
 
 def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
-    """How the clients worked: one line an algorithm, means over its seeds."""
+    """How the clients worked: one line an algorithm, means over its seeds; without columns that nobody has."""
     head = [
         "algorithm",
         "clients\nat work",
@@ -69,7 +72,17 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label and "error" not in r]
         body.append([Cell(label), *(Cell(_mean(mine, get, write).main) for get, write in columns)])
-    return head, body
+    known = [at for at in range(len(head)) if any(line[at].main != _NOTHING for line in body)]
+    return [head[at] for at in known], [[line[at] for at in known] for line in body]
+
+
+def overall(result: Mapping[str, Any]) -> Mapping[str, float]:
+    """A run's metrics; of several tasks their means."""
+    if "tasks" not in result:
+        found: Mapping[str, float] = result.get("metrics", {})
+        return found
+    each = [task["metrics"] for task in result["tasks"].values()]
+    return {name: fmean(metrics[name] for metrics in each) for name in each[0] if all(name in m for m in each)}
 
 
 def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list[list[Cell]]]:
@@ -104,7 +117,7 @@ def _task_cell(results: Sequence[Result], name: str) -> Cell:
     accuracy = _mean(tasks, _getter("metrics", "accuracy"), _share).main
     done = [t for t in tasks if t["time"] is not None]
     if not tasks:
-        return Cell("–")
+        return Cell(_NOTHING)
     if len(done) < len(tasks):
         return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
     return Cell(_mean(done, _getter("time"), number).main, accuracy)
@@ -128,7 +141,7 @@ def _getter(*path: str) -> Getter:
 
 def _mean(results: Sequence[Result], get: Getter, write: Callable[[float], str]) -> Cell:
     found = [value for r in results if (value := get(r)) is not None]
-    return spread(found, write) if found else Cell("–")
+    return spread(found, write) if found else Cell(_NOTHING)
 
 
 def spread(found: Sequence[float], write: Callable[[float], str]) -> Cell:
@@ -148,7 +161,7 @@ def _reached(results: Sequence[Result], get: Getter) -> Cell:
 
 def _staleness(results: Sequence[Result]) -> Cell:
     if not results:
-        return Cell("–")
+        return Cell(_NOTHING)
     most = max(r["staleness"]["max"] for r in results)
     return Cell("mean " + _mean(results, _getter("staleness", "mean"), number).main, f"max {number(most)}")
 
