@@ -206,9 +206,9 @@ def _tasks(folder: Folder) -> list[str]:
     experiment = folder.experiment or {}
     tables, problem = experiment.get("task"), experiment.get("problem")
     if isinstance(tables, list) and tables:
-        return [str(_get(table, "name")) for table in tables]
+        return [str(get(table, "name")) for table in tables]
     named = [run.value("tasks") for run in folder.runs if isinstance(run.value("tasks"), dict)]
-    return [str(name) for name in named[0]] if named and named[0] else [str(_get(problem, "data") or "")]
+    return [str(name) for name in named[0]] if named and named[0] else [str(get(problem, "data") or "")]
 
 
 def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
@@ -219,10 +219,10 @@ def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict
             continue
         divided, ends = {}, {}
         for name, task in tasks.items():
-            history = _get(task, "allocation", "history")
+            history = get(task, "allocation", "history")
             if isinstance(history, list) and all(isinstance(h, list) and len(h) >= 2 for h in history):
                 divided[str(name)] = [[float(h[0]), float(h[1])] for h in history]
-            if isinstance(end := _get(task, "time"), int | float):
+            if isinstance(end := get(task, "time"), int | float):
                 ends[str(name)] = float(end)
         if divided:
             changes = [change[0] for each in divided.values() for change in each]
@@ -230,7 +230,8 @@ def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict
     return {}, {}, 0.0
 
 
-def _get(value: Any, *path: str) -> Any:
+def get(value: Any, *path: str) -> Any:
+    """What these tables within tables hold there; None where there is nothing."""
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

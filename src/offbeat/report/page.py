@@ -16,7 +16,7 @@ import numpy as np
 
 from offbeat import __version__
 from offbeat.report import toml
-from offbeat.report.content import AXES, LINES, Content, of_task
+from offbeat.report.content import AXES, LINES, Content, get, of_task
 from offbeat.report.read import Folder
 from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
@@ -167,14 +167,13 @@ def _results(content: Content) -> str:
 
 def _targets(content: Content) -> str:
     """When accuracies were reached, in the unit of the axis that is chosen above."""
-    asked = _asked(content)
     write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": _megabytes}
     units = {"time": "virtual time", "updates": "updates", "bytes": "bytes sent and received, in MB,"}
     found = []
     for task, name in enumerate(content.tasks):
         able = [s for s in content.drawn if s.histories and task in s.places]
         histories = {s.name: [of_task(task, h) for h in s.histories] for s in able}
-        steps = ladder([h for each in histories.values() for h in each], asked)
+        steps = ladder([h for each in histories.values() for h in each], _asked(content, name))
         if not steps:
             continue
         title = f"Reaching an accuracy{f' of {escape(name)}' if len(content.tasks) > 1 else ''}"
@@ -230,19 +229,22 @@ def _facts(content: Content) -> Iterator[str]:
     settings = any(run.value("settings") for run in runs)
     yield _count(len(content.series), "setting" if settings else "algorithm")
     yield _count(len({run.seed for run in runs}), "seed")
-    for folder in content.folders:
-        table = folder.experiment or {}
-        problem, clients, tasks = table.get("problem"), table.get("clients"), table.get("task")
-        if isinstance(problem, dict):
-            yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
-        elif isinstance(clients, dict) and isinstance(tasks, list):
-            yield f"{_count(len(tasks), 'task')}, {clients.get('count', '?')} clients"
+    yield from dict.fromkeys(line for folder in content.folders for line in _trained(folder.experiment or {}))
     times = [time for run in runs if (time := run.number("time")) is not None]
     if times:
         yield f"virtual time {max(times):g}"
     updates = sum(int(run.number("updates") or 0) for run in runs)
     if updates:
         yield f"{updates:,} updates"
+
+
+def _trained(experiment: dict[str, Any]) -> Iterator[str]:
+    """A line about what was trained."""
+    problem, clients, tasks = experiment.get("problem"), experiment.get("clients"), experiment.get("task")
+    if isinstance(problem, dict):
+        yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
+    elif isinstance(clients, dict) and isinstance(tasks, list):
+        yield f"{_count(len(tasks), 'task')}, {clients.get('count', '?')} clients"
 
 
 def _missing(said: Sequence[str]) -> str:
@@ -287,14 +289,19 @@ def _notes(lines: Sequence[str]) -> str:
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
 
 
-def _asked(content: Content) -> list[float]:
-    """The accuracies that the experiments asked about."""
-    found: list[float] = []
+def _asked(content: Content, task: str = "") -> list[float]:
+    """The accuracies that the experiments asked about; of one of several tasks, its own target among them."""
+    found: list[Any] = []
     for folder in content.folders:
-        evaluate = (folder.experiment or {}).get("evaluate")
-        targets = evaluate.get("targets", [0.8]) if isinstance(evaluate, dict) else [0.8]
-        found += [float(t) for t in targets if isinstance(t, int | float)] if isinstance(targets, list) else []
-    return sorted(set(found))
+        experiment = folder.experiment or {}
+        tasks = experiment.get("task")
+        usual = [] if tasks else [0.8]
+        targets = get(experiment, "evaluate", "targets")
+        found += targets if isinstance(targets, list) else usual
+        for table in tasks if isinstance(tasks, list) else ():
+            if get(table, "name") == task:
+                found.append(get(table, "target", "accuracy"))
+    return sorted({float(target) for target in found if isinstance(target, int | float)})
 
 
 def _flat(resolved: dict[str, Any]) -> Iterator[str]:

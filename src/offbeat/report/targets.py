@@ -9,7 +9,8 @@ import numpy as np
 from offbeat.report.run import Columns
 from offbeat.report.tables import Cell, spread
 
-_LADDER = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # looked at besides those that were asked for
+_LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # looked at besides those that were asked for
+_RUNGS = 6  # of them, the highest
 
 
 def first(history: Columns, target: float, axis: str) -> float | None:
@@ -25,7 +26,7 @@ def ladder(histories: Sequence[Columns], asked: Sequence[float]) -> list[float]:
     starts = [h["accuracy"][0] for h in judged]
     best = max((float(np.nanmax(h["accuracy"], initial=0.0)) for h in judged), default=0.0)
     steps = [target for target in _LADDER if min(starts, default=0.0) < target <= best]
-    return sorted({*steps, *asked}) if judged else []
+    return sorted({*steps[-_RUNGS:], *asked}) if judged else []
 
 
 def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable[[float], str]) -> Cell:
