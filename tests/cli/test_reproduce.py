@@ -123,6 +123,11 @@ def test_a_setting_of_one_experiment_is_not_asked_of_the_others(file: Path, tmp_
     done = offbeat("reproduce", file, "--out", tmp_path / "out", *words)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "out" / "outcome.json").read_text())["seeds"] == {"main": [0]}
+    done = offbeat("reproduce", file, "--out", tmp_path / "both", *words[2:])
+    assert done.code == 1
+    assert "experiment other: --set algorithm.area.every=2: 'area' chooses nothing" in done.err
+    assert "--only runs some of the experiments" in done.err
+    assert not (tmp_path / "both").exists()
 
 
 def test_a_claim_about_no_cell_is_found_before_anything_runs(file: Path, tmp_path: Path) -> None:

@@ -166,7 +166,10 @@ def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequenc
     """The runs of one experiment: of the algorithms named, or of all if a name is empty."""
     table = entry.experiments[name]
     for override in asked.get("set") or ():
-        table = override_with(table, override)
+        try:
+            table = override_with(table, override)
+        except SettingError as error:
+            raise SettingError(f"experiment {name}: {error}; --only runs some of the experiments") from None
     grid = Grid({**table, "device": asked["device"]})
     if all(algorithms):
         labels = dict.fromkeys(point.label for point in grid.points)
