@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
+from offbeat.simulate.pool import cores
 from offbeat.simulate.run import prepare
 from offbeat.simulate.tape import Arenas
 from offbeat.simulate.workers import Workers
@@ -236,7 +236,7 @@ class Experiment:
         problems = self.problems(spec.seed)
         stacks = all(problem.stacks for problem in problems)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.top.precision == "tf32"
-        torch.set_num_threads(self.top.threads or (1 if stacks else os.cpu_count() or 1))
+        torch.set_num_threads(self.top.threads or (1 if stacks else cores()))
         if ALGORITHMS[self.table["algorithm"][spec.index]["name"]].pooled:
             if not isinstance(problems[0], Supervised):
                 raise SettingError(f"algorithm[{spec.index}]: {problems[0].name} has no data that could be pooled")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from offbeat.cli.report import draw_report
 from offbeat.cli.standings import Standings, duration
 from offbeat.core.errors import SettingError
 from offbeat.report.grid import SWEEP
+from offbeat.simulate.pool import cores
 from offbeat.watch.record import write_table
 from offbeat.watch.session import InterruptedRunError, interruptible
 
@@ -150,8 +150,7 @@ def _check_best(best: str | None) -> None:
 
 
 def _default_workers(device: str) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, max(1, cores // 2)) if device.startswith("cuda") else cores
+    return min(8, max(1, cores() // 2)) if device.startswith("cuda") else cores()
 
 
 @dataclass(frozen=True)
