@@ -79,7 +79,17 @@ def test_owners_keep_their_own_samples_and_the_largest_are_taken(owner, clients)
 
 
 @pytest.mark.parametrize(
-    "split", [IID(), NearlyIID(), Dirichlet(0.5), Dirichlet(0.5, 40), Classes(2), Classes(2, even=False), Owners()]
+    "split",
+    [
+        IID(),
+        NearlyIID(),
+        Dirichlet(0.5),
+        Dirichlet(0.5, 40),
+        Classes(2),
+        Classes(2, even=False),
+        Classes(2, equal=False),
+        Owners(),
+    ],
 )
 def test_positions_that_are_nobodys_are_given_to_nobody(split):
     owner = np.resize(np.array([-1, 0, 1, -1, 2]), 500)
@@ -143,6 +153,18 @@ def test_clients_may_draw_their_classes_each_for_itself():
     assert holders.sum() == 200
     assert 10 < holders.min() < 18 < 22 < holders.max() < 30  # 20 on average, with a standard deviation of 4
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST)))
+
+
+def test_classes_may_be_cut_at_random_places():
+    """Each of k parts is then as large as the smallest of k − 1 uniform numbers."""
+    parts = Classes(2, equal=False)(MNIST, 100, rng())
+    sizes = np.array([counts(p, MNIST) for p in parts])
+    assert ((sizes > 0).sum(1) == 2).all()  # one sample at least
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(MNIST)))
+    shares = sizes[sizes > 0] / 6000
+    assert len(shares) == 200
+    assert stats.kstest(shares, lambda s: 1 - (1 - s) ** 19).pvalue > 1e-3
+    assert stats.kstest(np.full(200, 1 / 20), lambda s: 1 - (1 - s) ** 19).pvalue < 1e-9  # what equal parts would give
 
 
 def test_nearly_iid_clients_are_alike_but_for_the_last():

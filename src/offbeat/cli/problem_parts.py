@@ -22,7 +22,8 @@ _SPLITS: Mapping[str, tuple[Callable[..., Split], str | None]] = {
 SPLITS = {
     "dirichlet": "class proportions from a Dirichlet distribution: { dirichlet = 0.1 }; with per_client = 300, "
     "equal-sized clients",
-    "classes": "samples of this many classes on each client: { classes = 5 }; with even = false, each draws its own",
+    "classes": "samples of this many classes on each client: { classes = 5 }; with even = false, each draws its own; "
+    "with equal = false, it has more of some",
     "iid": "equal parts of the shuffled samples",
     "nearly-iid": "the same class counts on all clients but the last, which has the rest",
     "owners": "one natural owner per client (shakespeare: a role), those with the most samples first",

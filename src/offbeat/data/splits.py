@@ -110,10 +110,12 @@ class Classes:
     and cut into equal parts for them. With fewer than (classes / per_client) clients some are nobody's.
 
     even: false, and every client draws its classes for itself: some are held by more clients than others.
+    equal: false, and a class is cut at random places: clients have more of one of their classes than of another.
     """
 
     per_client: int
     even: bool = True
+    equal: bool = True
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
@@ -136,9 +138,15 @@ class Classes:
                 holders[label].append(client)
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for members, who in zip(classes, holders, strict=True):
-            for client, piece in zip(who, np.array_split(members, max(len(who), 1)), strict=False):
+            for client, piece in zip(who, self._cut(members, max(len(who), 1), rng), strict=False):
                 parts[client].append(piece)
         return _joined(parts, "its classes have fewer samples than clients that hold them: use fewer clients")
+
+    def _cut(self, members: Indices, count: int, rng: np.random.Generator) -> list[Indices]:
+        if self.equal or len(members) < count:
+            return np.array_split(members, count)
+        places = 1 + np.sort(rng.choice(len(members) - 1, count - 1, replace=False))
+        return np.split(members, places)
 
 
 @dataclass(frozen=True)
