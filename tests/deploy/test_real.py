@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import ended, offbeat, started
+from command import TASKS, ended, offbeat, started
 from federation import LOADER, OWN, Federation
 from safetensors.torch import load_file
 
@@ -102,10 +102,7 @@ def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
 def test_how_many_clients_is_said_where_the_file_says_it(tmp_path: Path) -> None:
     one, several = tmp_path / "one.toml", tmp_path / "several.toml"
     one.write_text(SMALL + "# not [[task]]\n")
-    task = '{ name = "digits", data = "digits", local = { sgd = { lr = 0.5, batch = 16 } } }'
-    rest = SMALL.partition("[timing]")[2].partition("[[algorithm]]")[0]
-    server = '[[algorithm]]\nname = "fedast"\nrequests = 4\n'
-    several.write_text(f"task = [{task}]\nuntil = {{ time = 1.0 }}\nclients = {{ count = 3 }}\n[timing]{rest}{server}")
+    several.write_text(TASKS)
     assert _read(one, None, 5).tasks[0].problem.clients == 5
     assert _read(several, None, 5).tasks[0].problem.clients == 5
 

@@ -104,7 +104,8 @@ def _go_on(folder: Path, as_json: bool) -> None:
     options = {"events": entry.events, "best": None, "workers": asked["workers"]}
     runs: dict[str, Sequence[dict[str, Any]]] = {}
     pages: list[Path | None] = []
-    for name, grid in _grids(entry, asked).items():
+    grids = _grids(entry, asked)
+    for name, grid in grids.items():
         place = folder / name if len(entry.experiments) > 1 else folder
         if not (place / EXPERIMENT).exists():
             create(place, grid.experiment, {"axes": grid.table.get("sweep", {}), "options": options})
@@ -121,12 +122,12 @@ def _go_on(folder: Path, as_json: bool) -> None:
             asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
             write_json(folder / ASKED, asked)
         if stopped is not None:
-            _so_far(folder, entry, asked, {**runs, name: stopped.runs}, as_json)
+            _so_far(folder, entry, asked, grids, {**runs, name: stopped.runs}, as_json)
             raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
         runs[name] = done.standings.results
         pages.append(done.page)
     outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
-    _write(folder, entry, outcome, asked, wall)
+    _write(folder, outcome, asked, grids)
     if as_json:
         print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder)}))
         return
@@ -140,12 +141,19 @@ def _go_on(folder: Path, as_json: bool) -> None:
     print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
 
 
-def _so_far(folder: Path, entry: Entry, asked: dict[str, Any], runs: Mapping[str, Any], as_json: bool) -> None:
+def _so_far(
+    folder: Path,
+    entry: Entry,
+    asked: Mapping[str, Any],
+    grids: Mapping[str, Grid],
+    runs: Mapping[str, Any],
+    as_json: bool,
+) -> None:
     """What is known of one that was stopped, until it goes on."""
     outcome = conclude(entry, runs, whole=False)
     left = sum("unfinished" in run for group in runs.values() for run in group)
     so_far = f"so far: {sum(map(len, runs.values())) - left:,} runs finished, {left:,} under way"
-    _write(folder, entry, outcome, asked, asked["wall_s"], so_far)
+    _write(folder, outcome, asked, grids, so_far)
     if not as_json:
         _print(entry, outcome)
         print(so_far)
@@ -169,6 +177,8 @@ def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequenc
         try:
             table = override_with(table, override)
         except SettingError as error:
+            if len(entry.experiments) == 1:
+                raise
             raise SettingError(f"experiment {name}: {error}; --only runs some of the experiments") from None
     grid = Grid({**table, "device": asked["device"]})
     if all(algorithms):
@@ -183,15 +193,16 @@ def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequenc
     return grid
 
 
-def _write(folder: Path, entry: Entry, outcome: Outcome, asked: dict[str, Any], wall: float, so_far: str = "") -> None:
-    command = ["offbeat", "reproduce", asked["name"], f"--{entry.scale}", "--device", asked["device"]]
+def _write(
+    folder: Path, outcome: Outcome, asked: Mapping[str, Any], grids: Mapping[str, Grid], so_far: str = ""
+) -> None:
+    wall = asked["wall_s"]
+    command = ["offbeat", "reproduce", asked["name"], f"--{asked['scale']}", "--device", asked["device"]]
     command += ["--printed"] if asked.get("printed") else []
     command += [word for only in asked.get("only") or () for word in ("--only", only)]
     command += [word for override in asked.get("set") or () for word in ("--set", override)]
     data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
-    data["seeds"] = {
-        name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in _grids(entry, asked).items()
-    }
+    data["seeds"] = {name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()}
     write_json(folder / FOUND, data | ({"stopped": so_far} if so_far else {}))
     end = f"\nStopped, {so_far}.\n" if so_far else ""
     end += f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.cli.grid import Grid, short, together
-from offbeat.report.tables import overall
+from offbeat.report.tables import finish, overall
 from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.progress import TELL
 
@@ -144,15 +144,14 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
         return None
     tasks = result.get("tasks", {})
     if best == "finish":
-        ends = [task["time"] if task["stopped"] == "target" else inf for task in tasks.values()]
-    elif best.startswith("time:"):
+        last = finish(tasks.values())
+        return last if last < inf else None
+    if best.startswith("time:"):
         curve, target = [Measurement(*m) for m in result["curve"]], float(best[5:])
-        found = [time_to((m for m in curve if m.task == at), target) for at in range(len(tasks) or 1)]
-        ends = [inf if end is None else end for end in found]
-    else:
-        return overall(result).get(best)
-    last = max(ends, default=inf)
-    return last if last < inf else None
+        times = [time_to((m for m in curve if m.task == at), target) for at in range(len(tasks) or 1)]
+        reached = [time for time in times if time is not None]
+        return max(reached) if len(reached) == len(times) else None
+    return overall(result).get(best)
 
 
 def _settings(of: Mapping[str, Any]) -> str:

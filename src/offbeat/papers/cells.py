@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.papers.entry import Entry, Line, Quantity
+from offbeat.report.tables import finish
 
 Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
 
@@ -234,7 +235,7 @@ def _finish(quantity: Quantity, runs: Sequence[Run]) -> Cell:
         return Cell(None, note=NOT_RUN)
     for run in runs:
         chosen = [run["tasks"][quantity.task]] if quantity.task else list(run["tasks"].values())
-        times.append(max(t["time"] if t["stopped"] == "target" else inf for t in chosen))
+        times.append(finish(chosen))
     reached = [t for t in times if isfinite(t)]
     if len(reached) < len(times):
         ends = min(max(row[1] for row in run["curve"]) for run in runs)

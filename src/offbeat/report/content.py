@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
 from offbeat.report.read import Folder, read
 from offbeat.report.run import Columns, Floats, Run
-from offbeat.report.tables import overall
+from offbeat.report.tables import inside, overall
 from offbeat.report.timeline import Timeline, timeline
 from offbeat.report.wires import Wires, bytes_by, wires_of
 from offbeat.report.work import (
@@ -206,9 +206,9 @@ def _tasks(folder: Folder) -> list[str]:
     experiment = folder.experiment or {}
     tables, problem = experiment.get("task"), experiment.get("problem")
     if isinstance(tables, list) and tables:
-        return [str(get(table, "name")) for table in tables]
+        return [str(inside(table, "name")) for table in tables]
     named = [run.value("tasks") for run in folder.runs if isinstance(run.value("tasks"), dict)]
-    return [str(name) for name in named[0]] if named and named[0] else [str(get(problem, "data") or "")]
+    return [str(name) for name in named[0]] if named and named[0] else [str(inside(problem, "data") or "")]
 
 
 def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
@@ -219,22 +219,15 @@ def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict
             continue
         divided, ends = {}, {}
         for name, task in tasks.items():
-            history = get(task, "allocation", "history")
+            history = inside(task, "allocation", "history")
             if isinstance(history, list) and all(isinstance(h, list) and len(h) >= 2 for h in history):
                 divided[str(name)] = [[float(h[0]), float(h[1])] for h in history]
-            if isinstance(end := get(task, "time"), int | float):
+            if isinstance(end := inside(task, "time"), int | float):
                 ends[str(name)] = float(end)
         if divided:
             changes = [change[0] for each in divided.values() for change in each]
             return divided, ends, max(run.number("time") or 0.0, *changes, *ends.values())
     return {}, {}, 0.0
-
-
-def get(value: Any, *path: str) -> Any:
-    """What these tables within tables hold there; None where there is nothing."""
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _where(folder: Folder, folders: Sequence[Folder]) -> str:

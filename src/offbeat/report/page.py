@@ -16,9 +16,9 @@ import numpy as np
 
 from offbeat import __version__
 from offbeat.report import toml
-from offbeat.report.content import AXES, LINES, Content, get, of_task
+from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import Folder
-from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
+from offbeat.report.tables import Cell, inside, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
@@ -296,11 +296,11 @@ def _asked(content: Content, task: str = "") -> list[float]:
         experiment = folder.experiment or {}
         tasks = experiment.get("task")
         usual = [] if tasks else [0.8]
-        targets = get(experiment, "evaluate", "targets")
+        targets = inside(experiment, "evaluate", "targets")
         found += targets if isinstance(targets, list) else usual
         for table in tasks if isinstance(tasks, list) else ():
-            if get(table, "name") == task:
-                found.append(get(table, "target", "accuracy"))
+            if inside(table, "name") == task:
+                found.append(inside(table, "target", "accuracy"))
     return sorted({float(target) for target in found if isinstance(target, int | float)})
 
 

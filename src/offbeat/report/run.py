@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from offbeat.report.tables import inside
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
@@ -56,10 +58,7 @@ class Run:
 
     def value(self, *path: str) -> Any:
         """Whatever the result holds at this path of keys."""
-        found: Any = self.result
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+        return inside(self.result, *path)
 
     def metrics(self) -> Columns | None:
         """One row a measurement: task, time, updates, version and a column for each metric."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ Result = Mapping[str, Any]
 Getter = Callable[[Result], float | None]
 
 _SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
-_NOTHING = "–"
+NOTHING = "–"
 
 
 class Cell(NamedTuple):
@@ -72,11 +73,23 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
     for label in dict.fromkeys(r["algorithm"] for r in results):
         mine = [r for r in results if r["algorithm"] == label and "error" not in r]
         body.append([Cell(label), *(Cell(_mean(mine, get, write).main) for get, write in columns)])
-    known = [at for at in range(len(head)) if any(line[at].main != _NOTHING for line in body)]
+    known = [at for at in range(len(head)) if any(line[at].main != NOTHING for line in body)]
     return [head[at] for at in known], [[line[at] for at in known] for line in body]
 
 
-def overall(result: Mapping[str, Any]) -> Mapping[str, float]:
+def inside(value: Any, *path: str) -> Any:
+    """What these tables within tables hold there; None where there is nothing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def finish(tasks: Iterable[Result]) -> float:
+    """When the last of these tasks of a run reached its target; infinite if one did not, or if there are none."""
+    return max((task["time"] if task["stopped"] == "target" else inf for task in tasks), default=inf)
+
+
+def overall(result: Result) -> Mapping[str, float]:
     """A run's metrics; of several tasks their means."""
     if "tasks" not in result:
         found: Mapping[str, float] = result.get("metrics", {})
@@ -117,7 +130,7 @@ def _task_cell(results: Sequence[Result], name: str) -> Cell:
     accuracy = _mean(tasks, _getter("metrics", "accuracy"), _share).main
     done = [t for t in tasks if t["time"] is not None]
     if not tasks:
-        return Cell(_NOTHING)
+        return Cell(NOTHING)
     if len(done) < len(tasks):
         return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
     return Cell(_mean(done, _getter("time"), number).main, accuracy)
@@ -131,9 +144,7 @@ def note(results: Sequence[Result]) -> str:
 
 def _getter(*path: str) -> Getter:
     def get(result: Result) -> float | None:
-        value: Any = result
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = inside(result, *path)
         return None if value is None else float(value)
 
     return get
@@ -141,7 +152,7 @@ def _getter(*path: str) -> Getter:
 
 def _mean(results: Sequence[Result], get: Getter, write: Callable[[float], str]) -> Cell:
     found = [value for r in results if (value := get(r)) is not None]
-    return spread(found, write) if found else Cell(_NOTHING)
+    return spread(found, write) if found else Cell(NOTHING)
 
 
 def spread(found: Sequence[float], write: Callable[[float], str]) -> Cell:
@@ -161,7 +172,7 @@ def _reached(results: Sequence[Result], get: Getter) -> Cell:
 
 def _staleness(results: Sequence[Result]) -> Cell:
     if not results:
-        return Cell(_NOTHING)
+        return Cell(NOTHING)
     most = max(r["staleness"]["max"] for r in results)
     return Cell("mean " + _mean(results, _getter("staleness", "mean"), number).main, f"max {number(most)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from offbeat.report.run import Columns
-from offbeat.report.tables import Cell, spread
+from offbeat.report.tables import NOTHING, Cell, spread
 
 _LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # looked at besides those that were asked for
 _RUNGS = 6  # of them, the highest
@@ -34,7 +34,7 @@ def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable
     judged = _judged(histories)
     found = [value for h in judged if (value := first(h, target, axis)) is not None]
     if not judged or not any(np.isfinite(h[axis]).any() for h in judged):
-        return Cell("–")
+        return Cell(NOTHING)
     if not found:
         return Cell("never")
     shown = spread(found, write)
