@@ -51,14 +51,19 @@ NAMES = {"fedavg": "FedAvg", "defedavg": "DeFedAvg", "asysg": "AsySG", "favano":
 
 
 def defedavg() -> None:
-    """Accuracy over time for each part of the table and each n; pixels of variance 1 dotted, seeds 1 and 2 thin."""
+    """Accuracy over time for each part of the table and each n; seeds 1 and 2 thin.
+
+    Pixels of variance 1 are dotted, unequal parts of two classes dashed (one seed).
+    """
     figure, axes = plt.subplots(4, 4, figsize=(11, 9.5), sharey="row", constrained_layout=True)
     for line, (part, (title, target, end, shown)) in zip(axes, PARTS.items(), strict=True):
         runs = read(f"defedavg/{part}.json")
         for axis, n in zip(line, (10, 20, 40, 80), strict=True):
             for colour, method in zip(COLOURS, NAMES, strict=False):
                 for run in (r for r in runs if r["algorithm"] == f"{method}-{n}"):
-                    style = {"standard": ":", "signed": "-"}[run["inputs"]]
+                    if "parts" in run and run["seed"] > 0:
+                        continue
+                    style = "--" if "parts" in run else {"standard": ":", "signed": "-"}[run["inputs"]]
                     axis.plot(*zip(*run["curve"], strict=True), style, color=colour, lw=1 if run["seed"] == 0 else 0.4)
             axis.axhline(target, color="black", lw=0.5)
             axis.set(title=f"n = {n}", xlim=(0, end), ylim=shown)
@@ -66,8 +71,8 @@ def defedavg() -> None:
     for axis in axes[-1]:
         axis.set_xlabel("virtual seconds")
     for colour, name in zip(COLOURS, NAMES.values(), strict=False):
-        axes[0][0].plot([], [], color=colour, label=name)
-    axes[0][0].legend(frameon=False, loc="lower right")
+        axes[0][2].plot([], [], color=colour, label=name)
+    axes[0][2].legend(frameon=False, loc="lower right")
     figure.savefig(HERE / "defedavg/table1.png", dpi=130)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -35,6 +36,26 @@ class Counted(Executor):
     def compute(self, problem: Any, local: Any, arena: Any, group: Any) -> Any:
         self.batches.append(len(group))
         return super().compute(problem, local, arena, group)
+
+
+class Watched(Line):
+    """A line that keeps how many rows each gradient was of."""
+
+    @cached_property
+    def rows(self) -> list[int]:
+        return []
+
+    def oracle(self, *given: Any) -> Any:
+        points = super().oracle(*given)
+        gradient = points.gradient
+
+        def counted(w: torch.Tensor, step: int, sample: int = 0) -> torch.Tensor:
+            self.rows.append(len(w))
+            slopes: torch.Tensor = gradient(w, step, sample)
+            return slopes
+
+        points.gradient = counted
+        return points
 
 
 def batches(problem: Any, clock: Any, until: Until, stacked: bool = True) -> list[int]:
@@ -95,11 +116,14 @@ def test_the_steps_that_others_still_do_are_not_done_twice_or_drawn_differently(
     assert arrivals(True, JOBS, noisy) == pytest.approx(arrivals(False, JOBS, noisy), abs=1e-13)
 
 
-def computed(problem: Line, lr: float, memory: float = 1e9) -> tuple[list[Any], Arena]:
+def computed(
+    problem: Line, lr: float, memory: float = 1e9, steps: Sequence[int] | None = None
+) -> tuple[list[Any], Arena]:
     arenas = Arenas()
     model = arenas.adopt(problem.initial())
     group = [
-        (None, Ready(Job(c, c, 0, 0, 1, lr, 0), {"model": model}, {}, key=c, client=c)) for c in range(problem.clients)
+        (None, Ready(Job(c, c, 0, 0, count, lr, 0), {"model": model}, {}, key=c, client=c))
+        for c, count in enumerate(steps or [1] * problem.clients)
     ]
     arena = arenas.like(problem.initial())
     results, errors = Executor(True, memory).compute(problem, SGD(lr=1.0), arena, group)
@@ -111,6 +135,16 @@ def test_large_groups_are_cut_into_chunks_that_fit_the_memory() -> None:
     problem = Line([float(c) for c in range(10)])
     whole, cut = (computed(problem, 1.0, memory)[0] for memory in (1e9, 4 * 1 * 8 * 3))
     assert [d.item() for d in whole] == [d.item() for d in cut] == [-float(c) for c in range(10)]
+
+
+@pytest.mark.parametrize("memory", [1e9, 4 * 1 * 8 * 7])
+def test_jobs_that_are_done_are_soon_left_out_and_every_result_is_its_own(memory: float) -> None:
+    """c · (1 − ½ˢ) is where s steps of ½ lead to from 0; at most a quarter of the rows are of jobs that are done."""
+    steps = [3, 0, 9, 1, 9, 2, 0, 5, 7, 7, 1, 4, 30, 6, 2, 2, 8, 1, 3, 12]
+    problem = Watched([float(c) for c in range(20)])
+    deltas, _ = computed(problem, 0.5, memory, steps)
+    assert [-d.item() for d in deltas] == [c * (1 - 0.5**s) for c, s in enumerate(steps)]
+    assert sum(steps) <= sum(problem.rows) < sum(steps) / 0.75
 
 
 def test_one_client_s_result_does_not_keep_its_batch_alive() -> None:

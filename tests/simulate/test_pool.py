@@ -229,6 +229,7 @@ def test_a_pool_that_is_forgotten_ends_its_processes() -> None:
 
 
 SCRIPT = """
+import signal
 import sys
 import numpy as np
 import torch
@@ -236,6 +237,8 @@ import offbeat as ob
 from offbeat.data import load
 from offbeat.simulate.pool import Pool
 from offbeat.timing import Exponential, Times
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes what it runs in the background deaf to it
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -280,8 +283,11 @@ def test_a_script_with_its_own_model_ends_quietly_and_so_do_its_workers() -> Non
 def test_workers_end_with_their_run_however_it_ends(number: signal.Signals) -> None:
     script, workers = started(1_000_000)
     assert all(alive(pid) for pid in workers)
-    script.send_signal(number)
-    script.communicate(timeout=60)
+    try:
+        script.send_signal(number)
+        script.communicate(timeout=60)
+    finally:
+        script.kill()
     for _ in range(500):
         if not any(alive(pid) for pid in workers):
             return

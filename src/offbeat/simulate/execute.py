@@ -37,6 +37,8 @@ class Ready(NamedTuple):
 Group = Sequence[tuple[Any, Ready]]  # with the run that each belongs to
 Errors = list[tuple[Any, DivergedError]]
 
+_WORTH = 0.75  # of the rows: where no more are left, the others are left out
+
 
 class Executor:
     """How jobs are computed.
@@ -59,18 +61,20 @@ class Executor:
     def compute(self, problem: Problem, local: Local, arena: Arena | None, group: Group) -> tuple[list[Result], Errors]:
         """The results of these jobs of one team, in their order, and which runs they show to have diverged."""
         most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
-        results: list[Result] = []
+        results: dict[int, Result] = {}
         errors: Errors = []
+        order = sorted(range(len(group)), key=lambda at: -group[at][1].job.steps)  # long jobs with long ones
         size = even(len(group), most)
         for at in range(0, len(group), size):
-            some = group[at : at + size]
+            chosen = order[at : at + size]
+            some = [group[i] for i in chosen]
             done, rows = train(problem, local, arena, [ready for _, ready in some])
-            results += done
+            results.update(zip(chosen, done, strict=True))
             if next(iter(rows.values())).is_cuda:
                 self.late.append(_faults_later(problem, some, rows))
             else:
                 errors += faults(problem, some, rows)
-        return results, errors
+        return [results[i] for i in range(len(group))], errors
 
     def expect(self, run: Any, todo: Container[int], jobs: Iterable[tuple[Problem, Local, Ready]]) -> None:
         """A run will need these next, in this order; of what it was said to need before, what is in `todo` still is."""
@@ -93,27 +97,16 @@ class Executor:
 
 
 def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
-    """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job."""
-    jobs, payloads, memories, _, clients = zip(*ready, strict=True)
-    drawn: Any = _Keys(ready)
+    """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job.
+
+    The longest jobs come first.
+    """
+    jobs, payloads, memories, _, _ = zip(*ready, strict=True)
     payload = {name: stacked([each[name] for each in payloads]) for name in payloads[0]}
     memory = {name: stacked([each[name] for each in memories]) for name in memories[0]}
-    given = payload or memory  # a client by itself is sent nothing
-    steps = [job.steps for job in jobs]
-    most, fewest = max(steps), min(steps)
-    work = Work(
-        payload=payload,
-        memory=memory,
-        lr=_column([job.lr for job in jobs], given),
-        steps=_column(steps, given),  # type: ignore[arg-type]
-        oracle=problem.oracle(np.array(clients, dtype=np.int64), drawn, most, local.batch, local.shuffle),
-        keys=drawn,
-    )
-    carry = local.init(work)
-    for step in range(most):
-        work.step = step
-        after = local.step(carry, work)
-        carry = after if step < fewest else _keep(carry, after, work.steps, step)
+    work = _work(problem, local, ready, payload, memory)
+    carry = _walk(problem, local, ready, work)
+    work.step = max(0, jobs[0].steps - 1)
     upload, stays = local.final(carry, work)
     rows = {**upload, **stays, **upload}  # what is sent comes first
     if arena is None:
@@ -123,6 +116,46 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         if id(values) not in kept:
             kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
     return list(zip(_apart(upload, kept, len(jobs)), _apart(stays, kept, len(jobs)), strict=True)), rows
+
+
+def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Payload, memory: Payload) -> Work:
+    """The first rows of what is given, as many as there are jobs."""
+    rows = len(ready)
+    jobs, drawn = [r.job for r in ready], _Keys(ready)
+    given = payload or memory  # a client by itself is sent nothing
+    clients = np.array([r.client for r in ready], dtype=np.int64)
+    return Work(
+        payload={name: values[:rows] for name, values in payload.items()},
+        memory={name: values[:rows] for name, values in memory.items()},
+        lr=_column([job.lr for job in jobs], given),
+        steps=_column([job.steps for job in jobs], given),  # type: ignore[arg-type]
+        oracle=problem.oracle(clients, drawn, jobs[0].steps, local.batch, local.shuffle),  # type: ignore[arg-type]
+        keys=drawn,  # type: ignore[arg-type]
+    )
+
+
+def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work) -> Carry:
+    """All local steps. Jobs that are done are put aside, and left out as soon as they are enough to be worth it."""
+    carry = local.init(work)
+    aside: list[Carry] = []
+    going = rows = len(ready)
+    for step in range(ready[0].job.steps):
+        left = going
+        while ready[left - 1].job.steps <= step:
+            left -= 1
+        if left < going:
+            aside.append({name: values[left:going].clone() for name, values in carry.items()})
+            going = left
+        if left <= _WORTH * rows:
+            rows = left
+            work = _work(problem, local, ready[:rows], work.payload, work.memory)
+            carry = {name: values[:rows] for name, values in carry.items()}
+        work.step = step
+        carry = local.step(carry, work)
+    if not aside:
+        return carry
+    aside.append({name: values[:going] for name, values in carry.items()})
+    return {name: torch.cat([part[name] for part in reversed(aside)]) for name in carry}
 
 
 def _apart(rows: Payload, kept: Mapping[int, Sequence[Any]], count: int) -> list[dict[str, Any]]:
@@ -161,12 +194,6 @@ def _column(values: Sequence[float], given: Payload) -> float | Vector:
         return values[0]
     model = next(iter(given.values()))
     return torch.tensor(values, dtype=model.dtype).to(model.device, non_blocking=True).unsqueeze(1)
-
-
-def _keep(before: Carry, after: Carry, steps: Vector | int, step: int) -> Carry:
-    """Rows whose steps are done stay as they are."""
-    active = steps > step if isinstance(steps, Vector) else torch.tensor(steps > step)
-    return {name: torch.where(active, after[name], before[name]) for name in after}
 
 
 def faults(problem: Problem, group: Group, rows: Payload) -> Errors:
