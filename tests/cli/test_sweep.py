@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from offbeat.cli import crew
 from offbeat.cli.folder import create
 from offbeat.cli.grid import Grid
+from offbeat.cli.logbook import Logbook
 from offbeat.cli.standings import Standings
 from offbeat.core.errors import OffbeatError
 
@@ -429,6 +430,31 @@ def test_ctrl_c_saves_what_is_at_work_and_resuming_ends_the_same(
     assert not list(folder.rglob("*checkpoint*"))
     assert not (folder / "unfinished.jsonl").exists()
     assert [path.name for path in folder.glob("runs/*")] == [] or options
+
+
+def test_a_sweep_can_be_looked_at_while_it_is_under_way_and_after_it_has_died(
+    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, shown = tmp_path / "out", []
+
+    def end(*_: Any) -> None:
+        outcome = offbeat("report", folder)
+        assert outcome.code == 0, outcome.err
+        shown.append((folder / "report.html").read_text())
+        raise MemoryError
+
+    monkeypatch.setattr(crew, "_NOTE", 0.0)
+    with monkeypatch.context() as context:
+        context.setattr(Logbook, "end", end)
+        with pytest.raises(MemoryError):
+            sweep(tmp_path, LONG, "--workers", "1")
+    under_way = [json.loads(line) for line in (folder / "unfinished.jsonl").read_text().splitlines()]
+    assert len(under_way) == shown[0].count("not finished; shown as far as it had come") > 0
+    assert all(run["curve"] and run["unfinished"] for run in under_way)
+    assert not list(folder.rglob("*checkpoint*"))  # they begin again
+    assert resumed(folder).code == 0
+    assert same(folder, unbroken)
+    assert not (folder / "unfinished.jsonl").exists()
 
 
 def test_killed_with_a_line_cut_off_it_ends_the_same_and_its_workers_end_too(tmp_path: Path, unbroken: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_damaged_line_costs_one_run(folder: Path, tmp_path: Path) -> None:
     page = write(tmp_path)
     text = page.read_text()
     assert "line 1 of runs.jsonl is damaged and left out" in text
-    assert "line 2 of runs.jsonl is damaged and left out" in text
+    assert "line 2 of runs.jsonl is damaged and left out (no algorithm, no seed, no settings, no curve)" in text
     assert sorted(embedded(page)["totals"]) == [1, 2, 2, 2]
 
 
@@ -75,7 +75,7 @@ def test_runs_that_were_under_way_are_shown_as_far_as_they_came(folder: Path, tm
     (tmp_path / "runs" / "00000").mkdir(parents=True)  # its checkpoint is there
     page = write(tmp_path)
     text, found = page.read_text(), embedded(page)
-    assert "area, lr = 0.5, seed 0: not finished; shown as far as it had come when the sweep was stopped" in text
+    assert "area, lr = 0.5, seed 0: not finished; shown as far as it had come when that was last written down" in text
     assert "line 3 of unfinished.jsonl is damaged and left out" in text
     assert "events/ is missing" not in text.replace("runs/00001", "")
     assert found["totals"] == [2, 2, 2, 2]  # the second line is of a run that has ended since

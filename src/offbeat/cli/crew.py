@@ -31,12 +31,14 @@ from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
 from offbeat.watch.session import summary
 
-Message = tuple[str, Any]  # ("done" or "saved", result) | ("share", (worker, runs' worth of work done, updates))
+# ("done", result) | ("so far", results under way) | ("share", (worker, runs' worth of work done, updates))
+Message = tuple[str, Any]
 
 _STOP = "stop"
 
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
+_NOTE = 15.0  # between two notes of how far runs have come
 _SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
 
 
@@ -78,7 +80,7 @@ class Hand:
         if first is None:
             return
         self.program = Program(self._makers(first), self._over, self._fair)
-        told = saved = time.perf_counter()
+        told = noted = saved = time.perf_counter()
         for active in self.program.rounds():
             if self.stop():
                 self._save(active)
@@ -86,6 +88,9 @@ class Hand:
             if time.perf_counter() - told > _SECONDS:
                 told = time.perf_counter()
                 self._share(active)
+            if time.perf_counter() - noted > _NOTE:
+                noted = time.perf_counter()
+                self._note(active)
             if time.perf_counter() - saved > _SAVE:
                 self._save(active)
                 saved = time.perf_counter()
@@ -165,20 +170,27 @@ class Hand:
         result["vectors"] = {} if error else _digest(run)
         self.tell(("done", result))
 
+    def _note(self, active: Mapping[int, Simulation]) -> None:
+        so_far = []
+        for number, run in active.items():
+            point, _, watcher, _ = self.at_work[number]
+            curve = [list(m) for m in watcher.measurements]
+            so_far.append({**_named(point), "updates": run.world.tally.updates, "curve": curve})
+        self.tell(("so far", so_far))
+
     def _save(self, active: Mapping[int, Simulation]) -> None:
         for number, run in active.items():
             point, _, watcher, began = self.at_work[number]
             place = self._place(point)
             place.mkdir(parents=True, exist_ok=True)
             extra: dict[str, Any] = {"worked": time.perf_counter() - began}
-            curve = [list(m) for m in watcher.measurements]
             if isinstance(watcher, Recorder):
                 watcher.flush()
                 extra["record"] = watcher.state
             else:
-                extra["measurements"] = curve
+                extra["measurements"] = [list(m) for m in watcher.measurements]
             checkpoint.save(place, run.world, extra)
-            self.tell(("saved", {**_named(point), "updates": run.world.tally.updates, "curve": curve}))
+        self._note(active)
 
 
 def _named(point: Point) -> dict[str, Any]:

@@ -124,8 +124,8 @@ def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
         for kind, value in hands(orders, left, lambda: patience.asked) if left else ():
             if kind == "share":
                 standings.share(*value)
-            elif kind == "saved":
-                logbook.save(value)
+            elif kind == "so far":
+                logbook.note(value)
             else:
                 logbook.end(value)
                 standings.done(value)
@@ -133,7 +133,7 @@ def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
             raise StoppedSweepError(
                 f"stopped with {len(logbook.results)} of {len(grid.points)} runs finished; "
                 f"go on with `offbeat resume {folder}`",
-                logbook.stop(),
+                [*logbook.results, *logbook.under_way],
             )
     logbook.close()
     return _sum_up(folder, grid, standings, time.perf_counter() - began, orders)

@@ -1,6 +1,6 @@
 """The runs of a sweep: a line for each in `runs.jsonl`, and folders only where events were kept.
 
-Those that were under way when a sweep was stopped have a line in `unfinished.jsonl`.
+Those that are under way, or were when a sweep was stopped, have a line in `unfinished.jsonl`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from offbeat.report.run import DAMAGE, Columns, Run, short
 from offbeat.report.tables import check
 
 SWEEP, UNFINISHED = "runs.jsonl", "unfinished.jsonl"
+_NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
 
 def sweep_runs(home: Path, said: list[str]) -> list[Run]:
@@ -23,22 +24,41 @@ def sweep_runs(home: Path, said: list[str]) -> list[Run]:
     if (home / UNFINISHED).exists():
         for number, run in _read(home, UNFINISHED, said).items():
             if number not in found:
-                run.say("not finished; shown as far as it had come when the sweep was stopped")
+                run.say("not finished; shown as far as it had come when that was last written down")
                 found[number] = run
     return [found[number] for number in sorted(found)]
+
+
+def entries(path: Path, said: list[str] | None = None) -> list[tuple[int, dict[str, Any]]]:
+    """(line, run) for all runs of this file; lines that are damaged, as a crash leaves the last one, are left out."""
+    damage = [] if said is None else said
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        damage.append(f"{path.name} cannot be read ({error.strerror})")
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            wrong = short(error)
+        else:
+            wrong = ", ".join(f"no {name}" for name in _NAMES if not isinstance(entry, dict) or name not in entry)
+        if wrong:
+            damage.append(f"line {number} of {path.name} is damaged and left out ({wrong})")
+        else:
+            found.append((number, entry))
+    return found
 
 
 def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
     """The runs of this file, by their numbers."""
     found: dict[int, Run] = {}
-    try:
-        lines = (home / name).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        said.append(f"{name} cannot be read ({error.strerror})")
-        return found
-    for number, line in enumerate(lines, 1):
+    for number, entry in entries(home / name, said):
         try:
-            entry = json.loads(line)
             found[int(entry["run"])] = _run(home, entry, finished=name == SWEEP)
         except (*DAMAGE, RecursionError) as error:
             said.append(f"line {number} of {name} is damaged and left out ({short(error)})")
