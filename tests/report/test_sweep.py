@@ -28,7 +28,7 @@ def test_settings_are_part_of_the_labels_and_seeds_are_bands(folder: Path) -> No
     found = embedded(page)
     assert found["series"] == ["area, lr = 0.5", "area, lr = 1", "fedbuff, lr = 0.5", "fedbuff, lr = 1"]
     assert found["totals"] == [2, 2, 2, 2]
-    assert "Not all could be read" not in page.read_text()
+    assert "Not all is here" not in page.read_text()
     kept = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
     mine = [
         r["curve"] for r in kept if r["algorithm"] == "fedbuff" and r["settings"]["algorithm.*.local.sgd.lr"] == 1.0
@@ -75,7 +75,7 @@ def test_runs_that_were_under_way_are_shown_as_far_as_they_came(folder: Path, tm
     (tmp_path / "runs" / "00000").mkdir(parents=True)  # its checkpoint is there
     page = write(tmp_path)
     text, found = page.read_text(), embedded(page)
-    assert "area, lr = 0.5, seed 0: not finished; shown as far as it had come when that was last written down" in text
+    assert "not finished, shown as far as they had come: area, lr = 0.5, seed 0<" in text
     assert "line 3 of unfinished.jsonl is damaged and left out" in text
     assert "events/ is missing" not in text.replace("runs/00001", "")
     assert found["totals"] == [2, 2, 2, 2]  # the second line is of a run that has ended since

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
 from offbeat.cli.algorithms import local_from
 from offbeat.cli.parse import build
 from offbeat.cli.problem import ProblemTable, problem_table
-from offbeat.core.errors import SettingError, unknown
+from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
-
-_OWN = ("name", "target", "local", "opens", "closes")
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,9 @@ class Task:
             raise SettingError(f"{f'task {self.name}' if self.name else 'problem'}: {error}") from None
 
 
+_OWN = [f.name for f in fields(Task) if f.name != "problem"]
+
+
 def tasks_from(table: Mapping[str, Any]) -> tuple[list[Task], float]:
     """The tasks of an experiment, and the share of clients that takes new work."""
     if "task" not in table:
@@ -92,7 +93,7 @@ def _task(table: Any, where: str, clients: int) -> Task:
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str) or not table["name"]:
         raise SettingError(f'{where} lacks its name, such as name = "mnist"')
     if "clients" in table:
-        raise unknown(f"key in {where}:", "clients", [*_OWN, "data", "model", "split", "l2", "weighted", "inputs"])
+        raise SettingError(f"{where} has clients: all tasks have the same ones, write count in [clients]")
     problem = problem_table({**{k: v for k, v in table.items() if k not in _OWN}, "clients": clients}, where)
     own: dict[str, Any] = {k: v for k, v in table.items() if k in _OWN}
     convert = {

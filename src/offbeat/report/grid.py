@@ -15,18 +15,19 @@ from offbeat.report.run import DAMAGE, Columns, Run, short
 from offbeat.report.tables import check
 
 SWEEP, UNFINISHED = "runs.jsonl", "unfinished.jsonl"
+_NAMED = 8  # runs under way that are called by their names
 _NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
 
 def sweep_runs(home: Path, said: list[str]) -> list[Run]:
     """Every run that is finished or was saved, in the order of the grid; settings are part of its label."""
     found = _read(home, SWEEP, said)
-    if (home / UNFINISHED).exists():
-        for number, run in _read(home, UNFINISHED, said).items():
-            if number not in found:
-                run.say("not finished; shown as far as it had come when that was last written down")
-                found[number] = run
-    return [found[number] for number in sorted(found)]
+    under_way = {number: run for number, run in _read(home, UNFINISHED, said).items() if number not in found}
+    if under_way:
+        names = [run.name for run in under_way.values()]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        said.append(f"not finished, shown as far as they had come: {'; '.join(names[:_NAMED])}{more}")
+    return [run for _, run in sorted({**found, **under_way}.items())]
 
 
 def entries(path: Path, said: list[str] | None = None) -> list[tuple[int, dict[str, Any]]]:

@@ -252,7 +252,7 @@ def _missing(said: Sequence[str]) -> str:
         return ""
     first, rest = ("".join(f"<li>{escape(line)}</li>" for line in lines) for lines in (said[:_SAID], said[_SAID:]))
     more = f"<details><summary>and {len(said) - _SAID:,} more</summary><ul>{rest}</ul></details>" if rest else ""
-    head = "<h2>Not all could be read</h2>"
+    head = "<h2>Not all is here</h2>"
     return f'<aside class="missing" aria-label="What is missing">{head}<ul>{first}</ul>{more}</aside>'
 
 
