@@ -38,7 +38,7 @@ _STOP = "stop"
 
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
-_NOTE = 15.0  # between two notes of how far runs have come
+_NOTE = 15.0  # seconds between two notes of how far runs have come
 _SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
 
 
@@ -166,7 +166,7 @@ class Hand:
             old.unlink()
         with suppress(OSError):  # unless something is kept there
             place.rmdir()
-        result["curve"] = [list(m) for m in watcher.measurements]
+        result["curve"] = _curve(watcher)
         result["vectors"] = {} if error else _digest(run)
         self.tell(("done", result))
 
@@ -174,8 +174,7 @@ class Hand:
         so_far = []
         for number, run in active.items():
             point, _, watcher, _ = self.at_work[number]
-            curve = [list(m) for m in watcher.measurements]
-            so_far.append({**_named(point), "updates": run.world.tally.updates, "curve": curve})
+            so_far.append({**_named(point), "updates": run.world.tally.updates, "curve": _curve(watcher)})
         self.tell(("so far", so_far))
 
     def _save(self, active: Mapping[int, Simulation]) -> None:
@@ -188,13 +187,17 @@ class Hand:
                 watcher.flush()
                 extra["record"] = watcher.state
             else:
-                extra["measurements"] = [list(m) for m in watcher.measurements]
+                extra["measurements"] = _curve(watcher)
             checkpoint.save(place, run.world, extra)
         self._note(active)
 
 
 def _named(point: Point) -> dict[str, Any]:
     return {"run": point.number, "algorithm": point.label, "seed": point.seed, "settings": dict(point.settings)}
+
+
+def _curve(watcher: History | Recorder) -> list[list[Any]]:
+    return [list(m) for m in watcher.measurements]
 
 
 def _digest(run: Simulation) -> dict[str, float]:

@@ -126,9 +126,14 @@ def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) 
 
 
 def write_json(path: Path, value: Any) -> None:
+    """A value as JSON, whole or not at all."""
+    write_text(path, json_text(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json_text(value, indent=1) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 

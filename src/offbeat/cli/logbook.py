@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from offbeat.cli.folder import json_text
+from offbeat.cli.folder import json_text, write_text
 from offbeat.report.grid import SWEEP, UNFINISHED, entries
 
 
@@ -17,15 +17,15 @@ class Logbook:
 
     def __init__(self, folder: Path) -> None:
         self.ended, self.unfinished = folder / SWEEP, folder / UNFINISHED
-        self.results = [run for _, run in entries(self.ended)]
-        self.so_far = {int(run["run"]): run for _, run in entries(self.unfinished)}
+        self.results = [run for _, run in entries(self.ended, [])]
+        self.so_far = {int(run["run"]): run for _, run in entries(self.unfinished, [])}
         self.file: TextIO
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """While runs may end."""
-        if self.ended.exists() and not self.ended.read_bytes().endswith(b"\n"):  # a crash has cut off the last line
-            _write(self.ended, self.results)
+        if _cut_off(self.ended):
+            write_text(self.ended, _lines(self.results))
         with self.ended.open("a", encoding="utf-8") as self.file:
             yield
 
@@ -37,12 +37,12 @@ class Logbook:
     def note(self, runs: Sequence[dict[str, Any]]) -> None:
         """How far these have come; whoever reads the folder sees it, also after a crash."""
         self.so_far |= {run["run"]: run for run in runs}
-        _write(self.unfinished, self.under_way)
+        write_text(self.unfinished, _lines(self.under_way))
 
     def end(self, result: dict[str, Any]) -> None:
         """On the disk when this returns."""
         self.so_far.pop(result["run"], None)
-        self.file.write(_line(result))
+        self.file.write(_lines([result]))
         self.file.flush()
         os.fsync(self.file.fileno())
         self.results.append(result)
@@ -53,12 +53,14 @@ class Logbook:
         self.results.sort(key=lambda result: int(result["run"]))
 
 
-def _write(path: Path, runs: Iterable[Mapping[str, Any]]) -> None:
-    """All at once: nobody finds half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(map(_line, runs)), encoding="utf-8")
-    part.replace(path)
+def _cut_off(path: Path) -> bool:
+    """Whether a crash has cut off the last line."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
-def _line(run: Mapping[str, Any]) -> str:
-    return json_text(run) + "\n"
+def _lines(runs: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json_text(run) + "\n" for run in runs)

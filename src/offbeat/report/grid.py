@@ -30,15 +30,12 @@ def sweep_runs(home: Path, said: list[str]) -> list[Run]:
     return [run for _, run in sorted({**found, **under_way}.items())]
 
 
-def entries(path: Path, said: list[str] | None = None) -> list[tuple[int, dict[str, Any]]]:
-    """(line, run) for all runs of this file; lines that are damaged, as a crash leaves the last one, are left out."""
-    damage = [] if said is None else said
+def entries(path: Path, said: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """(line, run) for all runs of this file, if there is one; damaged lines, as a crash leaves the last one, are left
+    out and said."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
-        return []
-    except OSError as error:
-        damage.append(f"{path.name} cannot be read ({error.strerror})")
         return []
     found = []
     for number, line in enumerate(lines, 1):
@@ -49,7 +46,7 @@ def entries(path: Path, said: list[str] | None = None) -> list[tuple[int, dict[s
         else:
             wrong = ", ".join(f"no {name}" for name in _NAMES if not isinstance(entry, dict) or name not in entry)
         if wrong:
-            damage.append(f"line {number} of {path.name} is damaged and left out ({wrong})")
+            said.append(f"line {number} of {path.name} is damaged and left out ({wrong})")
         else:
             found.append((number, entry))
     return found
@@ -58,7 +55,12 @@ def entries(path: Path, said: list[str] | None = None) -> list[tuple[int, dict[s
 def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
     """The runs of this file, by their numbers."""
     found: dict[int, Run] = {}
-    for number, entry in entries(home / name, said):
+    try:
+        lines = entries(home / name, said)
+    except OSError as error:
+        said.append(f"{name} cannot be read ({error.strerror})")
+        return found
+    for number, entry in lines:
         try:
             found[int(entry["run"])] = _run(home, entry, finished=name == SWEEP)
         except (*DAMAGE, RecursionError) as error:

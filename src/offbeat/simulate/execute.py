@@ -101,12 +101,11 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
 
     The longest jobs come first.
     """
-    jobs, payloads, memories, _, _ = zip(*ready, strict=True)
-    payload = {name: stacked([each[name] for each in payloads]) for name in payloads[0]}
-    memory = {name: stacked([each[name] for each in memories]) for name in memories[0]}
+    payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
+    memory = {name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory}
     work = _work(problem, local, ready, payload, memory)
     carry = _walk(problem, local, ready, work)
-    work.step = max(0, jobs[0].steps - 1)
+    work.step = max(0, ready[0].job.steps - 1)
     upload, stays = local.final(carry, work)
     rows = {**upload, **stays, **upload}  # what is sent comes first
     if arena is None:
@@ -115,18 +114,17 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     for values in (*upload.values(), *stays.values()):
         if id(values) not in kept:
             kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
-    return list(zip(_apart(upload, kept, len(jobs)), _apart(stays, kept, len(jobs)), strict=True)), rows
+    return list(zip(_apart(upload, kept, len(ready)), _apart(stays, kept, len(ready)), strict=True)), rows
 
 
 def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Payload, memory: Payload) -> Work:
-    """The first rows of what is given, as many as there are jobs."""
-    rows = len(ready)
+    """The jobs as their local half sees them."""
     jobs, drawn = [r.job for r in ready], _Keys(ready)
     given = payload or memory  # a client by itself is sent nothing
     clients = np.array([r.client for r in ready], dtype=np.int64)
     return Work(
-        payload={name: values[:rows] for name, values in payload.items()},
-        memory={name: values[:rows] for name, values in memory.items()},
+        payload=payload,
+        memory=memory,
         lr=_column([job.lr for job in jobs], given),
         steps=_column([job.steps for job in jobs], given),  # type: ignore[arg-type]
         oracle=problem.oracle(clients, drawn, jobs[0].steps, local.batch, local.shuffle),  # type: ignore[arg-type]
@@ -148,8 +146,10 @@ def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work) ->
             going = left
         if left <= _WORTH * rows:
             rows = left
-            work = _work(problem, local, ready[:rows], work.payload, work.memory)
-            carry = {name: values[:rows] for name, values in carry.items()}
+            payload, memory, carry = (
+                {name: values[:rows] for name, values in given.items()} for given in (work.payload, work.memory, carry)
+            )
+            work = _work(problem, local, ready[:rows], payload, memory)
         work.step = step
         carry = local.step(carry, work)
     if not aside:
