@@ -93,11 +93,12 @@ def test_only_the_drawn_clients_start_anew() -> None:
     }
 
 
-def test_a_client_does_at_most_k_steps_and_then_rests() -> None:
-    """q ≤ K: from 0 towards 8 with K = 2 and a long period, it reaches 6 and no more; 6/E[q] = 3; (0 + 3)/2."""
-    server = Favano(sampled=1, period=50.0)
+@pytest.mark.parametrize(("normalise", "model"), [("expected", 1.5), ("stochastic", 1.5), ("none", 3.0)])
+def test_a_client_does_at_most_k_steps_and_then_rests(normalise: str, model: float) -> None:
+    """q ≤ K: from 0 towards 8 with K = 2 and a long period, it reaches 6 and no more; gives 6/q = 3, or 6."""
+    server = Favano(sampled=1, period=50.0, normalise=normalise)
     result = run(Line([8.0]), server, HALF, Scripted([[1.0]]), Until(versions=1))
-    assert result.model.item() == pytest.approx(1.5)
+    assert result.model.item() == pytest.approx(model)
 
 
 def test_the_next_round_begins_a_period_after_the_last_answer() -> None:

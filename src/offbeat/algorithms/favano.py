@@ -121,7 +121,8 @@ class Favano(Interrupting[FavanoState]):
 
     sampled: s.   period: Δt between rounds.
     normalise: "expected": a = E[q], the mean number of steps this client has been seen to do;
-        "stochastic": a = P(q > 0)·q, the steps it did this time and how often it was seen to have done any.
+        "stochastic": a = P(q > 0)·q, the steps it did this time and how often it was seen to have done any;
+        "none": a = 1, progress as it is, so that the fast weigh more: not the paper's, but what others compare with.
     K is the local half's `steps`.
 
     Differs from the paper: E[q] and P(q > 0) are estimated from the answers so far, this one included; the paper takes
@@ -136,8 +137,8 @@ class Favano(Interrupting[FavanoState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalise not in ("expected", "stochastic"):
-            raise SettingError(f'normalise = {self.normalise!r}: must be "expected" or "stochastic"')
+        if self.normalise not in ("expected", "stochastic", "none"):
+            raise SettingError(f'normalise = {self.normalise!r}: must be "expected", "stochastic" or "none"')
 
     def pair(self, local: Local) -> Local:
         return Progress.around(local)
@@ -151,6 +152,8 @@ class Favano(Interrupting[FavanoState]):
         return update["start"] - (1.0 / a) * update["delta"] if q > 0 else update["start"]
 
     def _divisor(self, state: FavanoState, client: int, q: int) -> float:
+        if self.normalise == "none":
+            return 1.0
         answers, moved, steps = state.taken.get(client, (0, 0, 0))
         answers, moved, steps = answers + 1, moved + (q > 0), steps + q
         state.taken[client] = [answers, moved, steps]
