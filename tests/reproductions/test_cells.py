@@ -78,6 +78,25 @@ def test_a_target_that_was_not_reached_is_beyond_the_horizon() -> None:
     assert reached.mean == 0.75
 
 
+def test_of_several_settings_the_one_that_got_there_is_the_best_or_none_is() -> None:
+    sought = {"of": "time to", "best": "lowest"}
+    wide = table(quantity={"t": {**sought, "target": 0.8}, "high": {**sought, "target": 0.95}})
+    wide["lines"] = [{"algorithm": "area", "t": "1", "high": "> 3"}]
+    diverged = [{**run, "error": "not finite"} for run in RUNS["main"][:2]]
+    both, one, neither = (
+        {cell.name: cell.ours for cell in conclude(read("x", wide), {"main": runs}).cells}
+        for runs in (
+            RUNS["main"],
+            [*diverged, *RUNS["main"][2:]],
+            [*diverged, {**RUNS["main"][2], "error": "not finite"}],
+        )
+    )
+    assert (both["area:t"].mean, both["area:t"].note) == (1.5, "best at lr 1")
+    assert (both["area:high"].beyond, both["area:high"].note) == (4.0, "")
+    assert (one["area:high"].beyond, one["area:high"].note) == (4.0, "")  # the other setting might still
+    assert (neither["area:high"].beyond, neither["area:high"].note) == (inf, "2 of 2 runs diverged")
+
+
 def test_a_mean_outside_the_papers_range_is_marked() -> None:
     lines = [{"algorithm": "area", "lr": lr, "acc": "70 (65 - 80)"} for lr in (1.0, 10.0)]
     outcome = conclude(read("x", table(lines=lines, reason=[{"cells": "area/10:*", "text": "too large a step"}])), RUNS)

@@ -107,6 +107,8 @@ def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> 
         return found[0][0]
     if not quantity.best:
         return Cell(None, note="several settings, and no rule that chooses one")
+    if all(cell.beyond is not None for cell, _ in known):  # none of them is the best
+        return min((cell for cell, _ in known), key=lambda cell: cell.beyond or 0.0)
     sign = 1.0 if quantity.best == "lowest" else -1.0
     cell, group = min(known, key=lambda each: sign * (each[0].mean or 0.0))
     chosen = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in group[0]["settings"].items() if isinstance(v, float))

@@ -88,8 +88,7 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]], whole: bool = True
     if not whole:
         largest = {name for name, quantity in entry.quantities.items() if quantity.of == "largest"}
         cells = {n: Cell(None, note="grid not run") if n.rpartition(":")[2] in largest else c for n, c in cells.items()}
-    for derived in entry.derived:
-        cells[derived.name] = _derived(derived.term, derived.scale, cells)
+    cells = _with_derived(entry, cells)
     printed = dict(_printed(entry))
     compared = [_compared(entry, name, cells[name], printed[name]) for name in entry.cells]
     return Outcome(entry, compared, [Judged(claim, *judge(claim, cells)) for claim in entry.claims])
@@ -97,9 +96,7 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]], whole: bool = True
 
 def rehearse(entry: Entry) -> None:
     """Judge made-up numbers, so that a mistake in a claim is found before hours are spent on real ones."""
-    cells = dict.fromkeys(compute(entry, {}), Cell(1.0))
-    for derived in entry.derived:
-        cells[derived.name] = _derived(derived.term, derived.scale, cells)
+    cells = _with_derived(entry, dict.fromkeys(compute(entry, {}), Cell(1.0)))
     for claim in entry.claims:
         judge(claim, cells)
 
@@ -156,6 +153,14 @@ def _printed(entry: Entry) -> Iterator[tuple[str, Printed]]:
 def _shows(entry: Entry, name: str) -> str:
     quantity = name.rpartition(":")[2]
     return (entry.quantities[quantity].shows or quantity) if quantity in entry.quantities else name
+
+
+def _with_derived(entry: Entry, cells: dict[str, Cell]) -> dict[str, Cell]:
+    """Derived ones may be made of those before them."""
+    cells = dict(cells)
+    for derived in entry.derived:
+        cells[derived.name] = _derived(derived.term, derived.scale, cells)
+    return cells
 
 
 def _derived(value: Any, scale: float, cells: Mapping[str, Cell]) -> Cell:
