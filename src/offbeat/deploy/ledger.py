@@ -8,6 +8,7 @@ from typing import Any
 from offbeat.core.events import Job
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
+from offbeat.simulate import world
 
 
 @dataclass
@@ -60,24 +61,12 @@ class Seat(State):
 
 
 @dataclass
-class Tally(State):
-    """Counts of a run so far."""
+class Tally(world.Tally):
+    """Counts of a run so far, of messages as well."""
 
-    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
-    updates: int = 0
-    lost: int = 0
-    computed: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
-    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
     refused: dict[str, int] = field(default_factory=dict)  # code -> messages
-    repeated: int = 0  # messages that had been settled before
+    repeated: int = 0  # that had been settled before
     bytes: int = 0  # of the log
-
-    def note(self, name: str, value: float) -> None:
-        total, most = self.notes.get(name, (0.0, value))
-        self.notes[name] = [total + value, max(most, value)]
 
 
 @dataclass

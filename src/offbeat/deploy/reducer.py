@@ -285,13 +285,8 @@ class Reducer:
         ledger, job = self.ledger, update.job
         tally = ledger.tally
         self.traffic.land(job)
-        tally.updates += 1
+        tally.arrived(job.task, staleness)
         tally.computed += 1
-        tally.staleness_sum += staleness
-        tally.staleness_max = max(tally.staleness_max, staleness)
-        mine = tally.tasks.setdefault(job.task, [0, 0])
-        mine[0] += 1
-        mine[1] += staleness
         for name in self.plan.locals[job.task].notes:
             tally.note(name, float(update[name]))
         self._handle(Arrived(update), flight, staleness, result)

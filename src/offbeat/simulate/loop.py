@@ -219,15 +219,7 @@ class Simulation:
         self.traffic.land(job)
         staleness = self.server.models(world.server)[job.task].version - job.version
         tally = world.tally
-        tally.updates += 1
-        tally.staleness_sum += staleness
-        if staleness > tally.staleness_max:
-            tally.staleness_max = staleness
-        mine = tally.tasks.get(job.task)
-        if mine is None:
-            mine = tally.tasks[job.task] = [0, 0]
-        mine[0] += 1
-        mine[1] += staleness
+        tally.arrived(job.task, staleness)
         for name in self.notes[job.task]:
             tally.note(name, float(upload[name]))
         self._handle(Update(job, upload), flight, staleness)

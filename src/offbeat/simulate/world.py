@@ -114,6 +114,17 @@ class Tally(State):
     tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
     notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
 
+    def arrived(self, task: int, staleness: int) -> None:
+        self.updates += 1
+        self.staleness_sum += staleness
+        if staleness > self.staleness_max:
+            self.staleness_max = staleness
+        mine = self.tasks.get(task)
+        if mine is None:
+            mine = self.tasks[task] = [0, 0]
+        mine[0] += 1
+        mine[1] += staleness
+
     def note(self, name: str, value: float) -> None:
         total, most = self.notes.get(name, (0.0, value))
         self.notes[name] = [total + value, max(most, value)]
