@@ -90,6 +90,10 @@ def test_ours_is_printed_beside_the_papers_with_what_held(file: Path, tmp_path: 
         assert (tmp_path / "out" / name).is_file()
     outcome = json.loads((tmp_path / "out" / "outcome.json").read_text())
     assert [claim["state"] for claim in outcome["claims"]] == ["held", "not held"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h1>small, quick</h1>" in page
+    assert '<li data-state="not held"><b>not held</b> one is more than ten</li>' in page
+    assert "paper 90 (80 - 99)</small>" in page
     assert outcome["seeds"] == {"main": [0, 1]}
     assert outcome["cells"][0]["ours"]["seeds"] == 2
 

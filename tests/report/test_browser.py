@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ import pytest
 from command import run, sets
 from report.browser import CHROMIUM, chromium, opened
 from report.folders import embedded, real
+from report.test_beside import cell, outcome
 
 from offbeat.report import write
+from offbeat.report.beside import FOUND
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
@@ -234,6 +237,24 @@ def test_it_is_readable_on_a_phone(browser: Any, page: Path, scheme: str) -> Non
     )
     assert min(sizes) >= 12
     assert tab.locator("#progress .plot svg").bounding_box()["width"] <= 343
+    assert tab.problems == []
+    tab.context.close()
+
+
+@pytest.mark.parametrize("width", [375, 1200])
+def test_a_reproduction_shows_claims_and_the_papers_numbers(
+    browser: Any, folder: Path, tmp_path: Path, width: int
+) -> None:
+    home = Path(shutil.copytree(folder, tmp_path / "run"))
+    more = {"ratio": 0.5, "differs": True, "why": "slow clocks"}
+    cells = [cell(f"{name}/1:{q}", q, "58.97 (58.15 - 59.80)", "60 (50 - 70)", **more) for name in "ab" for q in "tuvw"]
+    (home / FOUND).write_text(json.dumps(outcome(*cells)), encoding="utf-8")
+    tab = opened(browser, write(home), width=width)
+    assert tab.locator("h1").inner_text() == "table1, quick"
+    assert tab.locator(".claims li").all_inner_texts() == ["held\na is first", "not held\nb is last"]
+    assert tab.locator("#paper0 circle").count() == 8
+    assert tab.locator("#paper0 td").first.bounding_box()["height"] < 60  # a number and the paper's, no more lines
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.problems == []
     tab.context.close()
 

@@ -234,7 +234,7 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
         return result
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; go on with `offbeat resume {folder}`") from None
-    result |= summary(simulation, recorder, wall, list(experiment.top.evaluate.targets))
+    result |= summary(simulation, recorder, wall, list(experiment.top.targets))
     result["measures"] = measure(place, simulation)
     finish_run(place, simulation, result)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from offbeat.cli.experiment import Evaluate, Experiment, Shelf
+from offbeat.cli.experiment import Experiment, Shelf
 from offbeat.cli.grid import Point
 from offbeat.core.errors import DivergedError, FolderError, OffbeatError
 from offbeat.core.vectors import settled
@@ -69,7 +69,9 @@ class Hand:
         self.points = points
         self.shelf, self.arenas = Shelf(), Arenas()
         self.executors: dict[bool, Executor] = {}
-        self.at_work: dict[int, tuple[Point, Evaluate, History | Recorder, float]] = {}  # the last: when it began
+        self.at_work: dict[
+            int, tuple[Point, Sequence[float], History | Recorder, float]
+        ] = {}  # the last: when it began
         self.ended = self.updates = 0
         self.program: Program
         self.largest = 0.0  # of the runs so far, in bytes of vectors
@@ -135,7 +137,7 @@ class Hand:
             watcher = History()
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
         began = time.perf_counter() - extra.get("worked", 0.0)
-        self.at_work[point.number] = point, experiment.top.evaluate, watcher, began
+        self.at_work[point.number] = point, experiment.top.targets, watcher, began
         watchers: list[Watcher] = [watcher]
         run = experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
         size = sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
@@ -150,13 +152,13 @@ class Hand:
         return self.executors.setdefault(made.stacked, made)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
-        point, evaluate, watcher, began = self.at_work.pop(number)
+        point, targets, watcher, began = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
         result, place = _named(point), self._place(point)
         if error is not None:
             result["error"] = str(error)
-        result |= summary(run, watcher, time.perf_counter() - began, list(evaluate.targets))
+        result |= summary(run, watcher, time.perf_counter() - began, list(targets))
         del result["wall_s"], result["updates_per_s"]  # of all runs together
         if self.orders.events and isinstance(watcher, Recorder):
             watcher.flush()

@@ -38,20 +38,21 @@ from offbeat.timing import Times, Timing
 
 @dataclass(frozen=True)
 class Evaluate:
-    """every: virtual time between evaluations.   targets: accuracies whose first time is reported.
+    """every: virtual time between evaluations.   targets: accuracies whose first time is reported; None: that at which
+    the run ends, or else 0.8.
 
     samples: at most so many training and test samples, always the same ones; None: all of them.
     personal: judge the clients' own models too; None: not.
     """
 
     every: float = 1.0
-    targets: tuple[float, ...] = (0.8,)
+    targets: tuple[float, ...] | None = None
     samples: int | None = None
     personal: Personal | None = None
 
     def __post_init__(self) -> None:
         positive(every=self.every, samples=self.samples)
-        for target in self.targets:
+        for target in self.targets or ():
             if not 0 < target <= 1:
                 raise SettingError(f"targets holds {target}: an accuracy is a share in (0, 1]")
 
@@ -73,6 +74,13 @@ class Top:
     theory: bool = False  # say what the papers' theorems would choose
     boards: Boards = field(default_factory=Boards)
     threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """Accuracies whose first time is reported."""
+        if self.evaluate.targets is not None:
+            return self.evaluate.targets
+        return (0.8,) if self.until.accuracy is None else (self.until.accuracy,)
 
     def __post_init__(self) -> None:
         positive(threads=self.threads, workers=self.workers, memory=self.memory)

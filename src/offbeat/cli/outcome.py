@@ -23,7 +23,7 @@ _PRINTED = (
 
 def conclude(experiment: Experiment, folder: Path, results: Sequence[dict[str, Any]], as_json: bool) -> None:
     """Write the summary, the report and the page of finished runs, and print their table; exit 1 if one failed."""
-    targets = experiment.top.evaluate.targets
+    targets = experiment.top.targets
     write_json(folder / SUMMARY, {"runs": results})
     errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
     several = len(experiment.tasks) > 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,13 +49,10 @@ def report(
         print(f"figures: {', '.join(path.name for path in drawn)} in {to}")
 
 
-def draw_report(folder: Path, parts: Sequence[str] = ()) -> Path | None:
-    """The page of a folder whose runs have just ended; whatever goes wrong with it must not cost their results.
-
-    parts: folders within it whose runs belong on one page.
-    """
+def draw_report(folder: Path) -> Path | None:
+    """The page of a folder whose runs have just ended; whatever goes wrong with it must not cost their results."""
     try:
-        return write([folder / part for part in parts], folder / NAME) if parts else write(folder)
+        return write(folder)
     except Exception as error:
         print(f"offbeat: the report could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
         return None

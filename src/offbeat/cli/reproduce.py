@@ -25,9 +25,10 @@ from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import NOT_RUN, printed as shows
 from offbeat.papers.entry import NOT_CHECKED
 from offbeat.papers.outcome import rehearse, remark, scope, shown
+from offbeat.report.beside import FOUND
 from offbeat.watch.session import InterruptedRunError
 
-ASKED, FOUND, PAGE = "reproduction.json", "outcome.json", "reproduction.md"
+ASKED, PAGE = "reproduction.json", "reproduction.md"
 
 _STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
 
@@ -103,7 +104,6 @@ def _go_on(folder: Path, as_json: bool) -> None:
         raise FolderError(f"{folder / ASKED} is damaged; start anew in another folder") from None
     options = {"events": entry.events, "best": None, "workers": asked["workers"]}
     runs: dict[str, Sequence[dict[str, Any]]] = {}
-    pages: list[Path | None] = []
     grids = _grids(entry, asked)
     for name, grid in grids.items():
         place = folder / name if len(entry.experiments) > 1 else folder
@@ -125,17 +125,16 @@ def _go_on(folder: Path, as_json: bool) -> None:
             _so_far(folder, entry, asked, grids, {**runs, name: stopped.runs}, as_json)
             raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
         runs[name] = done.standings.results
-        pages.append(done.page)
     outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
     _write(folder, outcome, asked, grids)
+    page = draw_report(folder)
     if as_json:
-        print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder)}))
+        print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder), "report": page and str(page)}))
         return
     _print(entry, outcome)
     if asked.get("set"):
         print(f"not the whole protocol: {', '.join(asked['set'])}")
     print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
-    page = pages[0] if len(pages) == 1 else draw_report(folder, list(runs))
     if page is not None:
         print(f"report: {page}")
     print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
@@ -154,6 +153,7 @@ def _so_far(
     left = sum("unfinished" in run for group in runs.values() for run in group)
     so_far = f"so far: {sum(map(len, runs.values())) - left:,} runs finished, {left:,} under way"
     _write(folder, outcome, asked, grids, so_far)
+    draw_report(folder)
     if not as_json:
         _print(entry, outcome)
         print(so_far)

@@ -181,7 +181,7 @@ async def _serve_one(
         raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
     result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
     simulation = _as_simulation(watched)
-    result |= summary(simulation, host.recorder, host.wall, list(experiment.top.evaluate.targets))
+    result |= summary(simulation, host.recorder, host.wall, list(experiment.top.targets))
     if host.ledger.tally.updates:
         result["measures"] = measure(place, simulation)
     result["refused"] = dict(host.ledger.tally.refused)

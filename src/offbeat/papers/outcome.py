@@ -30,6 +30,32 @@ class Compared:
     why: str = ""
     comparable: bool = True
 
+    @property
+    def one_sided(self) -> bool:
+        """Whether one of the two gets there and the other does not."""
+        return self._both and (self.ours.beyond is None) != (self.paper.beyond is None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the paper's, where both are numbers that one can compare."""
+        ours, theirs = self.ours, self.paper
+        if not self._both or ours.beyond is not None or theirs.beyond is not None:
+            return None
+        assert ours.mean is not None
+        return ours.mean / theirs.mean if theirs.mean and isfinite(ours.mean) else None
+
+    @property
+    def differs(self) -> bool:
+        """Whether somebody should say why: outside the paper's range, or without one, not near its number."""
+        if self.outside is not None:
+            return self.outside
+        return self.one_sided or (self.ratio is not None and not _NEAR < self.ratio < 1 / _NEAR)
+
+    @property
+    def _both(self) -> bool:
+        known = self.ours.mean is not None and self.paper.mean is not None
+        return known and self.comparable and self.ours.note != UNDER_WAY
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -122,24 +148,19 @@ def shown(cell: Cell) -> str:
 
 def remark(cell: Compared) -> str:
     """What a reader should notice."""
-    if cell.outside:
-        return "outside the paper's range" + (f": {cell.why}" if cell.why else "")
-    ours, theirs = cell.ours, cell.paper
-    if ours.mean is None or theirs.mean is None or cell.outside is not None or not cell.comparable:
-        return ""
-    if ours.note == UNDER_WAY:
-        return ""
-    if (ours.beyond is None) != (theirs.beyond is None):
-        return "one of them does not get there" + (f": {cell.why}" if cell.why else "")
-    if ours.beyond is not None or not isfinite(ours.mean) or theirs.mean == 0:
-        return ""
-    ratio = ours.mean / theirs.mean
-    return f"× {ratio:.2g}" + (f": {cell.why}" if cell.why and not _NEAR < ratio < 1 / _NEAR else "")
+    why = f": {cell.why}" if cell.why and cell.differs else ""
+    if cell.outside is not None:
+        return f"outside the paper's range{why}" if cell.outside else ""
+    if cell.one_sided:
+        return f"one of them does not get there{why}"
+    return "" if cell.ratio is None else f"× {cell.ratio:.2g}{why}"
 
 
 def _digits(value: float) -> str:
     """As many decimals as the papers have."""
-    return f"{value:.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
+    if abs(value) >= 1000:
+        return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.4g}"
+    return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
 
 
 def _printed(entry: Entry) -> Iterator[tuple[str, Printed]]:
@@ -194,8 +215,12 @@ def _cell_data(cell: Compared) -> dict[str, Any]:
         "cell": cell.name,
         "ours": {"mean": ours.mean, "min": ours.low, "max": ours.high, "seeds": ours.seeds, "beyond": ours.beyond},
         "paper": {"mean": theirs.mean, "min": theirs.low, "max": theirs.high, "beyond": theirs.beyond},
+        "shows": cell.shows,
+        "shown": shown(ours),
         "printed": theirs.text,
         "note": ours.note,
+        "ratio": cell.ratio,
         "outside": cell.outside,
+        "differs": cell.differs,
         "why": cell.why,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
+from offbeat.report.beside import Beside, beside
 from offbeat.report.read import Folder, read
 from offbeat.report.run import Columns, Floats, Run
 from offbeat.report.tables import inside, overall
@@ -65,6 +66,7 @@ class Content:
     tasks: list[str]
     said: list[str]
     left: list[str]
+    besides: list[Beside]  # what reproductions among them found
 
     @property
     def metrics(self) -> list[str]:
@@ -80,47 +82,51 @@ class Content:
 
 def gather(paths: Sequence[Path]) -> Content:
     """Read these folders and work out everything that a report shows."""
-    parts = [part for path in paths for part in _parts(path)]
+    damaged: list[str] = []
+    besides = {path: found for path in paths if (found := beside(path, damaged)) is not None}
+    parts = [part for path in paths for part in _parts(path, besides.get(path))]
     folders = [read(path) for path in {path.resolve(): path for path in parts}.values()]
     names = [folder.name for folder in folders]
     for folder in folders:
         if names.count(folder.name) > 1:
             folder.name = str(folder.path)
-    tasks = list(dict.fromkeys(name for folder in folders for name in _tasks(folder)))
-    series = _series(folders, tasks)
+    names_of = {folder.path: _tasks(folder, apart=bool(besides) and len(folders) > 1) for folder in folders}
+    tasks = list(dict.fromkeys(name for names in names_of.values() for name in names))
+    series = _series(folders, {path: [tasks.index(name) for name in names] for path, names in names_of.items()})
     drawn = _best(series)
     left = []
     if len(drawn) < len(series):
         left.append(f"The {len(drawn)} best of {len(series)} algorithms are drawn; the table of results has all.")
     for at, each in enumerate(drawn):
         _fill(each, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
-    if len(drawn) > TIMELINES:
+    if len(drawn) > TIMELINES and any(each.timeline for each in drawn):
         left.append(f"Timelines are those of the first {TIMELINES} algorithms.")
     said = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.said]
     said += [f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.said]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
-    return Content(folders, series, drawn, tasks, [*failed, *said], left)
+    return Content(folders, series, drawn, tasks, [*failed, *damaged, *said], left, list(besides.values()))
 
 
-def _parts(path: Path) -> list[Path]:
+def _parts(path: Path, found: Beside | None) -> list[Path]:
     """The experiments of a reproduction that has several, each in a folder of its own; otherwise the folder itself."""
     if (path / "experiment.json").exists() or not (path / "reproduction.json").exists():
         return [path]
-    return sorted(child for child in path.iterdir() if (child / "experiment.json").exists()) or [path]
+    order = {name: at for at, name in enumerate(found.experiments if found else ())}
+    parts = [child for child in path.iterdir() if (child / "experiment.json").exists()]
+    return sorted(parts, key=lambda part: (order.get(part.name, len(order)), part.name)) or [path]
 
 
-def _series(folders: Sequence[Folder], tasks: list[str]) -> list[Series]:
-    """Runs by label; a label that several folders have carries the folder's name."""
+def _series(folders: Sequence[Folder], places: Mapping[Path, list[int]]) -> list[Series]:
+    """Runs by label; a label that several folders have carries the folder's name.   places: of each folder's tasks."""
     owners: dict[str, set[Path]] = {}
     for folder in folders:
         for run in folder.runs:
             owners.setdefault(run.label, set()).add(folder.path)
     found: dict[str, Series] = {}
     for folder in folders:
-        places = [tasks.index(name) for name in _tasks(folder)]
         for run in folder.runs:
             name = run.label if len(owners[run.label]) == 1 else f"{folder.name}: {run.label}"
-            found.setdefault(name, Series(name, places)).runs.append(run)
+            found.setdefault(name, Series(name, places[folder.path])).runs.append(run)
     return list(found.values())
 
 
@@ -201,14 +207,19 @@ def curves(histories: Iterable[Columns], metric: str, axis: str) -> list[Curve]:
     return [clean(h[axis].astype(np.float64), h[metric]) for h in histories if metric in h]
 
 
-def _tasks(folder: Folder) -> list[str]:
-    """Names of an experiment's tasks: those in the file, or in a result if the file cannot be read, or its data's."""
+def _tasks(folder: Folder, apart: bool) -> list[str]:
+    """Names of an experiment's tasks: those in the file, or in a result if the file cannot be read, or its data's.
+
+    apart: other experiments with the same data are not to be drawn together with this one.
+    """
     experiment = folder.experiment or {}
     tables, problem = experiment.get("task"), experiment.get("problem")
     if isinstance(tables, list) and tables:
         return [str(inside(table, "name")) for table in tables]
     named = [run.value("tasks") for run in folder.runs if isinstance(run.value("tasks"), dict)]
-    return [str(name) for name in named[0]] if named and named[0] else [str(inside(problem, "data") or "")]
+    if named and named[0]:
+        return [str(name) for name in named[0]]
+    return [folder.name if apart else str(inside(problem, "data") or "")]
 
 
 def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:

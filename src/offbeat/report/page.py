@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from offbeat import __version__
-from offbeat.report import toml
+from offbeat.report import beside, toml
 from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import Folder
 from offbeat.report.tables import Cell, inside, note, number, rows, task_rows, work_rows
@@ -31,7 +31,7 @@ def page(content: Content) -> str:
     script = "\n".join(_file(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_file("report.html")).substitute(
-        title=escape(", ".join(folder.name for folder in content.folders)),
+        title=escape(", ".join(_names(content))),
         facts="".join(f"<span>{escape(fact)}</span>" for fact in _facts(content)),
         missing=_missing(content.said),
         sections="\n".join(_sections(content)),
@@ -108,6 +108,8 @@ def _lines(content: Content) -> list[dict[str, Any]]:
 
 def _sections(content: Content) -> Iterator[str]:
     drawn = content.drawn
+    for at, found in enumerate(content.besides):
+        yield _section(f"paper{at}", "Beside the paper", beside.lead(found), beside.body(found))
     yield _section("results", "Results", note(content.results).capitalize(), _results(content))
     if content.metrics:
         yield _section(
@@ -132,8 +134,8 @@ def _sections(content: Content) -> Iterator[str]:
             "results in each window of time, all seeds together.",
             _bar("staleness") + '<div id="staleness-plots"></div>',
         )
-    if any(s.concurrency or s.participation for s in drawn) or content.results:
-        yield _section("work", "How the clients worked", "", _work(content))
+    if work := _work(content):
+        yield _section("work", "How the clients worked", "", work)
     if any(s.allocation for s in drawn):
         yield _section(
             "allocation",
@@ -195,12 +197,13 @@ def _work(content: Content) -> str:
         lead = "Updates of each client over the mean of all clients."
         plots.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
     parts = [f'<div class="panels two">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'] if plots else []
-    if content.results:
+    measured = any(result.get("measures") for result in content.results)
+    if measured or any(result.get("lost") for result in content.results):
         parts.append(_table(*work_rows(content.results), content))
-        if any(run.value("measures") for s in content.series for run in s.runs):
-            parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
-        else:
-            parts.append(_notes(["More is known of a sweep that keeps its events (--events)."]))
+    if measured:
+        parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
+    elif content.results and not content.besides:
+        parts.append(_notes(["This is known of a sweep that keeps its events (--events)."]))
     return "".join(parts)
 
 
@@ -221,6 +224,11 @@ def _experiment(folder: Folder, at: int, several: bool) -> str:
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs.items())
     parts.append(f'<dl class="pairs">{listed}</dl>')
     return _section(f"experiment{at}", f"Experiment{f' {folder.name}' if several else ''}", "", "".join(parts))
+
+
+def _names(content: Content) -> list[str]:
+    """Of the reproductions, or else of the folders."""
+    return [f"{found.name}, {found.scale}" for found in content.besides] or [folder.name for folder in content.folders]
 
 
 def _facts(content: Content) -> Iterator[str]:
@@ -295,7 +303,7 @@ def _asked(content: Content, task: str = "") -> list[float]:
     for folder in content.folders:
         experiment = folder.experiment or {}
         tasks = experiment.get("task")
-        usual = [] if tasks else [0.8]
+        usual = [] if tasks else [inside(experiment, "until", "accuracy") or 0.8]
         targets = inside(experiment, "evaluate", "targets")
         found += targets if isinstance(targets, list) else usual
         for table in tasks if isinstance(tasks, list) else ():

@@ -42,7 +42,7 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
         asked = sum(1 for r in results if r["algorithm"] == label)
         line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
         line += [_mean(mine, _getter("metrics", name), _share if name in _SHARES else number) for name in metrics]
-        line += [_reached(mine, _getter("time_to", f"{target:g}")) for target in targets]
+        line += [_reached(mine, f"{target:g}") for target in targets]
         line += [Cell(_mean(mine, _getter(name), number).main) for name in ("updates", "versions")]
         body.append([*line, _staleness(mine)])
     return [*head, "updates", "server\nsteps", "staleness"], body
@@ -161,13 +161,15 @@ def spread(found: Sequence[float], write: Callable[[float], str]) -> Cell:
     return Cell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
 
 
-def _reached(results: Sequence[Result], get: Getter) -> Cell:
-    """A time; a target that some seeds never reached says how many did."""
-    found = [r for r in results if get(r) is not None]
-    if results and not found:
+def _reached(results: Sequence[Result], target: str) -> Cell:
+    """A time; a target that some seeds never reached says how many did. Nothing if nobody asked for it."""
+    get = _getter("time_to", target)
+    asked = [r for r in results if target in r.get("time_to", ())]
+    found = [r for r in asked if get(r) is not None]
+    if asked and not found:
         return Cell("never")
     cell = _mean(found, get, number)
-    return cell if len(found) == len(results) else Cell(cell.main, f"by {len(found)} of {len(results)}")
+    return cell if len(found) == len(asked) else Cell(cell.main, f"by {len(found)} of {len(asked)}")
 
 
 def _staleness(results: Sequence[Result]) -> Cell:
