@@ -11,6 +11,7 @@ from typing import Any
 
 from offbeat.cli.experiment import Experiment, assign, names_of
 from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.report.grid import brief
 
 _COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "boards", "theory", "threads", "memory")
 
@@ -28,7 +29,7 @@ class Point:
     @property
     def name(self) -> str:
         """The name that people read."""
-        return ", ".join([self.label, *(f"{k} = {v}" for k, v in short(self.settings).items()), f"seed {self.seed}"])
+        return ", ".join([self.label, *(f"{k} = {v}" for k, v in brief(self.settings).items()), f"seed {self.seed}"])
 
 
 class Grid:
@@ -115,21 +116,6 @@ def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, value in node.items():
         yield from _axes(value, f"{path}.{key}" if path else key)
-
-
-def short(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings for a table: the last part of each key, or as many as tell it from the others."""
-    shown: dict[str, str] = {}
-    for path, value in settings.items():
-        keys, count = path.split("."), 1
-        while count < len(keys) and sum(other.split(".")[-count:] == keys[-count:] for other in settings) > 1:
-            count += 1
-        shown[".".join(keys[-count:])] = f"{value:g}" if isinstance(value, float) else _text(value)
-    return shown
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value).replace('"', "")
 
 
 def together(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:

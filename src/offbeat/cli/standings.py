@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.cli.grid import Grid, short, together
+from offbeat.cli.grid import Grid, together
+from offbeat.report.grid import brief
 from offbeat.report.tables import finish, overall
 from offbeat.simulate.log import Measurement, time_to
 from offbeat.watch.progress import TELL
@@ -156,7 +157,7 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
 
 def _settings(of: Mapping[str, Any]) -> str:
     """What a run, or a line of the table, was set to."""
-    return ", ".join(f"{k} = {v}" for k, v in short(of["settings"]).items())
+    return ", ".join(f"{k} = {v}" for k, v in brief(of["settings"]).items())
 
 
 def _ended(result: Mapping[str, Any]) -> str:

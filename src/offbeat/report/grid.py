@@ -6,6 +6,7 @@ Those that are under way, or were when a sweep was stopped, have a line in `unfi
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
 def _run(home: Path, entry: dict[str, Any], finished: bool) -> Run:
     """The run of this line; an error if no table could be made of it."""
     curve = _curve(entry.pop("curve", []))
-    settings = ", ".join(f"{name} = {_text(value)}" for name, value in _brief(entry["settings"]).items())
+    settings = ", ".join(f"{name} = {text}" for name, text in brief(entry["settings"]).items())
     label = f"{entry['algorithm']}{', ' if settings else ''}{settings}"
     if finished:
         check(entry)
@@ -94,12 +95,16 @@ def _curve(points: list[Any]) -> Columns:
     return columns
 
 
-def _brief(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings by the last word of their keys, where that tells them apart."""
-    last = {key: key.rsplit(".", 1)[-1] for key in settings}
-    alone = {key for key, word in last.items() if list(last.values()).count(word) == 1}
-    return {last[key] if key in alone else key: value for key, value in settings.items()}
+def brief(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings for a table: the last part of each key, or as many as tell it from the others."""
+    shown: dict[str, str] = {}
+    for path, value in settings.items():
+        keys, count = path.split("."), 1
+        while count < len(keys) and sum(other.split(".")[-count:] == keys[-count:] for other in settings) > 1:
+            count += 1
+        shown[".".join(keys[-count:])] = f"{value:g}" if isinstance(value, float) else _text(value)
+    return shown
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else json.dumps(value).replace('"', "")
