@@ -20,7 +20,7 @@ def cell(name: str, shows: str, shown: str, paper: str, **more: Any) -> dict[str
 def outcome(*cells: dict[str, Any], **more: Any) -> dict[str, Any]:
     found = {
         "name": "table1", "scale": "quick", "title": "time to an accuracy", "paper": "P", "where": "table 1",
-        "says": "one seed", "comparable": True, "notes": ["a note"], "cells": cells, "seeds": {"main": [0]},
+        "scope": "one seed", "notes": ["a note"], "cells": cells, "seeds": {"main": [0]},
         "claims": [{"claim": "a is first", "state": "held"}, {"claim": "b is last", "state": "not held"},
                    {"claim": "c", "state": "not checked"}],
     }  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_loss_where_the_paper_has_a_gain_has_no_place_on_the_scale(tmp_path: P
 
 def test_what_comes_from_the_folder_is_escaped(tmp_path: Path) -> None:
     bad = "<script>x</script>"
-    table = outcome(cell(f"{bad}/a:t", bad, bad, bad, differs=True, why=bad), notes=[bad], seeds={bad: [0]}, says=bad)
+    table = outcome(cell(f"{bad}/a:t", bad, bad, bad, differs=True, why=bad), notes=[bad], seeds={bad: [0]}, scope=bad)
     table["claims"] = [{"claim": bad, "state": bad}]
     assert "<script" not in shown(tmp_path, table | {"stopped": bad})
 

@@ -69,9 +69,8 @@ class Hand:
         self.points = points
         self.shelf, self.arenas = Shelf(), Arenas()
         self.executors: dict[bool, Executor] = {}
-        self.at_work: dict[
-            int, tuple[Point, Sequence[float], History | Recorder, float]
-        ] = {}  # the last: when it began
+        # by number: the point, its targets, who watches, when it began
+        self.at_work: dict[int, tuple[Point, Sequence[float], History | Recorder, float]] = {}
         self.ended = self.updates = 0
         self.program: Program
         self.largest = 0.0  # of the runs so far, in bytes of vectors

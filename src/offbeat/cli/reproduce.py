@@ -22,10 +22,9 @@ from offbeat.cli.report import draw_report
 from offbeat.cli.sweep import StoppedSweepError, do
 from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.papers import Entry, Outcome, conclude, load, names
-from offbeat.papers.cells import NOT_RUN, printed as shows
-from offbeat.papers.entry import NOT_CHECKED
+from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import rehearse, remark, scope, shown
-from offbeat.report.beside import FOUND
+from offbeat.report.beside import FOUND, NOT_CHECKED, NOT_RUN
 from offbeat.watch.session import InterruptedRunError
 
 ASKED, PAGE = "reproduction.json", "reproduction.md"
@@ -125,6 +124,8 @@ def _go_on(folder: Path, as_json: bool) -> None:
             _so_far(folder, entry, asked, grids, {**runs, name: stopped.runs}, as_json)
             raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
         runs[name] = done.standings.results
+        if place != folder:
+            draw_report(place)
     outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
     _write(folder, outcome, asked, grids)
     page = draw_report(folder)

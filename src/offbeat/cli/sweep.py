@@ -100,8 +100,9 @@ def resume_sweep(folder: Path, as_json: bool) -> bool:
 
 
 def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -> None:
-    """Do what is not done yet, sum up and print."""
-    _print(folder, do(folder, grid, options), as_json)
+    """Do what is not done yet, sum up, draw the report and print."""
+    done = do(folder, grid, options)
+    _print(folder, done, draw_report(folder), as_json)
 
 
 def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
@@ -155,11 +156,10 @@ def _default_workers(device: str) -> int:
 
 @dataclass(frozen=True)
 class Done:
-    """A finished sweep. content: of its summary.   page: of its report, None if it could not be drawn."""
+    """A finished sweep. content: of its summary."""
 
     content: dict[str, Any]
     standings: Standings
-    page: Path | None
 
 
 def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders: Orders) -> Done:
@@ -183,16 +183,16 @@ def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders:
         if "error" in r
     ]
     report(folder, grid.experiment, standings.markdown(), errors)
-    return Done(content, standings, draw_report(folder))
+    return Done(content, standings)
 
 
-def _print(folder: Path, done: Done, as_json: bool) -> None:
+def _print(folder: Path, done: Done, page: Path | None, as_json: bool) -> None:
     """The table, or JSON; a run that diverged is a result like others, but if all did, the command failed."""
     total, failed = len(done.standings.results), sum("error" in result for result in done.standings.results)
     if as_json:
         print(json_text(done.content))
     else:
-        _print_table(folder, done)
+        _print_table(folder, done, page)
     if line := done.standings.missing():
         print(f"offbeat: {line}", file=sys.stderr)
     if failed:
@@ -201,15 +201,15 @@ def _print(folder: Path, done: Done, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _print_table(folder: Path, done: Done) -> None:
+def _print_table(folder: Path, done: Done, page: Path | None) -> None:
     console = Console()
     console.width = max(console.width, 80 if console.is_terminal else 120)
     console.print(done.standings.table(_LINES))
     total, workers = len(done.standings.results), done.content["workers"]
     spent = duration(done.content["wall_s"])
     print(f"{total:,} runs, {done.content['updates']:,} updates in {spent} with {workers} workers")
-    if done.page is not None:
-        print(f"report: {done.page}")
+    if page is not None:
+        print(f"report: {page}")
     print(f"sweep folder: {folder}")
 
 

@@ -11,11 +11,12 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.papers.entry import Entry, Line, Quantity
+from offbeat.report.beside import NOT_RUN
 from offbeat.report.tables import finish
 
 Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
 
-UNDER_WAY, NOT_RUN = "under way", "not run"
+UNDER_WAY = "under way"
 
 
 @dataclass(frozen=True)

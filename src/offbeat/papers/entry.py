@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import SettingError, unknown
+from offbeat.report.beside import NOT_CHECKED
 
 SCALES = ("quick", "full")
 OF = ("final", "time to", "largest", "finish", "swing", "step time", "measure")
 KEEP = ("finite", "improved")
-NOT_CHECKED = "not checked"
 STATES = ("held", "not held", "undecided", NOT_CHECKED)
 
 _KEYS = (

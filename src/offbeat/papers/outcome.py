@@ -85,6 +85,7 @@ class Outcome:
             "where": self.entry.where,
             "says": self.entry.says,
             "comparable": self.entry.comparable,
+            "scope": scope(self.entry),
             "notes": list(self.entry.notes),
             "cells": [_cell_data(cell) for cell in self.cells],
             "claims": [
@@ -98,7 +99,7 @@ class Outcome:
         """For people."""
         entry = self.entry
         lines = [f"# {entry.name}: {entry.title}", "", f"{entry.paper}, {entry.where}; scale: {entry.scale}."]
-        lines += ["", f"Quick: {scope(entry)}."] if entry.says else []
+        lines += ["", f"Quick: {scope(entry)}."] if scope(entry) else []
         lines += ["", *(f"- {note}" for note in entry.notes), ""] if entry.notes else [""]
         lines += ["| cell | ours | paper | |", "|---|---:|---:|---|"]
         lines += [f"| {c.name} | {shown(c.ours)} | {c.paper.text} | {remark(c)} |" for c in self.cells]
@@ -128,8 +129,10 @@ def rehearse(entry: Entry) -> None:
 
 
 def scope(entry: Entry) -> str:
-    """What a reader of the quick version should know."""
-    return entry.says + ("" if entry.comparable else "; the paper's numbers are of its own, larger problem")
+    """What a reader of the quick version should know; of the full one nothing."""
+    return entry.says and entry.says + (
+        "" if entry.comparable else "; the paper's numbers are of its own, larger problem"
+    )
 
 
 def shown(cell: Cell) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 from offbeat.report.run import DAMAGE, short
 
 FOUND = "outcome.json"
-_NOT_RUN = "not run"
-_NOT_CHECKED = "not checked"
+NOT_RUN, NOT_CHECKED = "not run", "not checked"  # a cell's note, a claim's state
 _FAR = 4.0  # times the paper's number: where the scale of the marks ends
 
 
@@ -42,8 +41,7 @@ class Beside:
     scale: str
     title: str
     source: str
-    says: str
-    comparable: bool
+    scope: str
     notes: Sequence[str]
     experiments: Sequence[str]
     cells: Sequence[Compared]
@@ -64,8 +62,8 @@ def beside(path: Path, said: list[str]) -> Beside | None:
 
 
 def _beside(found: Mapping[str, Any]) -> Beside:
-    cells = [_compared(cell) for cell in found["cells"] if cell["note"] != _NOT_RUN]
-    claims = [(str(c["claim"]), str(c["state"])) for c in found["claims"] if c["state"] != _NOT_CHECKED]
+    cells = [_compared(cell) for cell in found["cells"] if cell["note"] != NOT_RUN]
+    claims = [(str(c["claim"]), str(c["state"])) for c in found["claims"] if c["state"] != NOT_CHECKED]
     left = ""
     if len(cells) < len(found["cells"]) or len(claims) < len(found["claims"]):
         left = f"{len(cells)} of {len(found['cells'])} cells and {len(claims)} of {len(found['claims'])} claims"
@@ -75,8 +73,7 @@ def _beside(found: Mapping[str, Any]) -> Beside:
         scale=str(found["scale"]),
         title=str(found["title"]),
         source=f"{found['paper']}, {found['where']}",
-        says=str(found["says"] or ""),
-        comparable=bool(found["comparable"]),
+        scope=str(found["scope"]),
         notes=[str(note) for note in found["notes"]],
         experiments=[str(name) for name in found["seeds"]],
         cells=cells,
@@ -112,9 +109,8 @@ def lead(found: Beside) -> str:
 def body(found: Beside) -> str:
     """Claims, then a table for each experiment, then the likely reasons for what differs."""
     parts = [_note(f"Stopped, {found.stopped}.")] if found.stopped else []
-    if found.says:
-        more = "" if found.comparable else " The paper's numbers are of its own, larger problem."
-        parts.append(_note(f"{found.scale.capitalize()}: {found.says}.{more}"))
+    if found.scope:
+        parts.append(_note(f"{found.scale.capitalize()}: {found.scope}."))
     if found.claims:
         lines = (f'<li data-state="{escape(s)}"><b>{escape(s)}</b> {escape(text)}</li>' for text, s in found.claims)
         parts.append(f'<ul class="claims">{"".join(lines)}</ul>')
