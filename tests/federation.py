@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from offbeat.cli.experiment import read
-from offbeat.cli.real import Options, plan_of, run_name
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker, free_port
@@ -24,6 +22,8 @@ from offbeat.deploy.host import refold
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
 from offbeat.deploy.memoir import Memoir, read_memoir
+from offbeat.experiment.experiment import read
+from offbeat.experiment.real import Options, plan_of, run_name
 
 # An experiment on data that the sites have themselves, and what gives it to a site.
 OWN = """

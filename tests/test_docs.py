@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 from command import offbeat
 
-from offbeat.cli.algorithms import ALGORITHMS, LOCALS
-from offbeat.cli.experiment import Experiment
-from offbeat.cli.grid import Grid
-from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
-from offbeat.cli.timing import TIMINGS
+from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.grid import Grid
+from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
+from offbeat.experiment.timing import TIMINGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

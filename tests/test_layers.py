@@ -23,6 +23,7 @@ LAYERS = [
     ["watch"],
     ["deploy"],
     ["report", "theory"],
+    ["experiment"],
     ["papers", "bench"],
     ["cli"],
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command import DIGITS, offbeat, run, sets
 
-from offbeat.cli.experiment import Experiment, read
+from offbeat.experiment.experiment import Experiment, read
 
 # The experiment whose results an independent implementation gives too: AREA 90.1 % and 0.41, FedBuff 90.5 % and 0.38.
 MNIST = """

@@ -15,8 +15,8 @@ LONG = QUADRATIC.replace("updates = 400", "updates = 6000")
 OFTEN = """
 import sys
 from pathlib import Path
-from offbeat.cli.experiment import read
-from offbeat.cli.folder import create
+from offbeat.experiment.experiment import read
+from offbeat.experiment.folder import create
 from offbeat.watch.session import drive
 
 experiment = read(Path(sys.argv[1]))

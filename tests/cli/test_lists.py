@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from command import offbeat
 
-from offbeat.cli.algorithms import ALGORITHMS, LOCALS
-from offbeat.cli.experiment import Top
-from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
-from offbeat.cli.timing import TIMINGS
 from offbeat.data.folder import NAMES as SETS
+from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
+from offbeat.experiment.experiment import Top
+from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
+from offbeat.experiment.timing import TIMINGS
 from offbeat.models.build import NAMES as NETWORKS
 
 SHELVES = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from command import DIGITS, QUADRATIC, run, sets
 
-from offbeat.cli.experiment import override_with
 from offbeat.core.errors import SettingError
+from offbeat.experiment.experiment import override_with
 
 TABLE = tomllib.loads(DIGITS)
 

@@ -12,7 +12,7 @@ import torch
 from command import DIGITS, QUADRATIC, Outcome, ended, events, offbeat, run, sets, started
 from safetensors import safe_open
 
-from offbeat.cli.experiment import read
+from offbeat.experiment.experiment import read
 
 NUMBER = (int, float)
 DOCUMENTED = {

@@ -18,12 +18,12 @@ import torch
 from command import DIGITS, QUADRATIC, TASKS, Outcome, ended, events, offbeat, sets, started, wait_for
 from safetensors.torch import load_file
 
-from offbeat.cli import crew
-from offbeat.cli.folder import create
-from offbeat.cli.grid import Grid
-from offbeat.cli.logbook import Logbook
-from offbeat.cli.standings import Standings
 from offbeat.core.errors import OffbeatError
+from offbeat.experiment import sweep_workers as crew
+from offbeat.experiment.folder import create
+from offbeat.experiment.grid import Grid
+from offbeat.experiment.logbook import Logbook
+from offbeat.experiment.ranking import Standings
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
 
@@ -360,7 +360,7 @@ def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:
 
 def test_in_a_log_file_a_long_sweep_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 59.0, *3 * [60.0], 61.0, *3 * [150.0]])
-    monkeypatch.setattr("offbeat.cli.standings.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("offbeat.experiment.ranking.time.perf_counter", lambda: next(clock))
     board = Standings(grid('"problem.noise" = [0, 1]'), None, [])
     said: list[str] = []
     monkeypatch.setattr(board, "say", said.append)

@@ -15,8 +15,8 @@ import pytest
 from command import ended, events, offbeat, run, sets, started, wait_for
 from rich.console import Console
 
-from offbeat.cli.experiment import Experiment
 from offbeat.data.folder import root
+from offbeat.experiment.experiment import Experiment
 from offbeat.watch.progress import Display, describe
 from offbeat.watch.record import Recorder
 from offbeat.watch.session import drive

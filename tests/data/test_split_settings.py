@@ -2,9 +2,9 @@
 
 import pytest
 
-from offbeat.cli.problem_parts import DATA, MODELS, SPLITS, split_from
 from offbeat.core.errors import SettingError
 from offbeat.data import IID, NAMES as SETS, Classes, Dirichlet, NearlyIID, Owners
+from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS, split_from
 from offbeat.models import NAMES as NETWORKS
 
 

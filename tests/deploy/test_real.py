@@ -113,7 +113,7 @@ def test_without_the_extra_packages_the_message_says_what_to_install(monkeypatch
 
     monkeypatch.setattr("offbeat.cli.deploy.importlib.import_module", missing)
     with pytest.raises(SettingError, match=r"offbeat\[deploy\]"):
-        _part("offbeat.cli.serving")
+        _part("offbeat.experiment.serving")
 
 
 LARGE = """

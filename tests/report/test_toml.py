@@ -27,7 +27,7 @@ def test_any_table_reads_back_as_it_was(table: dict[str, Any]) -> None:
 
 
 def test_the_demonstration_reads_back_and_looks_like_its_file() -> None:
-    source = files("offbeat.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+    source = files("offbeat.experiment").joinpath("demo.toml").read_text(encoding="utf-8")
     written = dumps(tomllib.loads(source))
     assert tomllib.loads(written) == tomllib.loads(source)
     assert "[problem]\n" in written

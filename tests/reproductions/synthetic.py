@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offbeat.cli.grid import Grid, Point
+from offbeat.experiment.grid import Grid, Point
 from offbeat.papers import Entry
 
 

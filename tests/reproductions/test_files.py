@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from reproductions.synthetic import runs
 
-from offbeat.cli.grid import Grid
+from offbeat.experiment.grid import Grid
 from offbeat.papers import Entry, conclude, load, names
 from offbeat.papers.cells import Cell
 from offbeat.papers.claims import judge

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from offbeat.cli.timing import TIMINGS, timing_from
 from offbeat.core.errors import DataError, SettingError
+from offbeat.experiment.timing import TIMINGS, timing_from
 from offbeat.timing import (
     Bandwidth,
     Classes,

@@ -13,12 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli import boards
-from offbeat.cli.algorithms import ALGORITHMS, LOCALS
 from offbeat.cli.bench import bench
 from offbeat.cli.deploy import register as register_deploy
-from offbeat.cli.experiment import Experiment, Spec, read
-from offbeat.cli.folder import (
+from offbeat.cli.outcome import conclude
+from offbeat.cli.report import report as report_runs
+from offbeat.cli.reproduce import reproduce, resume_reproduction
+from offbeat.cli.sweep import resume_sweep, sweep
+from offbeat.cli.theory import suggestions, theory
+from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.experiment import trackers as boards
+from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
+from offbeat.experiment.experiment import Experiment, Spec, read
+from offbeat.experiment.folder import (
     RESULT,
     changes,
     create,
@@ -28,15 +34,9 @@ from offbeat.cli.folder import (
     taken,
     write_json,
 )
-from offbeat.cli.outcome import conclude
-from offbeat.cli.problem import QUADRATIC
-from offbeat.cli.problem_parts import DATA, MODELS, SPLITS
-from offbeat.cli.report import report as report_runs
-from offbeat.cli.reproduce import reproduce, resume_reproduction
-from offbeat.cli.sweep import resume_sweep, sweep
-from offbeat.cli.theory import suggestions, theory
-from offbeat.cli.timing import TIMINGS
-from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.experiment.problem import QUADRATIC
+from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
+from offbeat.experiment.timing import TIMINGS
 from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.folder import json_text
 from offbeat.core.errors import OffbeatError
+from offbeat.experiment.folder import json_text
 
 
 def bench(

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.cli.experiment import Experiment, Spec, read, read_table
-from offbeat.cli.folder import EXPERIMENT, create, open_experiment, read_result, taken
 from offbeat.cli.outcome import conclude
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
 from offbeat.deploy.admission import Limits
+from offbeat.experiment.experiment import Experiment, Spec, read, read_table
+from offbeat.experiment.folder import EXPERIMENT, create, open_experiment, read_result, taken
 from offbeat.watch import checkpoint
 
 keys_app = typer.Typer(help="Keys, roster and broker configuration of a federation.", no_args_is_help=True)
@@ -106,7 +106,7 @@ def up(
 
     The same file and the same algorithm as `offbeat run`; times in it are seconds. Ctrl-C stops everything cleanly.
     """
-    real, serving = _part("offbeat.cli.real"), _part("offbeat.cli.serving")
+    real, serving = _part("offbeat.experiment.real"), _part("offbeat.experiment.serving")
     experiment = _read(file, set_, clients)
     positive(pace=pace, processes=processes)
     limits = Limits(size=size << 20, norm=norm, window=window, slot=slot, lease=lease, patience=patience)
@@ -157,12 +157,12 @@ def serve(
         listed = ", ".join(s.name for s in experiment.runs)
         raise SettingError(f"the file asks for several runs ({listed}); choose one with --algorithm and --seed")
     limits = Limits(size=size << 20, norm=norm, window=window, slot=slot, lease=lease, patience=patience)
-    options = _part("offbeat.cli.real").Options(
+    options = _part("offbeat.experiment.real").Options(
         limits=limits, dtype="bfloat16" if half else "", trim=trim, replicas=replicas
     )
-    _part("offbeat.cli.real").plan_of(experiment, chosen[0], "serve", list(roster.clients), options)
+    _part("offbeat.experiment.real").plan_of(experiment, chosen[0], "serve", list(roster.clients), options)
     folder = _folder(out, experiment)
-    serving = _part("offbeat.cli.serving")
+    serving = _part("offbeat.experiment.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)
     with taken(folder, f"{folder} is being served by another process"):
         result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
@@ -183,7 +183,7 @@ def join(
     until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Take part in the runs of a federation with this site's data. Reconnects for ever; Ctrl-C leaves."""
-    identities, real = _part("offbeat.deploy.keys"), _part("offbeat.cli.real")
+    identities, real = _part("offbeat.deploy.keys"), _part("offbeat.experiment.real")
     partner = real.Partner(data, model or (), device, holdout)
     creds = [identities.read_creds(path) for path in keys]
     for each in creds:
@@ -191,7 +191,7 @@ def join(
             raise SettingError("these are the server's keys; a client has its own file")
     sys.path.insert(0, os.getcwd())  # a site's own loader lies where it is started
     folder = state or real.state_folder()
-    error = asyncio.run(_part("offbeat.cli.joining").take_part(creds, nats, partner, folder, once, until_closed))
+    error = asyncio.run(_part("offbeat.experiment.joining").take_part(creds, nats, partner, folder, once, until_closed))
     if error:
         raise OffbeatError(error)
 
@@ -244,7 +244,7 @@ _RELOAD = "let the broker read {} again (SIGHUP; with --embedded, stop `offbeat 
 def status(keys: Keys, nats: Url = "tls://127.0.0.1:4222", as_json: AsJson = False) -> None:
     """Ask the server of a federation how its run stands."""
     identities = _part("offbeat.deploy.keys")
-    found = asyncio.run(_part("offbeat.cli.serving").ask(identities.read_creds(keys), nats))
+    found = asyncio.run(_part("offbeat.experiment.serving").ask(identities.read_creds(keys), nats))
     if as_json:
         print(json.dumps(found))
         return
@@ -272,7 +272,9 @@ def retire(
     if client not in roster.clients:
         raise SettingError(f"{client} is not on the roster")
     asyncio.run(
-        _part("offbeat.cli.serving").append(creds, nats, "retired", {"client": list(roster.clients).index(client)})
+        _part("offbeat.experiment.serving").append(
+            creds, nats, "retired", {"client": list(roster.clients).index(client)}
+        )
     )
     print(f"{client} is retired")
 

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.cli import tables
-from offbeat.cli.experiment import Experiment
-from offbeat.cli.folder import SUMMARY, json_text, report, write_json
 from offbeat.cli.report import draw_report
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.folder import SUMMARY, json_text, report, write_json
 
 # What --json prints of a run; its result.json holds a few things more.
 _PRINTED = (

@@ -15,12 +15,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.experiment import override_with
-from offbeat.cli.folder import EXPERIMENT, changes, create, json_text, versions, write_json
-from offbeat.cli.grid import Grid
 from offbeat.cli.report import draw_report
 from offbeat.cli.sweep import StoppedSweepError, do
 from offbeat.core.errors import FolderError, SettingError, unknown
+from offbeat.experiment.experiment import override_with
+from offbeat.experiment.folder import EXPERIMENT, changes, create, json_text, versions, write_json
+from offbeat.experiment.grid import Grid
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import rehearse, remark, scope, shown

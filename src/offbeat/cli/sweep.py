@@ -14,14 +14,14 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 
-from offbeat.cli.crew import Orders, alone, several
-from offbeat.cli.experiment import override_with, read_table
-from offbeat.cli.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, taken, write_json
-from offbeat.cli.grid import Grid
-from offbeat.cli.logbook import Logbook
 from offbeat.cli.report import draw_report
-from offbeat.cli.standings import Standings, duration
 from offbeat.core.errors import SettingError
+from offbeat.experiment.experiment import override_with, read_table
+from offbeat.experiment.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, taken, write_json
+from offbeat.experiment.grid import Grid
+from offbeat.experiment.logbook import Logbook
+from offbeat.experiment.ranking import Standings, duration
+from offbeat.experiment.sweep_workers import Orders, alone, several
 from offbeat.report.grid import SWEEP
 from offbeat.simulate.pool import cores
 from offbeat.watch.record import write_table

@@ -15,9 +15,9 @@ from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.parts import Every, Period, criterion, optimal_rate
-from offbeat.cli.experiment import Experiment
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.local import Local, Wrapper
+from offbeat.experiment.experiment import Experiment
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.simulate.loop import Until

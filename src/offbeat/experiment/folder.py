@@ -18,9 +18,9 @@ from typing import Any
 from safetensors.torch import save_file
 
 from offbeat import __version__
-from offbeat.cli.experiment import Experiment
 from offbeat.core.errors import FolderError
 from offbeat.core.vectors import settled
+from offbeat.experiment.experiment import Experiment
 from offbeat.simulate.loop import Simulation
 
 EXPERIMENT, RESULT, SUMMARY, REPORT = "experiment.json", "result.json", "summary.json", "report.md"

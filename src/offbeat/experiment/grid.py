@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offbeat.cli.experiment import Experiment, assign, names_of
 from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.experiment.experiment import Experiment, assign, names_of
 from offbeat.report.grid import brief
 
 _COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "boards", "theory", "threads", "memory")

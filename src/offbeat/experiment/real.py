@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from offbeat.cli.algorithms import ALGORITHMS
-from offbeat.cli.experiment import Experiment, Spec
-from offbeat.cli.problem import OwnTable
 from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
@@ -26,6 +23,9 @@ from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.own import Blank, Own, dataset
 from offbeat.deploy.plan import Plan, check_name
 from offbeat.deploy.site import Party
+from offbeat.experiment.algorithms import ALGORITHMS
+from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.problem import OwnTable
 from offbeat.simulate.execute import Executor
 
 VERSION = 1  # of the charter

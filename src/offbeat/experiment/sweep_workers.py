@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from offbeat.cli.experiment import Experiment, Shelf
-from offbeat.cli.grid import Point
 from offbeat.core.errors import DivergedError, FolderError, OffbeatError
 from offbeat.core.vectors import settled
+from offbeat.experiment.experiment import Experiment, Shelf
+from offbeat.experiment.grid import Point
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Watcher
 from offbeat.simulate.loop import Simulation

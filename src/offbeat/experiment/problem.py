@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from offbeat.cli.parse import build
-from offbeat.cli.problem_parts import DATA, split_from
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, key
 from offbeat.data import load
 from offbeat.data.base import INPUTS
 from offbeat.data.splits import IID, Split
+from offbeat.experiment.parse import build
+from offbeat.experiment.problem_parts import DATA, split_from
 from offbeat.models.build import build as make_model
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from offbeat.cli.folder import json_text, write_text
+from offbeat.experiment.folder import json_text, write_text
 from offbeat.report.grid import SWEEP, UNFINISHED, entries
 
 

@@ -18,9 +18,6 @@ from typing import Any, cast
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
 
-from offbeat.cli.experiment import Experiment, Spec
-from offbeat.cli.folder import finish_run, read_result
-from offbeat.cli.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
@@ -29,6 +26,9 @@ from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.metrics import expose
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
+from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.folder import finish_run, read_result
+from offbeat.experiment.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.simulate.loop import Simulation
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display

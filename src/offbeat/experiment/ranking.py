@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.cli.grid import Grid, together
+from offbeat.experiment.grid import Grid, together
 from offbeat.report.grid import brief
 from offbeat.report.tables import finish, overall
 from offbeat.simulate.log import Measurement, time_to

@@ -43,10 +43,10 @@ from offbeat.algorithms.parts import (
     constant,
     optimal_rate,
 )
-from offbeat.cli.parse import Convert, build, one, plain
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
+from offbeat.experiment.parse import Convert, build, one, plain
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offbeat.cli.parse import build, plain
 from offbeat.core.errors import SettingError, unknown
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
+from offbeat.experiment.parse import build, plain
 
 # name -> (the split, the field that the name's own value goes to)
 _SPLITS: Mapping[str, tuple[Callable[..., Split], str | None]] = {

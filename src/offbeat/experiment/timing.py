@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offbeat.cli.parse import Convert, build, one, plain
 from offbeat.core.errors import SettingError, unknown
+from offbeat.experiment.parse import Convert, build, one, plain
 from offbeat.timing import (
     Bandwidth,
     Classes,

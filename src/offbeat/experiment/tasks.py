@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
-from offbeat.cli.algorithms import local_from
-from offbeat.cli.parse import build
-from offbeat.cli.problem import ProblemTable, problem_table
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
+from offbeat.experiment.algorithms import local_from
+from offbeat.experiment.parse import build
+from offbeat.experiment.problem import ProblemTable, problem_table
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from offbeat.cli.algorithms import ALGORITHMS, algorithm_from
-from offbeat.cli.boards import Boards
-from offbeat.cli.parse import build
-from offbeat.cli.problem import check_device
-from offbeat.cli.tasks import tasks_from
-from offbeat.cli.timing import timing_from
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
+from offbeat.experiment.algorithms import ALGORITHMS, algorithm_from
+from offbeat.experiment.parse import build
+from offbeat.experiment.problem import check_device
+from offbeat.experiment.tasks import tasks_from
+from offbeat.experiment.timing import timing_from
+from offbeat.experiment.trackers import Boards
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
@@ -281,7 +281,10 @@ def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
 def read_table(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The file as plain data."""
     if path is None:
-        text, name = files("offbeat.cli").joinpath("demo.toml").read_text(encoding="utf-8"), "the embedded experiment"
+        text, name = (
+            files("offbeat.experiment").joinpath("demo.toml").read_text(encoding="utf-8"),
+            "the embedded experiment",
+        )
     else:
         name = str(path)
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from offbeat.watch import boards
 
 if TYPE_CHECKING:
-    from offbeat.cli.experiment import Experiment, Spec
+    from offbeat.experiment.experiment import Experiment, Spec
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from offbeat.cli.real import Partner
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Link
 from offbeat.deploy.site import Site, read_charter
+from offbeat.experiment.real import Partner
 
 
 async def take_part(
