@@ -36,14 +36,14 @@ test-kernels: setup
 
 # the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)
 bench: setup
-	$(BIN)/offbeat bench --out docs/benchmarks.md
+	$(BIN)/python -m benchmarks.by_hand --out docs/benchmarks.md
 
 bench-others: setup
-	$(BIN)/python benchmarks/compare.py --install --out docs/benchmarks.md
+	$(BIN)/python -m benchmarks.compare --install --out docs/benchmarks.md
 
 # the figures of docs/theory.md
 theory: setup
-	$(BIN)/python -m offbeat.theory.plots docs/figures
+	$(BIN)/python -m studies.theory.plots docs/figures
 
 # the pictures of docs/report.md, from the demonstration in a real browser (Debian: apt-get install chromium)
 screenshots: setup

@@ -1,6 +1,6 @@
-"""The same work in every simulator, each in its own environment, beside offbeat: see README.md beside this file.
+"""The same work in every simulator, each in its own environment, beside offbeat: see README.md in this folder.
 
-python benchmarks/compare.py [NAME …] [--workloads W1 W2 W3] [--turns 2] [--install] [--out docs/benchmarks.md]
+python -m benchmarks.compare [NAME …] [--workloads W1 W2 W3] [--turns 2] [--install] [--out docs/benchmarks.md]
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.page import write
 from offbeat.bench.material import Material, prepare
-from offbeat.bench.page import write
 from offbeat.bench.session import Contender, Report, machine
 from offbeat.bench.table import figure, setting
 from offbeat.bench.worker import Turn

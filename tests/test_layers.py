@@ -65,6 +65,11 @@ def test_no_package_imports_one_below_it() -> None:
     assert not wrong
 
 
+def test_the_package_needs_nothing_that_is_not_installed_with_it() -> None:
+    outside = {"studies", "benchmarks", "tests", "experiments"}
+    assert not outside & {name.split(".")[0] for path in ROOT.rglob("*.py") for name in imports(path)}
+
+
 def test_the_core_stands_on_torch_and_numpy_only() -> None:
     outside = {name.split(".")[0] for path in (ROOT / "core").glob("*.py") for name in imports(path)}
     assert outside - set(sys.stdlib_module_names) <= {"offbeat", "torch", "numpy"}

@@ -10,15 +10,17 @@ import pytest
 import torch
 
 import offbeat as ob
+from benchmarks.by_hand import lean
+from benchmarks.by_hand.bare import Bare
+from benchmarks.by_hand.contend import contender
+from benchmarks.by_hand.loops import fedast, fedbuff
+from benchmarks.by_hand.plain import Plain, PlainQuadratic
+from benchmarks.by_hand.workloads import LEAN, PLAIN, WORKLOADS
 from offbeat import timing
-from offbeat.bench import lean, material
-from offbeat.bench.bare import Bare
-from offbeat.bench.contend import contender
-from offbeat.bench.loops import fedast, fedbuff
+from offbeat.bench import material
 from offbeat.bench.material import Material, synthetic
 from offbeat.bench.ours import QUADRATIC_LR
-from offbeat.bench.plain import Plain, PlainQuadratic
-from offbeat.bench.workloads import LEAN, OFFBEAT, PLAIN, WORKLOADS
+from offbeat.bench.workloads import OFFBEAT
 from offbeat.models.build import build
 from offbeat.timing.speeds import Factors
 

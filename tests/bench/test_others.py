@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import compare
+from benchmarks.compare import SIMULATORS
 from offbeat.bench import material
 from offbeat.bench.material import synthetic
 from offbeat.bench.worker import Turn
 from offbeat.bench.workloads import WORKLOADS
 
 HERE = Path(__file__).parents[2] / "benchmarks"
-COMPARE = runpy.run_path(str(HERE / "compare.py"))
-SIMULATORS = COMPARE["SIMULATORS"]
 
 
 @pytest.mark.parametrize("name", SIMULATORS)
@@ -37,7 +37,7 @@ def test_an_adapter_finds_the_work_and_the_model_as_they_are_here(
 ) -> None:
     monkeypatch.setattr(material, "dataset", lambda task: synthetic(task.data, train=300, test=50))
     made = material.prepare(replace(WORKLOADS[name], clients=7))
-    COMPARE["export"](made, 40, tmp_path)
+    compare.export(made, 40, tmp_path)
     threads = torch.get_num_threads()
     common = runpy.run_path(str(HERE / "adapters" / "common.py"))
     torch.set_num_threads(threads)
@@ -53,14 +53,14 @@ def test_an_adapter_finds_the_work_and_the_model_as_they_are_here(
 def line(**changes: Any) -> Any:
     turns = [Turn(1000, 4.0, 2.0, 300.0, 0.0, {"accuracy": 0.9})] * 2
     ours = [Turn(1000, 1.0, 0.5, 200.0, 0.0, {"accuracy": 0.9})] * 2
-    return COMPARE["Line"](
+    return compare.Line(
         **{"simulator": SIMULATORS["pfl"], "version": "1", "turns": turns, "ours": ours, "accuracy": 0.88, **changes}
     )
 
 
 def test_the_table_pairs_turns_and_keeps_those_that_failed() -> None:
     failed = line(simulator=SIMULATORS["fluke"], turns=[], ours=[], reason="said no")
-    rows = COMPARE["table"]("W1", [line(), failed], 2).splitlines()[2:]
+    rows = compare.table("W1", [line(), failed], 2).splitlines()[2:]
     assert rows[2:] == [
         "| offbeat | FedBuff in virtual time | 1,000 | 0.5 | 200 | 90.0 % | |",
         "| pfl 1 | synchronous: FedAvg, rounds of 10 | 250 | 2 | 300 | 88.0 % | × 4.0 (4.0–4.0) |",
@@ -71,6 +71,6 @@ def test_the_table_pairs_turns_and_keeps_those_that_failed() -> None:
 
 def test_the_settings_that_adapters_read_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(material, "dataset", lambda task: synthetic(task.data, train=300, test=50))
-    COMPARE["export"](material.prepare(replace(WORKLOADS["W2"], clients=7)), 40, tmp_path)
+    compare.export(material.prepare(replace(WORKLOADS["W2"], clients=7)), 40, tmp_path)
     written = set(json.loads((tmp_path / "work.json").read_text()))
     assert written == {"clients", "model", "steps", "batch", "lr", "size", "updates"}

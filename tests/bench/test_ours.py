@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from offbeat.bench import material
-from offbeat.bench.contend import contender
 from offbeat.bench.material import synthetic
+from offbeat.bench.ours import contender
 from offbeat.bench.workloads import BOTH, OFFBEAT, SERIAL, SWEEP, WORKLOADS
 
 

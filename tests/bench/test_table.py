@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.bench.page import write
-from offbeat.bench.session import Report, Row, disagreement, paired, ratio, score
-from offbeat.bench.table import figure, lines, markdown, text
+from benchmarks.by_hand.workloads import LEAN, PLAIN, WORKLOADS
+from benchmarks.page import markdown, write
+from offbeat.bench.session import Report, Row, paired, ratio, row as summary
+from offbeat.bench.table import figure, lines, text
 from offbeat.bench.worker import Turn
-from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, WORKLOADS
+from offbeat.bench.workloads import BOTH, OFFBEAT
 
 MACHINE = {
     "processor": "abacus", "cores": 2, "gpu": None, "python": "3.11", "torch": "2", "numpy": "2", "offbeat": "0.1",
@@ -25,8 +26,7 @@ def turns(*times: float, accuracy: float = 0.9, wall: float = 2.0) -> list[Turn]
 
 def row(accuracy: float = 0.9) -> Row:
     taken = {OFFBEAT: turns(1.0, 2.0, 4.0), LEAN: turns(0.5, 1.2, 1.6, accuracy=accuracy)}
-    scores = [score(OFFBEAT, taken, None, "cpu"), score(LEAN, taken, 0.5, "cpu")]
-    return Row("W1", "a title", 1000, 3, ["mnist"], scores, disagreement(WORKLOADS["W1"], scores))
+    return summary(WORKLOADS["W1"], taken, 1000, ["mnist"], "cpu")
 
 
 def test_a_ratio_is_the_median_of_ratios_within_rounds() -> None:
@@ -36,13 +36,14 @@ def test_a_ratio_is_the_median_of_ratios_within_rounds() -> None:
 
 
 def test_on_a_gpu_the_clock_counts_and_not_cpu_time() -> None:
-    found = ratio(LEAN, {OFFBEAT: turns(1.0, 1.0, wall=1.0), LEAN: turns(1.0, 1.0, wall=8.0)}, "cuda")
+    found = ratio(LEAN, {OFFBEAT: turns(1.0, 1.0, wall=1.0), LEAN: turns(1.0, 1.0, wall=8.0)}, "cuda", {})
     assert found is not None
     assert found.median == 8.0
 
 
 def test_both_cores_are_compared_by_the_clock_with_the_plain_loop() -> None:
-    found = ratio(BOTH, {OFFBEAT: turns(1.0), PLAIN: turns(1.0, wall=2.2), BOTH: turns(1.0, wall=1.1)}, "cpu")
+    taken = {OFFBEAT: turns(1.0), PLAIN: turns(1.0, wall=2.2), BOTH: turns(1.0, wall=1.1)}
+    found = ratio(BOTH, taken, "cpu", WORKLOADS["W3"].against)
     assert found is not None
     assert found.median == pytest.approx(2.0)
 
@@ -56,11 +57,11 @@ def test_unlike_accuracies_are_not_passed_over() -> None:
     assert row().disagreement == ""
     wrong = row(accuracy=0.8)
     assert wrong.disagreement == (
-        "the contenders did not do the same work, their accuracy is 0.9 (offbeat), 0.8 (lean)"
+        "the contenders did not do the same work, their accuracy is 0.9 (offbeat), 0.8 (lean loop)"
     )
     assert Report(MACHINE, [wrong]).disagreements == [f"W1: {wrong.disagreement}"]
     assert wrong.disagreement in text(Report(MACHINE, [wrong]))
-    assert wrong.disagreement in markdown(Report(MACHINE, [wrong]))
+    assert wrong.disagreement in markdown(Report(MACHINE, [wrong]), "make bench")
 
 
 def test_the_table_says_whether_an_aim_is_met() -> None:
@@ -68,7 +69,7 @@ def test_the_table_says_whether_an_aim_is_met() -> None:
 
 
 def test_markdown_has_as_many_cells_in_every_line() -> None:
-    table = [line for line in markdown(Report(MACHINE, [row()])).splitlines() if line.startswith("|")]
+    table = [line for line in markdown(Report(MACHINE, [row()]), "make bench").splitlines() if line.startswith("|")]
     assert len(table) == 4
     assert {line.count("|") for line in table} == {7}
 

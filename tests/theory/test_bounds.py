@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.theory import area, defedavg, trials
-from offbeat.theory.trials import Trial
+from offbeat.theory import area, defedavg
+from studies.theory import trials
+from studies.theory.trials import Trial
 
 SEEDS = range(20)
 

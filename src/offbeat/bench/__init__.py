@@ -1,1 +1,1 @@
-"""How fast this is, beside loops that a person would write by hand: the same work, timed in turns."""
+"""How fast offbeat is on this machine: fixed workloads, timed in turns."""

@@ -11,8 +11,8 @@ import torch
 
 from offbeat.algorithms import FedAST, FedBuff
 from offbeat.bench.material import Material
-from offbeat.bench.workloads import RUNS, SWEEP
-from offbeat.core.errors import DivergedError
+from offbeat.bench.workloads import BOTH, OFFBEAT, RUNS, SERIAL, SWEEP
+from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
@@ -28,6 +28,19 @@ Work = Callable[[int, int], Sequence[Vector]]  # (updates, seed) -> the final mo
 
 QUADRATIC_LR = 0.1
 AVAILABLE = 0.3  # share of the clients that take new work where several tasks share them (FAST §5.1)
+
+
+def contender(name: str, material: Material, device: str = "cpu") -> Work:
+    """The contender of this name, ready to begin; the material is on its device already."""
+    makers = {
+        OFFBEAT: lambda: one(material),
+        SERIAL: lambda: one(material, "serial"),
+        BOTH: lambda: both(material),
+        SWEEP: lambda: program(material),
+    }
+    if name not in makers:
+        raise unknown("contender", name, makers)
+    return makers[name]()
 
 
 def one(material: Material, executor: str = "auto") -> Work:

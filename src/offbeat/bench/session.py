@@ -24,10 +24,11 @@ import torch
 
 import offbeat
 from offbeat.bench.worker import Turn
-from offbeat.bench.workloads import AGAINST, OFFBEAT, WORKLOADS, Workload
+from offbeat.bench.workloads import OFFBEAT, WORKLOADS, Workload
 from offbeat.core.errors import OffbeatError, SettingError, unknown
 
 QUICK_TURNS = 2
+WORKER = "offbeat.bench.worker"
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -45,8 +46,8 @@ class Score:
     """One contender at one workload.
 
     updates_per_s: by the clock.   cpu_ms: CPU time of an update.   memory: peak, MB.   metrics: means over the turns.
-    ratio: how much faster offbeat is than this one; of several runs, how much faster than `AGAINST`.
-    aim: what that ratio should at least be.
+    ratio: how much faster offbeat is than this one, or, where `against` names another contender, how much faster
+    this one is than that.   aim: the least that the ratio should be.
     """
 
     contender: str
@@ -56,18 +57,24 @@ class Score:
     gpu_memory: float
     metrics: Mapping[str, float]
     ratio: Ratio | None
+    against: str | None
     aim: float | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One workload: its contenders, offbeat first."""
+    """One workload: its contenders, offbeat first.
+
+    metric: shows that the same work was done.   rate: the updates per second to reach, if there is such an aim.
+    """
 
     workload: str
     title: str
     updates: int
     turns: int
     data: Sequence[str]
+    metric: str
+    rate: float | None
     scores: Sequence[Score]
     disagreement: str  # empty: the same work was done
 
@@ -92,11 +99,11 @@ class Report:
 class Contender:
     """A worker process that waits for its turn."""
 
-    def __init__(self, workload: str, name: str, device: str) -> None:
-        env = {**os.environ, **dict.fromkeys(_SINGLE, "1")}
+    def __init__(self, workload: str, name: str, device: str, worker: str = WORKER) -> None:
+        env = {**os.environ, **dict.fromkeys(_SINGLE, "1"), "PYTHONPATH": os.pathsep.join(sys.path)}
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "offbeat.bench.worker", workload, name, device],
+            [sys.executable, "-m", worker, workload, name, device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -139,18 +146,26 @@ def bench(
     device: str = "cpu",
     turns: int | None = None,
     say: Callable[[str], None] = lambda line: None,
+    workloads: Mapping[str, Workload] | None = None,
+    worker: str = WORKER,
 ) -> Report:
-    """Measure these workloads, or all of them."""
+    """Measure these workloads, or all of them.
+
+    worker: the module whose process does the work of one contender.
+    """
+    known = WORKLOADS if workloads is None else workloads
     for name in names:
-        if name not in WORKLOADS:
-            raise unknown("workload", name, WORKLOADS)
+        if name not in known:
+            raise unknown("workload", name, known)
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise SettingError(f"device = {device!r}: is not there; use 'cpu'")
-    chosen = [WORKLOADS[name] for name in names or WORKLOADS]
-    return Report(machine(device), [measure(workload, quick, device, turns, say) for workload in chosen])
+    chosen = [known[name] for name in names or known]
+    return Report(machine(device), [measure(workload, quick, device, turns, say, worker) for workload in chosen])
 
 
-def measure(workload: Workload, quick: bool, device: str, turns: int | None, say: Callable[[str], None]) -> Row:
+def measure(
+    workload: Workload, quick: bool, device: str, turns: int | None, say: Callable[[str], None], worker: str = WORKER
+) -> Row:
     """One workload, all of its contenders in turns."""
     turns = turns or (QUICK_TURNS if quick else workload.turns)
     names = workload.on_cuda if device == "cuda" else workload.contenders
@@ -158,7 +173,7 @@ def measure(workload: Workload, quick: bool, device: str, turns: int | None, say
     contenders: list[Contender] = []
     try:
         for name in names:  # one after the other, so that they do not load data against each other
-            contenders.append(Contender(workload.name, name, device))
+            contenders.append(Contender(workload.name, name, device, worker))
             sources = contenders[-1].ready()
         taken: dict[str, list[Turn]] = {name: [] for name in names}
         for at in range(turns):
@@ -169,34 +184,39 @@ def measure(workload: Workload, quick: bool, device: str, turns: int | None, say
     finally:
         for contender in contenders:
             contender.close()
-    aims = workload.cuda_aims if device == "cuda" else workload.aims
-    scores = [score(name, taken, aims.get(name), device) for name in names]
+    return row(workload, taken, workload.total(updates), sources, device)
+
+
+def row(workload: Workload, taken: Mapping[str, Sequence[Turn]], updates: int, data: Sequence[str], device: str) -> Row:
+    """What the turns of a workload's contenders say."""
+    scores = [score(workload, name, taken, device) for name in taken]
+    turns, check = len(taken[OFFBEAT]), workload.check
     apart = disagreement(workload, scores)
-    return Row(workload.name, workload.title, workload.total(updates), turns, sources, scores, apart)
+    return Row(workload.name, workload.title, updates, turns, data, check.metric, workload.rate, scores, apart)
 
 
-def score(name: str, taken: Mapping[str, Sequence[Turn]], aim: float | None, device: str) -> Score:
-    """What a contender's turns say, beside the others' of the same rounds."""
+def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Score:
+    """What a contender's turns say, next to those of the others."""
     mine = taken[name]
-    metrics = {key: statistics.fmean(turn.metrics[key] for turn in mine) for key in mine[0].metrics}
     return Score(
         name,
         statistics.median(turn.updates / turn.wall for turn in mine),
         statistics.median(1000 * turn.cpu / turn.updates for turn in mine),
         mine[0].memory,  # of the first turn, when no model had been judged yet
         mine[0].gpu_memory,
-        metrics,
-        ratio(name, taken, device),
-        aim,
+        {metric: statistics.fmean(turn.metrics[metric] for turn in mine) for metric in mine[0].metrics},
+        ratio(name, taken, device, workload.against),
+        workload.against.get(name),
+        (workload.cuda_aims if device == "cuda" else workload.aims).get(name),
     )
 
 
-def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Ratio | None:
+def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str, against: Mapping[str, str]) -> Ratio | None:
     """See `Score`."""
     if name == OFFBEAT:
         return None
-    fast, slow = (name, AGAINST[name]) if name in AGAINST else (OFFBEAT, name)
-    by_wall = device == "cuda" or name in AGAINST
+    fast, slow = (name, against[name]) if name in against else (OFFBEAT, name)
+    by_wall = device == "cuda" or name in against
     rates = [[turn.updates / (turn.wall if by_wall else turn.cpu) for turn in taken[who]] for who in (fast, slow)]
     return paired([a / b for a, b in zip(*rates, strict=True)])
 

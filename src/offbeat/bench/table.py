@@ -1,21 +1,19 @@
-"""A report as text: for the terminal and for the docs."""
+"""A report as text, for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from offbeat.bench.session import Report, Row, Score
-from offbeat.bench.workloads import AGAINST, LEAN, OFFBEAT, PLAIN, WORKLOADS
 
 HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
-_LABELS = {LEAN: "lean loop", PLAIN: "plain PyTorch loop"}
 
 
 def lines(row: Row) -> list[tuple[str, ...]]:
     """A line for each contender, as in HEAD."""
     return [
         (
-            _LABELS.get(score.contender, score.contender),
+            score.contender,
             figure(score.updates_per_s),
             figure(score.cpu_ms),
             f"{score.memory:,.0f}" + (f" + {score.gpu_memory:,.0f} GPU" if score.gpu_memory else ""),
@@ -45,20 +43,8 @@ def setting(report: Report) -> str:
     return f"{device}{m['processor']}, {m['cores']} cores, load {m['load']:.1f} at the start; {versions}; {m['date']}"
 
 
-def markdown(report: Report, command: str = "offbeat bench") -> str:
-    """Tables for a page of the docs."""
-    parts = [f"`{command}` on {setting(report)}.\n"]
-    for row in report.rows:
-        parts.append(f"**{about(row)}**\n")
-        table = [HEAD, ("---", *["---:"] * 4, "---"), *lines(row)]
-        parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in table) + "\n")
-        if row.disagreement:
-            parts.append(f"**These figures mean nothing: {row.disagreement}.**\n")
-    return "\n".join(parts)
-
-
 def text(report: Report) -> str:
-    """The same for a terminal."""
+    """Tables for a terminal."""
     parts = [setting(report)]
     for row in report.rows:
         parts += ["", about(row), *_aligned([HEAD, *lines(row)])]
@@ -78,21 +64,16 @@ def _cell(row: Sequence[str], at: int, width: int) -> str:
 
 
 def _check(row: Row, score: Score) -> str:
-    metric = WORKLOADS[row.workload].check.metric
-    value = score.metrics[metric]
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{metric} {value:.3g}"
+    value = score.metrics[row.metric]
+    return f"{100 * value:.1f} %" if row.metric == "accuracy" else f"{row.metric} {value:.3g}"
 
 
 def _ratio(row: Row, score: Score) -> str:
-    if score.contender == OFFBEAT:
-        aim = WORKLOADS[row.workload].rate
-        return "" if aim is None else _aimed("", score.updates_per_s, aim)
-    assert score.ratio is not None
+    if score.ratio is None:
+        return "" if row.rate is None else _aimed("", score.updates_per_s, row.rate)
     r = score.ratio
-    said = f"× {r.median:.2f} ({r.low:.2f}–{r.high:.2f})"
-    if score.contender in AGAINST:
-        other = AGAINST[score.contender]
-        said = f"{said[2:]} times {_LABELS.get(other, other)}"
+    said = f"{r.median:.2f} ({r.low:.2f}–{r.high:.2f})"
+    said = f"× {said}" if score.against is None else f"{said} times {score.against}"
     return said if score.aim is None else _aimed(said, r.median, score.aim)
 
 

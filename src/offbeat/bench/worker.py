@@ -11,13 +11,13 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
-from offbeat.bench.contend import contender
 from offbeat.bench.material import Material, prepare
-from offbeat.bench.ours import Work
+from offbeat.bench.ours import Work, contender
 from offbeat.bench.workloads import RUNS, WORKLOADS
 
 _WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -52,11 +52,12 @@ def turn(material: Material, work: Work, updates: int, seed: int, device: str = 
     return Turn(total, wall, cpu, memory, gpu, dict(material.judge(models)))
 
 
-def main(workload: str, name: str, device: str) -> None:
+def main(arguments: Sequence[str], make: Callable[[str, Material, str], Work] = contender) -> None:
     """Serve turns until standard input ends."""
+    workload, name, device = arguments
     torch.set_num_threads(1)
     material = prepare(WORKLOADS[workload], device)
-    work = contender(name, material, device)
+    work = make(name, material, device)
     work(WORKLOADS[workload].size, 0)  # the first calls of everything are slow
     print(json.dumps({"sources": list(material.sources)}), flush=True)
     for line in sys.stdin:
@@ -76,4 +77,4 @@ def _cpu() -> float:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(sys.argv[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,21 +17,17 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     turns: Annotated[int | None, typer.Option(min=1, help="Turns of every contender.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the tables into this Markdown file.")] = None,
 ) -> None:
-    """How fast offbeat is on this machine, beside loops written by hand.
+    """How fast offbeat is on this machine.
 
     Every contender does the same work in a process of its own, in turns; a few
     minutes. The check column shows that they did.
     """
     from offbeat.bench import session, table
-    from offbeat.bench.page import write
 
     report = session.bench(
         workloads or (), quick=quick, device=device, turns=turns, say=lambda line: print(line, file=sys.stderr)
     )
     print(json_text(report.plain()) if as_json else table.text(report))
-    if out is not None:
-        write(out, "offbeat bench", table.markdown(report))
     if report.disagreements:
         raise OffbeatError("; ".join(report.disagreements))

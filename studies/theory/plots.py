@@ -1,4 +1,4 @@
-"""The figures of docs/theory.md: `python -m offbeat.theory.plots docs/figures`, or `make theory`."""
+"""The figures of docs/theory.md: `python -m studies.theory.plots docs/figures`, or `make theory`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
-from offbeat.theory import area, limits, times, trials
+from offbeat.theory import area, limits, times
 from offbeat.timing import Exponential, Times
+from studies.theory import trials
 
 SEEDS = range(20)
 

@@ -1,4 +1,4 @@
-"""Our numbers against the paper's, drawn: `python -m offbeat.papers.against FIGURE outcome.json…`."""
+"""Our numbers against the paper's, drawn: `python -m studies.against FIGURE outcome.json…`."""
 
 from __future__ import annotations
 

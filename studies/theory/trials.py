@@ -27,8 +27,8 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import History, prepare
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
-from offbeat.theory.absolute import Absolute
 from offbeat.timing import Constant, Exponential, Times, Timing
+from studies.theory.absolute import Absolute
 
 Slope = Callable[[Vector], Vector]  # models [t, d] → gradients of the global objective [t, d]
 

@@ -1,4 +1,4 @@
-"""Who can do a workload's work: each contender, given the material, makes final models of (updates, seed)."""
+"""The loops written by hand as contenders: given the material, each makes final models of (updates, seed)."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from offbeat.bench import lean, ours
-from offbeat.bench.bare import Bare
-from offbeat.bench.loops import Trainer, fedast, fedbuff
+from benchmarks.by_hand import lean
+from benchmarks.by_hand.bare import Bare
+from benchmarks.by_hand.loops import Trainer, fedast, fedbuff
+from benchmarks.by_hand.plain import Plain, PlainQuadratic
+from benchmarks.by_hand.workloads import LEAN, PLAIN
+from offbeat.bench import ours
 from offbeat.bench.material import Material
 from offbeat.bench.ours import QUADRATIC_LR, Work
-from offbeat.bench.plain import Plain, PlainQuadratic
-from offbeat.bench.workloads import BOTH, LEAN, OFFBEAT, PLAIN, SERIAL, SWEEP
-from offbeat.core.errors import unknown
 from offbeat.core.vectors import Vector
 from offbeat.problems.quadratic import Quadratic
 
 
 def contender(name: str, material: Material, device: str = "cpu") -> Work:
-    """The contender of this name, ready to begin."""
-    makers = {
-        OFFBEAT: lambda: ours.one(material),
-        SERIAL: lambda: ours.one(material, "serial"),
-        BOTH: lambda: ours.both(material),
-        SWEEP: lambda: ours.program(material),
-        LEAN: lambda: _lean(material, device),
-        PLAIN: lambda: _plain(material, device),
-    }
-    if name not in makers:
-        raise unknown("contender", name, makers)
-    return makers[name]()
+    """The contender of this name, ready to begin: a loop written by hand, or one of offbeat's own ways."""
+    if name == LEAN:
+        return _lean(material, device)
+    if name == PLAIN:
+        return _plain(material, device)
+    return ours.contender(name, material, device)
 
 
 def _lean(material: Material, device: str) -> Work:
