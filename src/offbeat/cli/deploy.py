@@ -297,7 +297,7 @@ def replay(
     nats: Url = "tls://127.0.0.1:4222",
 ) -> None:
     """Fold the log of a finished run again and compare: the same state, to the last bit."""
-    real, serving, identities = (_part(f"offbeat.{name}") for name in ("cli.real", "cli.serving", "deploy.keys"))
+    real, serving, identities = (_part(f"offbeat.{name}") for name in ("experiment.real", "experiment.serving", "deploy.keys"))
     done, experiment = read_result(run), open_experiment(run.parent)
     spec = next((s for s in experiment.runs if s.folder == run.name), None)
     if done is None or "real" not in done or spec is None:
