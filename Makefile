@@ -1,24 +1,33 @@
-# make demo | make test | make setup: each works from a fresh clone.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# Each works from a fresh clone: make demo | make test.
+PYTHON  ?= python3
+VENV    ?= .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PACKAGE := $(VENV)/.installed
+TOOLS   := $(VENV)/.installed-dev
 
-.PHONY: setup demo screenshots test test-slow test-kernels theory bench bench-others lint format clean
+.PHONY: setup setup-dev demo screenshots test test-slow test-kernels theory bench bench-others lint format clean
 
-setup: $(STAMP)
+setup: $(PACKAGE)
 
-# torch first and pinned, so that no other package's range pulls a newer build with its CUDA libraries
-$(STAMP): pyproject.toml constraints.txt
+setup-dev: $(TOOLS)
+
+# what a user needs; torch first and pinned, so that no other package's range pulls a newer build with its CUDA libraries
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+# and what the tests, the checks and the figures need, in the same environment
+$(TOOLS): $(PACKAGE)
+	$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: setup
 	$(BIN)/offbeat run
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -26,12 +35,12 @@ lint: setup
 test: lint
 	$(BIN)/pytest -n 2
 
-test-slow: setup
+test-slow: setup-dev
 	$(BIN)/pytest -n 2 -m slow
 
 # the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
-test-kernels: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/triton triton
+test-kernels: setup-dev
+	$(PIP) --upgrade --target $(VENV)/triton triton
 	PYTHONPATH=$(VENV)/triton $(BIN)/pytest tests/models/test_kernels.py
 
 # the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)
@@ -42,14 +51,14 @@ bench-others: setup
 	$(BIN)/python -m benchmarks.compare --install --out docs/benchmarks.md
 
 # the figures of docs/theory.md
-theory: setup
+theory: setup-dev
 	$(BIN)/python -m studies.theory.plots docs/figures
 
 # the pictures of docs/report.md, from the demonstration in a real browser (Debian: apt-get install chromium)
-screenshots: setup
+screenshots: setup-dev
 	PYTHONPATH=tests $(BIN)/python tests/report/screenshots.py docs/figures
 
-format: setup
+format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
