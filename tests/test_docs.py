@@ -185,6 +185,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
 
 
+def test_papers_are_named_in_words_that_the_page_of_papers_has() -> None:
+    """Where code or a page cites a place in a paper, its short name is a heading of docs/papers.md."""
+    known = re.findall(r"^### (.+)$", (ROOT / "docs/papers.md").read_text(), re.MULTILINE)
+    files = [*PAGES, *(path for folder in ("src", "studies", "tests") for path in (ROOT / folder).rglob("*.py"))]
+    place = r"(?:theorem|lemma|algorithm|table|figure)s? \d|corollary \d|appendix [A-E]|[A-E]\.\d|§\d"
+    cited = {name for path in files for name in re.findall(rf"([A-Z][\w-]+), (?:{place})", path.read_text())}
+    assert {"AREA", "PersA-FL"} <= cited <= set(known)
+
+
 def anchors(page: Path) -> set[str]:
     """The names that GitHub gives to headings."""
     heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M), re.MULTILINE)

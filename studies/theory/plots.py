@@ -46,7 +46,7 @@ def _axes(draw: Any) -> Any:
 
 
 def smooth(axes: Any) -> None:
-    """AREA theorem 7: mean of 20 runs, the lemmas' recursion, the theorem's leading terms."""
+    """AREA, theorem 7: mean of 20 runs, the lemmas' recursion, the theorem's leading terms."""
     K = 4000
     squares, problem, events = trials.area_smooth([1.0] * 3, 1.0, K, SEEDS, dim=4)
     k = np.unique(np.geomspace(1, K, 200).astype(int))
@@ -62,7 +62,7 @@ def smooth(axes: Any) -> None:
 
 
 def nonsmooth(axes: Any) -> None:
-    """AREA theorem 8: a run of its own for every K."""
+    """AREA, theorem 8: a run of its own for every K."""
     ks, found, bounds = [125, 250, 500, 1000, 2000, 4000], [], []
     for K in ks:
         gaps, problem, events = trials.area_nonsmooth([1.0] * 3, 1.2, K, SEEDS, noise=1.0, distance=1.0, spread=2.0)
@@ -92,7 +92,7 @@ def gradients(axes: Any) -> None:
     axes.bar(places - 0.2, [t.bound for t in found], 0.4, label="bound")
     axes.bar(places + 0.2, [t.measured for t in found], 0.4, yerr=[2 * t.error for t in found], label="measured")
     axes.set_yscale("log")
-    names = [f"{t.theorem.replace(' theorem', '')}\nT = {t.steps}" for t in found]
+    names = [f"{t.theorem.replace(', theorem', '')}\nT = {t.steps}" for t in found]
     axes.set_xticks(places, names, rotation=30, fontsize=7)
     for t in found:
         print(f"  {t.theorem}: T = {t.steps}, measured {t.measured:.3g} ± {t.error:.1g}, bound {t.bound:.3g}")
@@ -121,7 +121,7 @@ def bias(axes: Any) -> None:
 
 
 def speed_up(axes: Any) -> None:
-    """DEFA theorem 1: rounds to a fixed gradient norm."""
+    """DeFedAvg, theorem 1: rounds to a fixed gradient norm."""
     draws = [1, 2, 4, 8, 16]
     epsilon = trials.defedavg_trial(range(6), trials.MANY, 1, 4, 560, late=20).measured
     rounds = [trials.rounds_to(epsilon, n, range(6)) for n in draws]

@@ -197,7 +197,7 @@ class Setting:
 
 
 DEFAULT = Setting()
-NOISY = Setting(noise=2.0, distance=3.0, reach=3.0)  # so noisy that theorem 1 of DEFA asks for few rounds
+NOISY = Setting(noise=2.0, distance=3.0, reach=3.0)  # so noisy that theorem 1 of DeFedAvg asks for few rounds
 ALIKE = Setting(heterogeneity=0.0)
 MANY = Setting(32, 0.05, 0.05, noise=2.0, heterogeneity=1.0, distance=3.0, dim=40, reach=1.6)  # for speed-ups
 
@@ -266,7 +266,7 @@ _One = Callable[[int], tuple[float, int]]
 def fedbuff_trial(
     seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 1, size: int = 2, concurrency: int = 2
 ) -> Trial:
-    """BUFF theorem 1. Equal times and draws among the idle: arrivals are uniform, staleness is bounded."""
+    """FedBuff, theorem 1. Equal times and draws among the idle: arrivals are uniform, staleness is bounded."""
     problem, late = setting.problem(), math.ceil(concurrency / size)
     buffered = fedbuff.Buffered(
         setting.smoothness, steps, late, setting.clients, setting.noise, setting.gammas[0], setting.gap
@@ -278,11 +278,11 @@ def fedbuff_trial(
         path, worst = server_path(problem, FedBuff(size=size, concurrency=concurrency), local, rounds, seed)
         return squares(path, plain(problem)), worst
 
-    return _trial("BUFF theorem 1", seeds, rounds, fedbuff.bound(buffered, rounds).total, late, one)
+    return _trial("FedBuff, theorem 1", seeds, rounds, fedbuff.bound(buffered, rounds).total, late, one)
 
 
 def fedasync_trial(seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 1, concurrency: int = 2) -> Trial:
-    """PERS theorem 1, with the same device."""
+    """PersA-FL, theorem 1, with the same device."""
     problem, late = setting.problem(), concurrency - 1
     stale = persafl.Stale(setting.smoothness, steps, late, setting.noise, setting.gammas[0], setting.gap)
     rounds = math.ceil(persafl.least_steps(stale))
@@ -292,13 +292,13 @@ def fedasync_trial(seeds: Sequence[int], setting: Setting = DEFAULT, steps: int 
         path, worst = server_path(problem, FedAsync(concurrency=concurrency), local, rounds, seed)
         return squares(path, plain(problem)), worst
 
-    return _trial("PERS theorem 1", seeds, rounds, persafl.bound(stale, rounds).total, late, one)
+    return _trial("PersA-FL, theorem 1", seeds, rounds, persafl.bound(stale, rounds).total, late, one)
 
 
 def maml_trial(
     seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 1, concurrency: int = 3, alpha: float = 2.0
 ) -> Trial:
-    """PERS theorem 2, 400 rounds; f* = 0, which every f_i reaches; ρ = σ_h = γ_h = 0 on these quadratics."""
+    """PersA-FL, theorem 2, 400 rounds; f* = 0, which every f_i reaches; ρ = σ_h = γ_h = 0 on these quadratics."""
     problem, late = setting.problem(), concurrency - 1
     gap = setting.start(problem.h * (1.0 - alpha * problem.h) ** 2)
     stale = persafl.Stale(setting.smoothness, steps, late, setting.noise, setting.gammas[0], gap)
@@ -311,13 +311,13 @@ def maml_trial(
         setting.check(path)
         return squares(path, adapted(problem, alpha)), worst
 
-    return _trial("PERS theorem 2", seeds, rounds, persafl.maml_bound(maml, rounds).total, late, one)
+    return _trial("PersA-FL, theorem 2", seeds, rounds, persafl.maml_bound(maml, rounds).total, late, one)
 
 
 def moreau_trial(
     seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 1, concurrency: int = 2, printed: bool = True
 ) -> Trial:
-    """PERS theorem 3 with λ = 10·L and an inner problem solved to ν = 0.01."""
+    """PersA-FL, theorem 3 with λ = 10·L and an inner problem solved to ν = 0.01."""
     problem, late = setting.problem(), concurrency - 1
     penalty, accuracy = 10.0 * setting.smoothness, 0.01
     gap = setting.start(problem.h * penalty / (problem.h + penalty))
@@ -331,13 +331,13 @@ def moreau_trial(
         path, worst = server_path(problem, FedAsync(concurrency=concurrency), local, rounds, seed)
         return squares(path, enveloped(problem, penalty)), worst
 
-    return _trial("PERS theorem 3", seeds, rounds, persafl.moreau_bound(moreau, rounds, printed).total, late, one)
+    return _trial("PersA-FL, theorem 3", seeds, rounds, persafl.moreau_bound(moreau, rounds, printed).total, late, one)
 
 
 def fedast_trial(
     seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 2, size: int = 2, requests: int = 3, late: int = 6
 ) -> Trial:
-    """FAST theorem 1 under corollary 1.1's step sizes, with the proof's constants.   late: γ^max."""
+    """FedAST, theorem 1 under corollary 1.1's step sizes, with the proof's constants.   late: γ^max."""
     problem = setting.problem()
     task = fedast.Task(setting.smoothness, steps, size, requests, late, setting.noise, setting.gammas[1], setting.gap)
     rounds = math.ceil(fedast.least_steps(task))
@@ -348,7 +348,7 @@ def fedast_trial(
         path, worst = server_path(problem, server, local, rounds, seed)
         return squares(path, plain(problem)), worst
 
-    return _trial("FAST theorem 1", seeds, rounds, fedast.corollary_bound(task, rounds).total, late, one)
+    return _trial("FedAST, theorem 1", seeds, rounds, fedast.corollary_bound(task, rounds).total, late, one)
 
 
 def defedavg_trial(
@@ -360,7 +360,7 @@ def defedavg_trial(
     late: int = 12,
     tight: bool = False,
 ) -> Trial:
-    """DEFA theorem 1.   rounds: T; None: 200, or the fewest that it allows.   late: λ."""
+    """DeFedAvg, theorem 1.   rounds: T; None: 200, or the fewest that it allows.   late: λ."""
     problem = setting.problem()
     decoupled = defedavg.Decoupled(
         setting.smoothness, steps, sampled, late, setting.noise, setting.gammas[1], setting.largest, setting.gap
@@ -377,7 +377,7 @@ def defedavg_trial(
         setting.check(path)
         return squares(path, plain(problem)), worst
 
-    return _trial("DEFA theorem 1", seeds, count, defedavg.bound(decoupled, count, tight).total, late, one)
+    return _trial("DeFedAvg, theorem 1", seeds, count, defedavg.bound(decoupled, count, tight).total, late, one)
 
 
 def defedavg_iid_trial(
@@ -388,7 +388,7 @@ def defedavg_iid_trial(
     rounds: int | None = None,
     printed: bool = False,
 ) -> Trial:
-    """DEFA theorem 2: all clients alike.   rounds: T; None: 200, or the fewest that it allows."""
+    """DeFedAvg, theorem 2: all clients alike.   rounds: T; None: 200, or the fewest that it allows."""
     problem, late = setting.problem(), math.ceil(setting.clients / sampled)
     decoupled = defedavg.Decoupled(setting.smoothness, steps, sampled, late, setting.noise, 0.0, 0.0, setting.gap)
     least = math.ceil(defedavg.iid_least_rounds(decoupled)[0])
@@ -402,7 +402,7 @@ def defedavg_iid_trial(
         path, worst = server_path(problem, server, local, count, seed)
         return squares(path, plain(problem)), worst
 
-    return _trial("DEFA theorem 2", seeds, count, defedavg.iid_bound(decoupled, count, printed).total, late, one)
+    return _trial("DeFedAvg, theorem 2", seeds, count, defedavg.iid_bound(decoupled, count, printed).total, late, one)
 
 
 PRODUCTS = (1600, 3200)

@@ -168,7 +168,7 @@ def test_classes_may_be_cut_at_random_places():
 
 
 def test_nearly_iid_clients_are_alike_but_for_the_last():
-    """AREA E.1: "the first 127 clients receive identical label proportions, the final client [...] the remaining"."""
+    """AREA, E.1: "the first 127 clients receive identical label proportions, the final client [...] the remaining"."""
     labels = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
     parts = NearlyIID()(labels, 128, rng())
     assert all(np.array_equal(counts(p, labels), counts(parts[0], labels)) for p in parts[:127])

@@ -1,4 +1,4 @@
-"""Who gets how many requests: FAST algorithm 4 (EstimateVariances), equations (3), (6) and (7)."""
+"""Who gets how many requests: FedAST, algorithm 4 (EstimateVariances), equations (3), (6) and (7)."""
 
 from __future__ import annotations
 

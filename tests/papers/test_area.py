@@ -54,7 +54,7 @@ criteria = st.one_of(st.integers(1, 9), st.floats(0.3, 5).map(Period), st.floats
 def test_mean_of_y_is_x_plus_u_after_every_event(
     jobs: Any, every: int | Criterion, concurrency: int | None, executor: str, flips: Any
 ) -> None:
-    """ALGORITHMS.md: "the invariant mean(y_i) = x + u holds after every event"."""
+    """mean(y_i) = x + u: what clients remember adds up to the model and what waits for aggregation."""
     jobs[0][0] = Durations(0.1, 1.0, 0.1)  # somebody's result arrives
     problem = Quadratic(len(jobs), dim=2, noise=0.3, dtype=torch.float64)
     algorithm = Algorithm(AREA(every=every, concurrency=concurrency), SGD(lr=0.2, steps=2))
@@ -65,7 +65,7 @@ def test_mean_of_y_is_x_plus_u_after_every_event(
 
 
 def test_a_lost_message_would_break_the_invariant_if_the_client_remembered_it() -> None:
-    """DESIGN.md: "one lost or doubled residual biases its limit for good"; a lost job leaves y as it was."""
+    """One lost or doubled residual would bias the limit for good; a lost job leaves y as it was."""
     clock = Scripted([[Durations(0.0, 1.0, 0.0, lost=True), 1.0]])
     result = run(Line([6.0]), AREA(), HALF, clock, Until(updates=1))
     assert [e.event for e in result.events] == ["Started", "Lost", "Arrived"]
@@ -106,7 +106,7 @@ def test_a_reply_carries_the_model_of_before_the_aggregation_its_message_trigger
 
 
 def test_k_counts_messages_and_server_steps() -> None:
-    """Trap: "`k` counts client messages *and* server steps". With Δ = 2 every third k is a server step."""
+    """k counts client messages and server steps. With Δ = 2 every third k is a server step."""
     schedule = Decay(c=60.0, d=1.0)
     simulation = prepare(
         Line([0.0, 0.0]), Algorithm(AREA(every=2, schedule=schedule), HALF), Scripted([[1.0], [1.5]]), Until(updates=7)
@@ -125,7 +125,7 @@ def test_the_step_size_that_came_with_the_model_is_the_one_that_is_used() -> Non
 
 
 def test_a_message_is_divided_by_the_number_of_all_clients() -> None:
-    """Algorithm 1: "u_{s,k} ← u_{s,k−1} + (1/n) m_i". Trap: "n = all clients, not the buffer size"."""
+    """Algorithm 1: "u_{s,k} ← u_{s,k−1} + (1/n) m_i". n counts all clients, not those in the buffer."""
     result = run(
         Line([6.0] * 4), AREA(every=2, concurrency=1), HALF, Scripted([[1.0]]), Until(updates=1), executor="serial"
     )

@@ -1,4 +1,4 @@
-"""Asynchronous SGD (AREA §2, DEFA §4; Lian et al. 2015)."""
+"""Asynchronous SGD (AREA, §2; DeFedAvg, §4; Lian et al. 2015)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_several_gradients_are_averaged() -> None:
 
 
 def test_a_gradient_later_than_the_cap_counts_cap_over_staleness() -> None:
-    """ALGORITHMS.md: "the delay-adaptive step lr·min(1, c/τ)". Client 1 is 2 steps late, client 2 five."""
+    """A delay-adaptive step: lr·min(1, cap/τ). Client 1 is 2 steps late, client 2 five."""
     plain, capped = models(AsySG(lr=0.5)), models(AsySG(lr=0.5, cap=1.0))
     assert capped[:2] == plain[:2]  # τ = 0
     assert capped[2] == capped[1] + 0.5 * 12.0 * (1 / 2)
@@ -52,7 +52,7 @@ def test_a_gradient_later_than_the_cap_counts_cap_over_staleness() -> None:
 
 
 def test_there_is_no_local_step_size() -> None:
-    """Trap: "no local step size"."""
+    """Clients send gradients, so there is no local step size."""
     with pytest.raises(SettingError, match="leave lr and steps out"):
         Gradient(lr=0.1)
     with pytest.raises(SettingError, match="leave lr and steps out"):

@@ -1,4 +1,4 @@
-"""DeFedAvg: "Achieving Linear Speedup in Asynchronous Federated Learning with Heterogeneous Clients" (DEFA)."""
+"""DeFedAvg: "Achieving Linear Speedup in Asynchronous Federated Learning with Heterogeneous Clients"."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_four_rounds_by_hand_when_clients_train_only_after_being_drawn() -> None
 
 @pytest.mark.parametrize("executor", ["serial", "batched"])
 def test_results_that_are_overwritten_are_timed_and_never_computed(executor: str) -> None:
-    """ALGORITHMS.md: "results that are overwritten need never be computed"; 7 of the 18 jobs are taken."""
+    """A result that is overwritten before the server takes it need not be computed; 7 of the 18 jobs are taken."""
     simulation = by_hand("always", executor)
     world = simulation.run()
     assert world.jobs == 3 + 3 + 1 + 3 + 1 + 3 + 1 + 3  # to all at the start and after a step, else to who answered

@@ -1,4 +1,4 @@
-"""FAVANO, also FAVAS (Leconte, Nguyen, Moulines 2023), a baseline of DEFA: rounds by the clock."""
+"""FAVANO, also FAVAS (Leconte, Nguyen, Moulines 2023), a baseline of DeFedAvg: rounds by the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAST: "FedAST: Federated Asynchronous Simultaneous Training" (FAST), algorithms 2 to 4 and §4."""
+"""FedAST: "FedAST: Federated Asynchronous Simultaneous Training", algorithms 2 to 4 and §4."""
 
 from __future__ import annotations
 

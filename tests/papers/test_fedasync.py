@@ -1,4 +1,4 @@
-"""FedAsync: PersA-FL algorithm 1 (PERS), and the mixing form of Xie, Koyejo and Gupta (2019); AS-FedAvg of AREA §5."""
+"""FedAsync: PersA-FL, algorithm 1, and the mixing form of Xie, Koyejo and Gupta (2019); AS-FedAvg in AREA, §5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def models(problem: Line, server: Server, local: SGD, clock: Scripted, updates: 
 
 
 def test_every_arrival_is_a_server_step() -> None:
-    """PERS algorithm 1, line 4: "w^{t+1} ← w^t − βΔ". Client 1 (centre 8) started from 0 and is one step late."""
+    """PersA-FL, algorithm 1, line 4: "w^{t+1} ← w^t − βΔ". Client 1 (centre 8) started from 0 and is one step late."""
     found = models(Line([4.0, 8.0]), FedAsync(lr=0.5), HALF, Scripted([[1.0], [1.5, 9.0]]), 3)
     # client 0 from 0: delta −2; client 1 from 0: delta −4; client 0 from 1: reaches 5/2, delta −3/2
     assert found == [1.0, 3.0, 3.75]
@@ -39,7 +39,7 @@ def test_the_staleness_weight_multiplies_the_step() -> None:
 
 
 def test_the_mixing_weight_does_not_shrink_from_update_to_update() -> None:
-    """Trap: "α is a value per update; it must not shrink". One client always at 1: w_t = 1 − (1 − α)^t."""
+    """α is a value per update and does not shrink from one to the next. One client always at 1: w_t = 1 − (1 − α)^t."""
     found = models(Line([1.0]), FedAsyncMixing(mixing=0.5), HOME, Scripted([[1.0]]), 5)
     assert found == [1 / 2, 3 / 4, 7 / 8, 15 / 16, 31 / 32]
 
@@ -68,7 +68,7 @@ def test_a_mixing_weight_outside_0_to_1_is_refused(mixing: float) -> None:
 
 
 def test_as_fedavg_replaces_the_model_by_the_mean_of_the_models_it_got() -> None:
-    """AREA §5: "after Δ of them x = mean of those models"; clients 0, 0, 1 and 0 report 3, 3, 9 and 3."""
+    """AREA, §5: after Δ models have arrived, x is their mean; clients 0, 0, 1 and 0 report 3, 3, 9 and 3."""
     problem, clock = Line([3.0, 9.0], start=100.0), Scripted([[1.0], [2.5, 9.0]])
     assert models(problem, AsFedAvg(every=2), HOME, clock, 4) == [100.0, 3.0, 3.0, 6.0]
 

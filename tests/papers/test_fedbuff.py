@@ -1,4 +1,4 @@
-"""FedBuff: "Unbounded Gradients in Federated Learning with Buffered Asynchronous Aggregation" (BUFF)."""
+"""FedBuff: "Unbounded Gradients in Federated Learning with Buffered Asynchronous Aggregation"."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_six_messages_of_three_clients_by_hand() -> None:
 
 
 def test_the_delta_is_against_the_model_the_job_started_from() -> None:
-    """Algorithm 1, line 9: "Δ_i ← w_{i,0} − w_{i,Q}". Trap: "never against the current one"."""
+    """Algorithm 1, line 9: "Δ_i ← w_{i,0} − w_{i,Q}". A delta against the current model is a common mistake."""
     steps = prepare(THREE, Algorithm(FedBuff(size=9), HALF), ORDER, Until(updates=9)).steps()
     world = [next(steps) for _ in range(4)][-1]  # Started and the first three messages
     assert world.server.buffer.sum.item() == -3.0 - 3.0 - 6.0
 
 
 def test_the_sum_is_divided_by_k_and_not_by_the_number_of_clients() -> None:
-    """Trap: "divide by K, not by the number of clients"; three clients, K = 2, deltas −3 and −3."""
+    """The sum is divided by K, not by the number of clients; three clients, K = 2, deltas −3 and −3."""
     assert models(FedBuff(size=2), updates=2)[-1] == 3.0
 
 
@@ -71,12 +71,12 @@ def test_a_server_step_takes_exactly_k_updates_and_empties_the_buffer() -> None:
 
 @pytest.mark.parametrize("weight", [constant, Polynomial(0.5), Polynomial(2.0), Hinge(1.0, 0.0)])
 def test_a_fresh_update_weighs_one(weight: Callable[[int], float]) -> None:
-    """Trap: "a staleness weight of ½ for fresh updates"."""
+    """A weight of ½ for a fresh update is a common mistake."""
     assert weight(0) == 1.0
 
 
 def test_the_weight_of_a_stale_update_is_one_over_the_square_root() -> None:
-    """ALGORITHMS.md: "1/sqrt(1+τ)". Trap: "`x**1/2` for a square root"."""
+    """1/sqrt(1 + τ); `x**1/2`, which is x/2, is a common mistake."""
     assert [Polynomial(0.5)(t) for t in (0, 3, 8, 15)] == [1.0, 1 / 2, 1 / 3, 1 / 4]
 
 
@@ -125,7 +125,7 @@ def tail_mean(server: Server, lr: float, updates: int) -> torch.Tensor:
     ids=["fedbuff", "asyncsgd"],
 )
 def test_client_driven_methods_settle_where_fast_clients_pull_them(server: Server, lr: float, updates: int) -> None:
-    """AREA §2: such methods solve Σ p_i ∇f_i = 0 for arrival shares p_i, which is not ∇f = 0.
+    """AREA, §2: such methods solve Σ p_i ∇f_i = 0 for arrival shares p_i, which is not ∇f = 0.
 
     One small local step, so that the shift by the step size (a client's own last result is in the model it gets
     back) is small against the 2.2 between the two points.

@@ -1,4 +1,4 @@
-"""PersA-FL-MAML: option B of "PersA-FL: Personalized Asynchronous Federated Learning" (PERS algorithm 2)."""
+"""PersA-FL-MAML: option B of "PersA-FL: Personalized Asynchronous Federated Learning" (algorithm 2)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ SERVERS: list[Server] = [FedAsync(lr=0.3), FedBuff(size=3), AREA(every=3), FedAv
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda s: type(s).__name__)
 def test_alpha_0_is_option_a_bit_for_bit(server: Server) -> None:
-    """PERS §2: "α = 0 implies FL in Problem (1)"; under FedAsync, FedBuff, AREA and FedAvg (Per-FedAvg) alike."""
+    """PersA-FL, §2: "α = 0 implies FL in Problem (1)"; under FedAsync, FedBuff, AREA and FedAvg (Per-FedAvg) alike."""
     plain, maml = (
         run(NOISY, server, half, TIMES, Until(updates=60)).model
         for half in (SGD(lr=0.05, steps=3), MAML(lr=0.05, steps=3, alpha=0.0))

@@ -89,6 +89,6 @@ def test_memory_takes_away_the_bias_towards_fast_clients(server: Server) -> None
 
 @pytest.mark.parametrize("server", [MIFA(memory=100.0), CA2FL(memory=100.0)], ids=["mifa", "ca2fl"])
 def test_a_table_that_does_not_fit_is_refused(server: Server) -> None:
-    """ALGORITHMS.md: "server memory n·d: refuse with a clear error when it does not fit"; here 5·4·8 bytes."""
+    """The server remembers n·d numbers and refuses to begin where they do not fit; here 5·4·8 bytes."""
     with pytest.raises(SettingError, match="a vector for each of 5 clients"):
         prepare(Quadratic(5, dim=4, dtype=torch.float64), Algorithm(server, HALF), ORDER, Until(updates=1))

@@ -1,4 +1,4 @@
-"""PersA-FL-ME: option C of "PersA-FL: Personalized Asynchronous Federated Learning" (PERS algorithm 2)."""
+"""PersA-FL-ME: option C of "PersA-FL: Personalized Asynchronous Federated Learning" (algorithm 2)."""
 
 from __future__ import annotations
 

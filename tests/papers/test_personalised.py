@@ -1,11 +1,11 @@
-"""PERS figure 2 on a small scale: personalised accuracy of eight methods at equal virtual time.
+"""PersA-FL's figure 2 on a small scale: personalised accuracy of eight methods at equal virtual time.
 
     .venv/bin/python tests/papers/test_personalised.py
 
-prints the tables. Digits, 30 clients with 5 classes each, upload 4–6 times the download and no compute time (PERS §5),
+prints the tables. Digits, 30 clients with 5 classes each, upload 4–6 times the download and no compute time (§5),
 an MLP with 64 hidden units, Q = 10 local steps on mini-batches of 20, one horizon for all. Every method's settings are
 the best of a grid of 8 to 24 by its accuracy after 10 fine-tuning gradients on seeds 100 and 101; the table is over
-seeds 0 to 4. What a client may spend on its own model is a number of gradients, the same for all (PERS §5: "we
+seeds 0 to 4. What a client may spend on its own model is a number of gradients, the same for all (PersA-FL, §5: "we
 consider same amount of fine-tuning budget for the three non-personalized methods").
 """
 
@@ -46,7 +46,7 @@ METHODS = {
     "pFedMe": Algorithm(FedAvg(sampled=10), Moreau(lr=50.0, penalty=0.02, inner=10, inner_lr=0.4, **Q)),
     "local only": Algorithm(Alone(), SGD(lr=0.2, **Q)),
 }
-# PERS appendix D to the letter: η = 0.01 for all, β = 1, α = 0.01, λ = 25 and K = 10 inner steps.
+# PersA-FL's appendix D to the letter: η = 0.01 for all, β = 1, α = 0.01, λ = 25 and K = 10 inner steps.
 PRINTED = {
     "FedAsync": Algorithm(FedAsync(lr=1.0), SGD(lr=0.01, **Q)),
     "PersA-FL-MAML": Algorithm(FedAsync(lr=1.0), MAML(lr=0.01, alpha=0.01, **Q)),
@@ -81,7 +81,7 @@ def table(methods: dict[str, Algorithm], seeds: Sequence[int]) -> dict[str, list
 
 @pytest.mark.slow
 def test_personalised_methods_beat_fedavg_and_local_training_and_are_level_with_a_tuned_fedasync() -> None:
-    """PERS: "our methods outperform the other methods within a fixed communication time".
+    """PersA-FL, §5: "our methods outperform the other methods within a fixed communication time".
 
     Here that holds against FedAvg and local training. It does not hold against FedAsync when that is tuned on the same
     grid and fine-tuned with the same budget: the three are within each other's spread.
@@ -99,5 +99,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     print("settings tuned for each method")
     table(METHODS, range(5))
-    print("settings of PERS appendix D")
+    print("settings of PersA-FL's appendix D")
     table(PRINTED, range(5))

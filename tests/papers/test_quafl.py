@@ -1,4 +1,4 @@
-"""QuAFL (Zakerinia, Talaei, Nadiradze, Alistarh 2023), cited by DEFA and FAST: quantised messages both ways."""
+"""QuAFL (Zakerinia, Talaei, Nadiradze, Alistarh 2023), cited by DeFedAvg and FedAST: quantised messages both ways."""
 
 from __future__ import annotations
 

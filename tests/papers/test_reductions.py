@@ -25,14 +25,14 @@ UNTIL = Until(updates=300)
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_fedbuff_with_one_local_step_is_asysg(size: int) -> None:
-    """DEFA §4: with K = 1, w − (η·η̄/n) Σ ∇f, where η̄ is the local lr."""
+    """DeFedAvg, §4: with K = 1, w − (η·η̄/n) Σ ∇f, where η̄ is the local lr."""
     one = run(NOISY, FedBuff(size=size, lr=0.4), SGD(lr=0.05), TIMES, UNTIL)
     asysg = run(NOISY, AsySG(size=size, lr=0.4 * 0.05), Gradient(), TIMES, UNTIL)
     torch.testing.assert_close(one.model, asysg.model, rtol=0, atol=1e-12)
 
 
 def test_a_buffer_of_one_is_fedasync_bit_for_bit() -> None:
-    """BUFF §II: "for K = 1, the presented algorithm reduces to vanilla asynchronous federated learning"."""
+    """FedBuff, §II: "for K = 1, the presented algorithm reduces to vanilla asynchronous federated learning"."""
     local = SGD(lr=0.05, steps=3)
     one, each = (
         run(NOISY, server, local, TIMES, UNTIL).model for server in (FedBuff(size=1, lr=0.3), FedAsync(lr=0.3))
@@ -93,7 +93,7 @@ def test_alone_nothing_travels() -> None:
 
 
 def test_centralised_training_is_descent_on_the_pooled_data() -> None:
-    """The reference curve of FAST figure 3: one client that has everybody's samples."""
+    """The reference curve of FedAST's figure 3: one client that has everybody's samples."""
     problem = Supervised.split(digits(), 6, Classes(5), "softmax")
     pooled = problem.pooled()
     assert (pooled.clients, pooled.shards.sizes.tolist()) == (1, [len(problem.shards.order)])
@@ -115,7 +115,7 @@ def test_pooled_data_are_learnt_better_than_any_client_s() -> None:
 
 
 def test_the_first_k_results_make_the_round_and_late_ones_are_ignored() -> None:
-    """FAST D.1, over-selection: of three the first two count; client 2's 300 comes at 3 and is nobody's round."""
+    """FedAST, D.1, over-selection: of three the first two count; client 2's 300 comes at 3 and is nobody's round."""
     problem, clock = Line([2.0, 4.0, 300.0]), Scripted([[1.0], [2.0], [3.0]])
     steps = prepare(problem, Algorithm(FedAvg(first=2), SGD(lr=1.0)), clock, Until(time=5.5)).steps()
     next(steps)

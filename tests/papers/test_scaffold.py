@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1); PERS §5 compares with its option I."""
+"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1); PersA-FL compares with its option I in §5."""
 
 from __future__ import annotations
 

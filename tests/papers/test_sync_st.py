@@ -1,4 +1,4 @@
-"""Sync-ST, Sync-UCB-ST and Sync-Bayes-ST: the synchronous baselines of FAST (§2, §5.2, D.1)."""
+"""Sync-ST, Sync-UCB-ST and Sync-Bayes-ST: the synchronous baselines of FedAST (§2, §5.2, appendix D.1)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_what_will_not_arrive_before_the_end_is_never_computed() -> None:
 
 
 def test_with_memoryless_clients_a_batch_has_about_the_square_root_of_half_pi_n_jobs() -> None:
-    """DESIGN.md: "about sqrt(πn/2) jobs per batch (14 for n = 128)"."""
+    """With n clients alike, about sqrt(πn/2) jobs are known before one depends on another: 14 for n = 128."""
     clock = Times(Exponential(1.0)).bind(128, seed=0)
     sizes = batches(Quadratic(128, dim=1), clock, Until(updates=8000))[1:]  # the first batch is all of them
     assert sum(sizes) / len(sizes) == pytest.approx(math.sqrt(math.pi * 128 / 2), rel=0.1)

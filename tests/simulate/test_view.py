@@ -80,7 +80,7 @@ def test_when_nobody_takes_work_nobody_is_given() -> None:
 
 
 def test_a_share_that_takes_work_leaves_the_draw_uniform() -> None:
-    """FAST: "N = 1000 clients of which 30 % accept new work"."""
+    """FedAST, §5.1: of 1,000 clients 30 % accept new work."""
     found = answers(Asking({}, 2), Times(Constant(1e9), available=0.3).bind(N, 0))
     counts = Counter(client for chosen in found for client in chosen)
     assert set(counts) == set(range(N)) - {BUSY}

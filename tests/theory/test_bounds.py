@@ -67,7 +67,7 @@ def test_the_theorems_about_gradients(trial: Callable[..., Trial]) -> None:
     assert found.staleness > 0  # asynchrony took part
 
 
-def test_theorem_2_of_defa_as_printed_fails_where_the_noise_is_large() -> None:
+def test_theorem_2_of_defedavg_as_printed_fails_where_the_noise_is_large() -> None:
     """The last line of its proof lacks σ² under the root: with σ²·L = 20,000 runs are between it and the true one."""
     loud = trials.Setting(clients=4, smoothness=0.5, convexity=0.5, noise=200.0, heterogeneity=0.0, distance=1.0)
     found = trials.defedavg_iid_trial(SEEDS, loud, steps=1, sampled=1, rounds=800)
@@ -103,7 +103,7 @@ def test_areas_rate_is_one_over_the_root_of_k_when_nonsmooth() -> None:
 
 @pytest.mark.slow
 def test_defedavgs_speed_up_is_linear() -> None:
-    """DEFA theorem 1: rounds to a fixed gradient norm fall as 1/n, slope −1 ± 0.2 for n = 1 … 16."""
+    """DeFedAvg, theorem 1: rounds to a fixed gradient norm fall as 1/n, slope −1 ± 0.2 for n = 1 … 16."""
     draws = [1, 2, 4, 8, 16]
     epsilon = trials.defedavg_trial(range(6), trials.MANY, 1, 4, 560, late=20).measured
     rounds = [trials.rounds_to(epsilon, n, range(6)) for n in draws]

@@ -1,4 +1,4 @@
-"""BUFF, PERS, FAST and DEFA: formulas against sympy, against the line of the proof they come from, and in limits."""
+"""FedBuff, PersA-FL, FedAST, DeFedAvg: formulas against sympy, against the proof they come from, and in limits."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_me_asks_for_a_penalty_of_seven_times_l(penalty: float) -> None:
         moreau(penalty)
 
 
-# FAST
+# FedAST
 
 
 def test_fast_corollary_is_theorem_1_under_its_step_sizes() -> None:
@@ -209,7 +209,7 @@ def test_the_optimum_of_6_against_a_numerical_minimiser() -> None:
     assert fedast.objective(whole, weights) < 1.05 * found.fun
 
 
-# DEFA
+# DeFedAvg
 
 
 def decoupled(**options: Any) -> defedavg.Decoupled:

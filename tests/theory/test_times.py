@@ -58,7 +58,7 @@ def test_mean_staleness_does_not_depend_on_the_law_of_times(law: Any) -> None:
 
 
 def test_fedasts_time_and_staleness_where_nobody_queues() -> None:
-    """FAST §4: b/(Rλ), "assuming there is no queue on the clients": 12 requests among 2,000 clients."""
+    """FedAST, §4: b/(Rλ), "assuming there is no queue on the clients": 12 requests among 2,000 clients."""
     result = arrivals(FedAST(requests=12, size=4, lr=0.1), Times(Exponential(3.0)), 2000, 3000)
     late = [row.staleness for row in result.events if row.event == "Arrived"][200:]
     assert np.mean(late) == pytest.approx(times.staleness(12, 4), rel=0.05)
@@ -95,7 +95,7 @@ def test_the_slowest_of_unequal_clients(each: list[float]) -> None:
 
 
 def test_synchronous_rounds_are_harmonic_sums() -> None:
-    """FAST §4: (1/λ) Σ 1/k; first-k of s by order statistics of 20,000 draws."""
+    """FedAST, §4: (1/λ) Σ 1/k; first-k of s by order statistics of 20,000 draws."""
     assert times.synchronous_time(2.0, 4) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 2)
     assert times.synchronous_time(2.0, 4) == pytest.approx(times.slowest_time([2.0] * 4), rel=1e-6)
     draws = np.sort(np.random.default_rng(0).exponential(0.5, (20_000, 10)), axis=1)

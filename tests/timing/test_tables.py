@@ -29,7 +29,7 @@ from offbeat.timing import (
     Uniform,
 )
 
-FAST = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
+CLASSES = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
 SPEEDS = "speeds = { slow = [0.25, 1.3], normal = [0.5, 1.0], fast = [0.25, 0.7] }"
 SIZES = "per_step = { mnist = 0.148, fashion = 0.240 }"
 FORMS = {
@@ -37,9 +37,9 @@ FORMS = {
     "exponential = { rate = { normal = [10, 5], min = 0.5 } }": Times(Exponential(Normal(10, 5, 0.5))),
     "exponential = { rate = [1.0, 2] }": Times(Exponential((1.0, 2.0))),
     f"shifted_exponential = {{ {SIZES}, {SPEEDS} }}": Times(
-        ShiftedExponential({"mnist": 0.148, "fashion": 0.240}), speeds=FAST
+        ShiftedExponential({"mnist": 0.148, "fashion": 0.240}), speeds=CLASSES
     ),
-    f"shifted_exponential = {{ per_step = 0.148 }}\n{SPEEDS}": Times(ShiftedExponential(0.148), speeds=FAST),
+    f"shifted_exponential = {{ per_step = 0.148 }}\n{SPEEDS}": Times(ShiftedExponential(0.148), speeds=CLASSES),
     "constant = { time = 1 }": Times(Constant(1.0)),
     'constant = { time = { mnist = 1.0 }, per = "step" }': Times(Constant({"mnist": 1.0}, "step")),
     "uniform = { low = 1.0, high = 3 }\nspeeds = [1.0, 2.0]": Times(Uniform(1.0, 3.0), speeds=Factors((1.0, 2.0))),

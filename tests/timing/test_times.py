@@ -31,7 +31,7 @@ from offbeat.timing import (
     laws,
 )
 
-FAST = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
+SPEEDS = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
 
 
 def job(client=0, number=0, steps=10, task=0):
@@ -46,13 +46,13 @@ MODELS = {
     "exponential": Times(Exponential(10.0)),
     "exponential, normal rates": Times(Exponential(Normal(10, 5, 0.5))),
     "exponential, slow": Times(Exponential(10.0), speeds=Spread(1, 5)),
-    "shifted exponential": Times(ShiftedExponential(0.148), speeds=FAST),
+    "shifted exponential": Times(ShiftedExponential(0.148), speeds=SPEEDS),
     "uniform, job": Times(Uniform(1.0, 3.0)),
-    "uniform, step": Times(Uniform(0.0, 3.0, per="step"), speeds=FAST),
+    "uniform, step": Times(Uniform(0.0, 3.0, per="step"), speeds=SPEEDS),
     "log-normal, median": Times(LogNormal(0.5, median=2.0), speeds=Spread(1, 5)),
     "log-normal, mean": Times(LogNormal(0.5, mean=2.0, per="step")),
     "pareto, job": Times(Pareto(1.0, 4.0)),
-    "pareto, step": Times(Pareto(1.0, 4.0, per="step"), speeds=FAST),
+    "pareto, step": Times(Pareto(1.0, 4.0, per="step"), speeds=SPEEDS),
 }
 
 
@@ -107,10 +107,10 @@ def test_fast_c6_one_draw_for_a_job_times_its_steps():
 
 
 def test_fast_c6_speed_classes_have_exact_shares_and_scale_the_times():
-    clock = Times(ShiftedExponential(1.0), speeds=FAST).bind(1000, seed=2)
+    clock = Times(ShiftedExponential(1.0), speeds=SPEEDS).bind(1000, seed=2)
     factors = [clock.compute.mean(c) / 3 for c in range(1000)]
     assert [sum(math.isclose(f, x) for f in factors) for x in (1.3, 1.0, 0.7)] == [250, 500, 250]
-    assert FAST.factors(1000, 2) != FAST.factors(1000, 3)
+    assert SPEEDS.factors(1000, 2) != SPEEDS.factors(1000, 3)
 
 
 def test_sizes_by_task_name_follow_the_order_of_the_tasks():

@@ -150,7 +150,7 @@ def test_broadcasts_to_all_are_counted_as_sent(tmp_path: Path) -> None:
 
 
 def test_asynchronous_clients_are_at_work_more_than_synchronous_ones(tmp_path: Path) -> None:
-    """PERS figure 2a: "the concurrency level for asynchronous methods is considerably higher"."""
+    """PersA-FL, figure 2a: "the concurrency level for asynchronous methods is considerably higher"."""
     problem, timing = Quadratic(30, dim=2, dtype=torch.float32), Times(network=Delays(download=1.0, ratio=(4.0, 6.0)))
     found = {
         name: measured(tmp_path / name, problem, server, timing, Until(time=200.0))["concurrency"]["mean"]

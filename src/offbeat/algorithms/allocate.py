@@ -1,4 +1,4 @@
-"""How many requests each of several tasks gets (FAST algorithms 3 and 4, appendix A)."""
+"""How many requests each of several tasks gets (FedAST, algorithms 3 and 4, appendix A)."""
 
 from __future__ import annotations
 

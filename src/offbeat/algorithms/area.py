@@ -1,4 +1,4 @@
-"""AREA: asynchronous exact averaging (AREA algorithms 1 and 2)."""
+"""AREA: asynchronous exact averaging (algorithms 1 and 2 of its paper, see docs/papers.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AreaState(OneModel):
 
 @dataclass(frozen=True)
 class AREA(Flow[AreaState]):
-    """Clients send what changed since they last spoke, so that fast ones do not count more (AREA algorithm 1).
+    """Clients send what changed since they last spoke, so that fast ones do not count more (AREA, algorithm 1).
 
     On a message m_i: u ← u + m_i/n and the client gets the model of *before* any aggregation its message triggers.
     When the criterion fires: x ← x + u, u ← 0. The invariant mean(y_i) = x + u holds after every event.

@@ -1,4 +1,4 @@
-"""AS-FedAvg: the asynchronous FedAvg that AREA §5 compares with."""
+"""AS-FedAvg: the asynchronous FedAvg that AREA is compared with in §5."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AsFedAvgState(OneModel):
 
 @dataclass(frozen=True)
 class AsFedAvg(Flow[AsFedAvgState]):
-    """Clients send models; after Δ of them the server's model is their mean (AREA §5).
+    """Clients send models; after Δ of them the server's model is their mean (AREA, §5).
 
     every: messages per server step, Δ; or Period or Poisson.   concurrency: see `Flow`.
     """

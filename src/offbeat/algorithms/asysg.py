@@ -1,4 +1,4 @@
-"""Asynchronous SGD (AREA §2, DEFA §4; Lian et al. 2015): the server steps along stale gradients."""
+"""Asynchronous SGD (AREA, §2; DeFedAvg, §4; Lian et al. 2015): the server steps along stale gradients."""
 
 from __future__ import annotations
 

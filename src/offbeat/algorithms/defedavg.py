@@ -1,4 +1,4 @@
-"""DeFedAvg: for clients with unlike data (DEFA algorithm 1) and with alike data (algorithm 2).
+"""DeFedAvg: for clients with unlike data (algorithm 1 of its paper) and with alike data (algorithm 2).
 
 Clients never wait for a message: a broadcast lies in their receive buffer when they are done with their last model, and
 results travel while they train on.

@@ -1,4 +1,4 @@
-"""FedAST: several models at once over one pool of clients (FAST algorithms 2–4 and appendix A)."""
+"""FedAST: several models at once over one pool of clients (algorithms 2–4 and appendix A of its paper)."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class FedAST(Server[FedASTState]):
 
 @dataclass(frozen=True)
 class OneByOne(FedAST):
-    """The naive way: all requests to one task until it is done, then to the next (FAST §1).
+    """The naive way: all requests to one task until it is done, then to the next (FedAST, §1).
 
     Settings as for FedAST.
     """

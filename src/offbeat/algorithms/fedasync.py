@@ -1,4 +1,4 @@
-"""FedAsync: a server step on every arrival (PERS algorithm 1, and Xie, Koyejo, Gupta 2019)."""
+"""FedAsync: a server step on every arrival (PersA-FL, algorithm 1, and Xie, Koyejo, Gupta 2019)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offbeat.core.vectors import Vector
 
 @dataclass(frozen=True)
 class FedAsync(Flow[OneModel]):
-    """w ← w − lr · s(τ) · delta on every arrival (PERS algorithm 1, line 4, where s = 1).
+    """w ← w − lr · s(τ) · delta on every arrival (PersA-FL, algorithm 1, line 4, where s = 1).
 
     lr: server step size, β.   weight: staleness weight s(τ), 1 for a fresh update.   concurrency: see `Flow`.
     """

@@ -1,4 +1,4 @@
-"""FedAvg: synchronous rounds (McMahan et al. 2017; S-FedAvg of AREA §5), with over-selection (FAST D.1)."""
+"""FedAvg: synchronous rounds (McMahan et al. 2017; S-FedAvg in AREA, §5), with over-selection (FedAST, D.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBuff: buffered asynchronous aggregation (BUFF algorithms 1 and 2)."""
+"""FedBuff: buffered asynchronous aggregation (algorithms 1 and 2 of Toghani and Uribe, see docs/papers.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BuffState(OneModel):
 
 @dataclass(frozen=True)
 class FedBuff(Flow[BuffState]):
-    """Collect K deltas, then w ← w − lr · mean (BUFF algorithm 2).
+    """Collect K deltas, then w ← w − lr · mean (algorithm 2).
 
     size: updates per server step, K; or Period or Poisson, then the mean is over what came in between.
     lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.

@@ -91,7 +91,7 @@ class Hinge:
         return 1.0 if staleness <= self.after else 1.0 / (self.slope * (staleness - self.after) + 1.0)
 
 
-# When the server aggregates (AREA remark 2)
+# When the server aggregates (AREA, remark 2)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
 
 
 def optimal_rate(rates: Sequence[float]) -> float:
-    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the aggregation rate that minimises theorem 8's bound (AREA §4.2).
+    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the aggregation rate that minimises theorem 8's bound (AREA, §4.2).
 
     >>> round(optimal_rate([10.0] * 128), 3)     # equal rates: λ·sqrt(n/2)
     80.0

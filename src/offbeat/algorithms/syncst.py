@@ -1,4 +1,4 @@
-"""Synchronous training of several models: Sync-ST, Sync-UCB-ST and Sync-Bayes-ST (FAST §2, §5.2, D.1)."""
+"""Synchronous training of several models: Sync-ST, Sync-UCB-ST and Sync-Bayes-ST (FedAST, §2, §5.2, D.1)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Synchronised(Server[S]):
 
 @dataclass(frozen=True)
 class SyncST(Synchronised[SyncState]):
-    """Each round a random partition of the clients over the tasks (FAST §2).
+    """Each round a random partition of the clients over the tasks (FedAST, §2).
 
     per_round, first, lr, shares, targets: see `Synchronised`.
     """

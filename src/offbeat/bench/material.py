@@ -56,7 +56,7 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
         return Material(workload, [quadratic], [], [], [], _means(n, rng), ["quadratic"])
     datasets = [dataset(task) for task in workload.tasks]
     modules = [build(t.model, d.shape, d.classes, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
-    split = Dirichlet(0.1, per_client=300) if workload.requests else IID()  # FAST C.4
+    split = Dirichlet(0.1, per_client=300) if workload.requests else IID()  # FedAST, appendix C.4
     shards = [split(d.train_y.numpy(), n, rng) for d in datasets]
     problems = [
         Supervised(d, m, s, device=device, name=f"{t.data}-{i}", measured=JUDGED if t.model != "softmax" else None)
@@ -91,13 +91,13 @@ def synthetic(name: str, train: int = _TRAIN, test: int = _TEST) -> Dataset:
 
 
 def _means(clients: int, rng: np.random.Generator) -> list[float]:
-    """Mean times 1/λ_i with λ_i ~ N(10, 5) cut at 0.5 (AREA §5)."""
+    """Mean times 1/λ_i with λ_i ~ N(10, 5) cut at 0.5 (AREA, §5)."""
     rates = np.maximum(rng.normal(10.0, 5.0, clients), 0.5)
     return [float(1.0 / rate) for rate in rates]
 
 
 def _slowness(clients: int, rng: np.random.Generator) -> list[float]:
-    """A quarter of the clients slow, a quarter fast (FAST C.6)."""
+    """A quarter of the clients slow, a quarter fast (FedAST, appendix C.6)."""
     return [float(factor) for factor in rng.choice([1.3, 1.0, 0.7], clients, p=[0.25, 0.5, 0.25])]
 
 

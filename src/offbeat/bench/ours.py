@@ -27,7 +27,7 @@ from offbeat.timing import Exponential, Factors, ShiftedExponential, Times
 Work = Callable[[int, int], Sequence[Vector]]  # (updates, seed) -> the final model of each task
 
 QUADRATIC_LR = 0.1
-AVAILABLE = 0.3  # share of the clients that take new work where several tasks share them (FAST §5.1)
+AVAILABLE = 0.3  # share of the clients that take new work where several tasks share them (FedAST, §5.1)
 
 
 def contender(name: str, material: Material, device: str = "cpu") -> Work:

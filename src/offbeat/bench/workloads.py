@@ -16,7 +16,7 @@ AGAINST = {BOTH: OFFBEAT, SWEEP: SERIAL}  # what they are compared with; offbeat
 class Task:
     """What one model learns from.
 
-    time: mean time of a local step on a normal client, β of FAST C.6; only where there are several tasks.
+    time: mean time of a local step on a normal client, β in FedAST, C.6; only where there are several tasks.
     """
 
     data: str
@@ -102,7 +102,7 @@ WORKLOADS = {
         ),
         Workload(
             "W3",
-            "CNN of DEFA on 28×28, 100 clients, batch 10, 50 steps",
+            "CNN of DeFedAvg on 28×28, 100 clients, batch 10, 50 steps",
             clients=100,
             tasks=(Task("fashion-mnist", "cnn", steps=50, batch=10, lr=0.05),),
             updates=20,
@@ -115,7 +115,7 @@ WORKLOADS = {
         ),
         Workload(
             "W4",
-            "FAST's tasks (MLP, LeNet-5, CNN), 1,000 clients, 315 requests, batch 32, 27 steps",
+            "FedAST's tasks (MLP, LeNet-5, CNN), 1,000 clients, 315 requests, batch 32, 27 steps",
             clients=1000,
             tasks=(
                 Task("mnist", "mlp", steps=27, batch=32, lr=0.1, time=0.148),

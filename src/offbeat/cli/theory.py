@@ -86,7 +86,7 @@ def fedbuff_(
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """FedBuff: BUFF theorem 1."""
+    """FedBuff, theorem 1."""
     problem = fedbuff.Buffered(smoothness, steps, staleness or 0.0, clients, sigma, gamma, gap)
     traffic = advice.Traffic(_rates(rates, clients), size, _at_once(concurrency, clients))
     _say(advice.buffered(problem, traffic, staleness, epsilon), as_json)
@@ -114,7 +114,7 @@ def persafl_(
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """FedAsync, PersA-FL-MAML and PersA-FL-ME: PERS theorems 1, 2 and 3."""
+    """FedAsync, PersA-FL-MAML and PersA-FL-ME: PersA-FL, theorems 1, 2 and 3."""
     base = persafl.Stale(smoothness, steps, staleness or 0.0, sigma, gamma, gap)
     traffic = advice.Traffic(_rates(rates, clients), 1, _at_once(concurrency, clients))
     if option == "fedasync":
@@ -147,7 +147,7 @@ def fedast_(
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """FedAST: FAST theorem 1 and corollary 1.1, and the division of requests among tasks."""
+    """FedAST, theorem 1 and corollary 1.1, and the division of requests among tasks."""
     if weights is not None:
         _say(_division(requests, _numbers("weights", weights)), as_json)
         return
@@ -172,7 +172,7 @@ def defedavg_(
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """DeFedAvg: DEFA theorem 1 and its bound on the delay."""
+    """DeFedAvg, theorem 1 and its bound on the delay."""
     problem = defedavg.Decoupled(smoothness, steps, sampled, delay or 1.0, sigma, nu, gradient, gap)
     _say(advice.decoupled(problem, clients, round_time, delay, epsilon, failure), as_json)
 
@@ -186,7 +186,7 @@ def _division(requests: int, weights: Sequence[float]) -> advice.Advice:
         "(6) at the optimum": fedast.objective(exact, weights),
         "(6) with equal parts": fedast.objective(equal, weights),
     }
-    return advice.Advice("FedAST, FAST (6): requests in proportion to sqrt(η_s·η_c·τ)·σ_g", facts)
+    return advice.Advice("FedAST, equation (6): requests in proportion to sqrt(η_s·η_c·τ)·σ_g", facts)
 
 
 def _say(found: advice.Advice, as_json: bool) -> None:
@@ -324,26 +324,26 @@ def _compare_stale(server: Any, local: Local, c: estimate.Constants, rates: Sequ
     lr = "local step η"
     if isinstance(server, FedBuff):
         buffered = fedbuff.Buffered(L, Q, tau, n, sigma, gamma, c.gap)
-        name, least, bound = "BUFF theorem 1", fedbuff.least_steps(buffered), fedbuff.bound(buffered, T)
+        name, least, bound = "FedBuff, theorem 1", fedbuff.least_steps(buffered), fedbuff.bound(buffered, T)
         rows = [(lr, f"{local.lr:.4g}", f"{fedbuff.local_step(buffered, T):.4g}"), ("server lr", f"{server.lr:g}", "1")]
     elif isinstance(server, FedAST):
         task = fedast.Task(L, Q, size, server.requests, tau, sigma, c.farthest, c.gap)
-        name, least, bound = "FAST corollary 1.1", fedast.least_steps(task), fedast.corollary_bound(task, max(T, 1))
+        name, least, bound = "FedAST, corollary 1.1", fedast.least_steps(task), fedast.corollary_bound(task, max(T, 1))
         rows = [
             ("client step η_c", f"{local.lr:.4g}", f"{fedast.client_step(task, T):.4g}"),
             ("server lr η_s", f"{server.lr:g}", f"{fedast.server_step(task):.4g}"),
         ]
     else:
         base = persafl.Stale(L, Q, tau, sigma, gamma, c.gap)
-        smooth, least, bound, name = L, persafl.least_steps(base), persafl.bound(base, T), "PERS theorem 1"
+        smooth, least, bound, name = L, persafl.least_steps(base), persafl.bound(base, T), "PersA-FL, theorem 1"
         if isinstance(local, MAML):
             adapted = persafl.Maml(base, local.alpha, c.gradient, c.gap)
             smooth, least = adapted.smoothness, persafl.maml_least_steps(adapted)
-            bound, name = persafl.maml_bound(adapted, T), "PERS theorem 2, taking ρ = σ_h = γ_h = 0"
+            bound, name = persafl.maml_bound(adapted, T), "PersA-FL, theorem 2, taking ρ = σ_h = γ_h = 0"
         elif isinstance(local, Moreau):
             moreau = persafl.Moreau(base, local.penalty, local.accuracy, c.gap)
             smooth, least = moreau.smoothness, persafl.moreau_least_steps(moreau, printed=False)
-            bound, name = persafl.moreau_bound(moreau, T, printed=False), "PERS theorem 3"
+            bound, name = persafl.moreau_bound(moreau, T, printed=False), "PersA-FL, theorem 3"
         rows = [
             (lr, f"{local.lr:.4g}", f"{persafl.local_step(smooth, Q, T):.4g}"),
             ("server lr β", f"{server.lr:g}", "1"),
@@ -373,7 +373,7 @@ def _compare_defedavg(
     ]
     notes = _rounds(T, defedavg.least_rounds(problem), defedavg.bound(problem, T))
     notes.insert(1, f"delay λ ≤ {late:g} with probability 0.99 from the draws; clients that train on are less late")
-    return "DEFA theorem 1", rows, notes
+    return "DeFedAvg, theorem 1", rows, notes
 
 
 def _compare_defedavg_iid(
@@ -389,7 +389,7 @@ def _compare_defedavg_iid(
     ]
     notes = _rounds(T, defedavg.iid_least_rounds(problem), defedavg.iid_bound(problem, T))
     notes.insert(1, f"delay λ ≤ {late:g} with probability 0.99; the theorem assumes that all clients have equal data")
-    return "DEFA theorem 2", rows, notes
+    return "DeFedAvg, theorem 2", rows, notes
 
 
 def _decoupled(c: estimate.Constants, local: Local, sampled: int, late: float) -> defedavg.Decoupled:

@@ -1,4 +1,4 @@
-"""Shakespeare's plays as next-character prediction: who speaks is who owns the text (FAST C.4, after LEAF).
+"""Shakespeare's plays as next-character prediction: who speaks is who owns the text (FedAST, C.4, after LEAF).
 
 A play's file is its title, the cast, a line `SCENE<TAB>where`, then the acts. A speech starts with `NAME<TAB>`
 and goes on in lines that start with a tab. Text in [brackets] is a stage direction and nobody's; a line

@@ -63,9 +63,9 @@ class Dirichlet:
     """Class proportions drawn from a Dirichlet distribution; the smaller alpha, the less alike the clients.
 
     alpha: concentration, a.
-    per_client: None: the proportions of a class run over the clients, every sample is given once (AREA §5).
+    per_client: None: the proportions of a class run over the clients, every sample is given once (AREA, §5).
         A number: that many samples for each client, whose proportions run over the classes; a class that is
-        used up is gone through again (FAST C.4).
+        used up is gone through again (FedAST, appendix C.4).
     min_size: without per_client, clients with fewer samples than this take some from the largest clients.
     """
 
@@ -104,7 +104,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Classes:
-    """Every client has samples of this many classes only (PERS §5, DEFA §4.1).
+    """Every client has samples of this many classes only (PersA-FL, §5; DeFedAvg, §4.1).
 
     The classes are dealt at random and evenly: each is held by the same number of clients, give or take one,
     and cut into equal parts for them. With fewer than (classes / per_client) clients some are nobody's.

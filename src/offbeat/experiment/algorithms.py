@@ -86,7 +86,7 @@ def algorithm_from(
 
 def _half(local: Local | None, entry: Entry, table: Mapping[str, Any], place: str) -> Local:
     if local is None and entry.several:
-        return SGD(lr=0.1, steps=27, batch=32)  # FAST C.5
+        return SGD(lr=0.1, steps=27, batch=32)  # FedAST, appendix C.5
     if local is None:
         raise SettingError(f"{place} lacks its local half, such as local = {{ sgd = {{ lr = 0.1 }} }}")
     if entry.local and type(local) is not LOCALS[entry.local][0]:

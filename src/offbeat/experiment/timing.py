@@ -109,7 +109,7 @@ def _network(table: Mapping[str, Any], where: str) -> Network | None:
 
 
 def _lift_speeds(table: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Speeds | None]:
-    """The table without its speeds, which stand beside the other parts or in shifted_exponential (FAST)."""
+    """The table without its speeds, which stand beside the other parts or in shifted_exponential (FedAST)."""
     inner = table.get("shifted_exponential")
     places = {f"{where}.speeds": table} if "speeds" in table else {}
     if isinstance(inner, Mapping) and "speeds" in inner:

@@ -1,4 +1,4 @@
-"""PersA-FL's option B: local steps on the MAML loss (PERS algorithm 2, lines 8–9; Per-FedAvg's local half too)."""
+"""PersA-FL's option B: local steps on the MAML loss (algorithm 2, lines 8–9; Per-FedAvg's local half too)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PersA-FL's option C: local steps on the Moreau envelope (PERS algorithm 2, lines 10–12; pFedMe's local half too)."""
+"""PersA-FL's option C: local steps on the Moreau envelope (algorithm 2, lines 10–12; pFedMe's local half too)."""
 
 from __future__ import annotations
 

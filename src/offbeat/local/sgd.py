@@ -1,4 +1,4 @@
-"""Stochastic gradient descent: the local half of most algorithms (BUFF algorithm 1, lines 4–9)."""
+"""Stochastic gradient descent: the local half of most algorithms (FedBuff, algorithm 1, lines 4–9)."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class LeNet5(_TwoConv):
 
 
 class CNN(_TwoConv):
-    """The network of DEFA §4.1.1: 32 and 64 channels, then one hidden layer of 512.
+    """The network of DeFedAvg (§4.1.1): 32 and 64 channels, then one hidden layer of 512.
 
     The latent size of 1600 that the paper gives is 64 · 5 · 5, for CIFAR-10's 32 × 32; it is 64 · 4 · 4 = 1024
     for 28 × 28. The 32 channels of the first layer are not in the paper but fit its model sizes best: 878,538
@@ -101,7 +101,7 @@ class CNN(_TwoConv):
 
 
 class CifarCNN(_TwoConv):
-    """The CIFAR network of Acar et al. 2021 that FAST trains: 64 and 64 channels, full layers of 384 and 192."""
+    """The CIFAR network of Acar et al. 2021 that FedAST trains: 64 and 64 channels, full layers of 384 and 192."""
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__("cifar-cnn", shape, classes, (64, 64), (384, 192))

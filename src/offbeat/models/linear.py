@@ -98,7 +98,7 @@ def _counting(count: int) -> npt.NDArray[np.int64]:
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU: 784-200-100-10 on MNIST (FAST table 1)."""
+    """Fully connected layers with ReLU: 784-200-100-10 on MNIST (FedAST, table 1)."""
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (200, 100)) -> None:
         super().__init__()

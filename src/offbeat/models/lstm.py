@@ -15,7 +15,7 @@ from offbeat.models.gpu import kernels
 class LSTM(nn.Module):
     """Characters embedded in 8 dimensions, two LSTM layers of 256, and a linear layer on the last output.
 
-    The sizes are LEAF's; FAST (Shakespeare) takes the model from there.
+    The sizes are LEAF's; FedAST (Shakespeare) takes the model from there.
     """
 
     def __init__(

@@ -145,7 +145,8 @@ def area_smooth(
         "K comes from the leading terms of the proof, constants included; runs on quadratics end up hundreds to "
         "thousands of times below them (docs/theory.md), so read it as an order of magnitude at most",
     ]
-    return Advice("AREA theorem 7 (strongly convex, smooth): E|x_K − x*|² ≤ ε", facts, _halved(time, now, knobs), notes)
+    theorem = "AREA, theorem 7 (strongly convex, smooth): E|x_K − x*|² ≤ ε"
+    return Advice(theorem, facts, _halved(time, now, knobs), notes)
 
 
 def area_nonsmooth(
@@ -188,7 +189,7 @@ def area_nonsmooth(
         Knob("epsilon"),
     ]
     notes = [] if printed else ["for M > 1 the proof supports M·B² where the theorem prints (M+1)B²/2; M·B² is used"]
-    return Advice("AREA theorem 8 (convex, Lipschitz): E f(x̄_K) − f* ≤ ε", facts, _halved(time, now, knobs), notes)
+    return Advice("AREA, theorem 8 (convex, Lipschitz): E f(x̄_K) − f* ≤ ε", facts, _halved(time, now, knobs), notes)
 
 
 # The theorems about gradients
@@ -323,7 +324,7 @@ def _of_base(problem: Any, staleness: float) -> Any:
 
 
 def _personal_step(smoothness: str) -> Callable[[Any, float], Mapping[str, float]]:
-    """The step sizes of PERS's theorems 2 and 3, which differ in what they call the smoothness."""
+    """The step sizes of PersA-FL's theorems 2 and 3, which differ in what they call the smoothness."""
     return lambda p, T: {
         "local step η": persafl.local_step(p.smoothness, p.base.steps, T),
         "server lr β": 1.0,
@@ -332,21 +333,21 @@ def _personal_step(smoothness: str) -> Callable[[Any, float], Mapping[str, float
 
 
 _BUFFERED = _Theorem(
-    "FedBuff, BUFF theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    "FedBuff, theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
     fedbuff.least_steps,
     fedbuff.bound,
     lambda p, T: {"local step η": fedbuff.local_step(p, T), "server lr (β·K)": 1.0},
     ("smoothness", "steps", "sigma", "gamma", "gap"),
 )
 _STALE = _Theorem(
-    "FedAsync, PERS theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    "PersA-FL, theorem 1 for FedAsync (smooth): (1/T) Σ E|∇f|² ≤ ε",
     persafl.least_steps,
     persafl.bound,
     lambda p, T: {"local step η": persafl.local_step(p.smoothness, p.steps, T), "server lr β": 1.0},
     ("smoothness", "steps", "sigma", "gamma", "gap"),
 )
 _MAML = _Theorem(
-    "PersA-FL-MAML, PERS theorem 2 (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    "PersA-FL, theorem 2 for MAML (smooth): (1/T) Σ E|∇F|² ≤ ε",
     persafl.maml_least_steps,
     persafl.maml_bound,
     _personal_step("smoothness L_b"),
@@ -354,7 +355,7 @@ _MAML = _Theorem(
     _of_base,
 )
 _MOREAU = _Theorem(
-    "PersA-FL-ME, PERS theorem 3 (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    "PersA-FL, theorem 3 for ME (smooth): (1/T) Σ E|∇F|² ≤ ε",
     lambda p: persafl.moreau_least_steps(p, printed=False),
     lambda p, T: persafl.moreau_bound(p, T, printed=False),
     _personal_step("smoothness L_c"),
@@ -362,7 +363,7 @@ _MOREAU = _Theorem(
     _of_base,
 )
 _SIMULTANEOUS = _Theorem(
-    "FedAST, FAST corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    "FedAST, corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
     fedast.least_steps,
     fedast.corollary_bound,
     lambda p, T: {"client step η_c": fedast.client_step(p, T), "server lr η_s": fedast.server_step(p)},
@@ -373,17 +374,17 @@ _SIMULTANEOUS = _Theorem(
 def buffered(
     problem: fedbuff.Buffered, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01
 ) -> Advice:
-    """BUFF theorem 1."""
+    """FedBuff, theorem 1."""
     return _advise(_BUFFERED, problem, traffic, staleness, epsilon, _uneven(traffic))
 
 
 def stale(problem: persafl.Stale, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
-    """PERS theorem 1."""
+    """PersA-FL, theorem 1."""
     return _advise(_STALE, problem, traffic, staleness, epsilon, _uneven(traffic))
 
 
 def maml(problem: persafl.Maml, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
-    """PERS theorem 2."""
+    """PersA-FL, theorem 2."""
     facts = {
         "bias that stays": 4.0 * problem.base.steps * problem.bias**2,
         "batches larger by (corollary 1)": persafl.maml_batch(problem, epsilon),
@@ -392,7 +393,7 @@ def maml(problem: persafl.Maml, traffic: Traffic, staleness: float | None = None
 
 
 def moreau(problem: persafl.Moreau, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
-    """PERS theorem 3, with the proof's condition on T and its third term."""
+    """PersA-FL, theorem 3, with the proof's condition on T and its third term."""
     notes = [*_uneven(traffic), "the condition on T has (τ+1)³ and the third term γ_c², as the proof has them"]
     facts = {
         "bias that stays": 4.0 * problem.base.steps * problem.bias**2,
@@ -402,7 +403,7 @@ def moreau(problem: persafl.Moreau, traffic: Traffic, staleness: float | None = 
 
 
 def simultaneous(task: fedast.Task, traffic: Traffic, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
-    """FAST corollary 1.1 with the proof's constants."""
+    """FedAST, corollary 1.1 with the proof's constants."""
     notes = ["the paper states this bound in O(·); the constants are those of its appendix E.3.1"]
     return _advise(_SIMULTANEOUS, task, traffic, staleness, epsilon, notes)
 
@@ -415,7 +416,7 @@ def decoupled(
     epsilon: float = 0.01,
     failure: float = 0.01,
 ) -> Advice:
-    """DEFA theorem 1.   delay: λ; None: the high-probability bound.   step_time: of a round."""
+    """DeFedAvg, theorem 1.   delay: λ; None: the high-probability bound.   step_time: of a round."""
     check(epsilon=epsilon)
     check_whole(clients=clients)
 
@@ -457,4 +458,4 @@ def decoupled(
     }
     knobs = [Knob(name, whole=name in WHOLE) for name in now]
     notes = ["(11) grows as n·K·λ⁴: with λ from sampling alone it is far beyond what anybody runs"] if at_limit else []
-    return Advice("DeFedAvg, DEFA theorem 1 (smooth): (1/T) Σ E|∇F|² ≤ ε", facts, _halved(time, now, knobs), notes)
+    return Advice("DeFedAvg, theorem 1 (smooth): (1/T) Σ E|∇F|² ≤ ε", facts, _halved(time, now, knobs), notes)

@@ -1,4 +1,4 @@
-"""DEFA's theorems 1 (unlike data) and 2 (equal data) and the high-probability bound on the delay λ.
+"""DeFedAvg's theorems 1 (unlike data) and 2 (equal data) and the high-probability bound on the delay λ.
 
 Symbols: L smoothness, K local steps, n draws a round of N clients, λ largest delay in rounds, σ² gradient noise,
 ν² ≥ E|∇F_i − ∇F|², G² ≥ E|∇F_i|², gap = F(w_0) − F*, η the global and η̄ the local step size, T rounds.

@@ -1,4 +1,4 @@
-"""PERS: theorem 1 (FedAsync), theorem 2 (PersA-FL-MAML), theorem 3 (PersA-FL-ME) and the constants of lemmas 1–7.
+"""PersA-FL: theorem 1 (FedAsync), theorem 2 (PersA-FL-MAML), theorem 3 (PersA-FL-ME) and the constants of lemmas 1–7.
 
 Symbols: L smoothness, Q local steps, τ largest staleness, σ_g²/b variance of a mini-batch, γ_g heterogeneity of
 gradients, σ_h, γ_h of Hessians, ρ Lipschitz constant of Hessians, G largest gradient, gap = f(w_0) − f*. β = 1.

@@ -89,14 +89,14 @@ def buffer_time(rates: Sequence[float], size: int, concurrency: int | None = Non
 
 
 def fedast_time(rate: float, size: int, requests: int) -> float:
-    """b/(R·λ): time of one of FedAST's server steps, clients without queues (FAST §4)."""
+    """b/(R·λ): time of one of FedAST's server steps, clients without queues (FedAST, §4)."""
     check(rate=rate)
     check_whole(size=size, requests=requests)
     return size / (requests * rate)
 
 
 def synchronous_time(rate: float, clients: int, first: int | None = None) -> float:
-    """(1/λ)·Σ_{k=s−m+1}^{s} 1/k: time until the first m of s equal clients are done, by default all (FAST §4)."""
+    """(1/λ)·Σ_{k=s−m+1}^{s} 1/k: time until the first m of s equal clients are done, by default all (FedAST, §4)."""
     check(rate=rate)
     check_whole(clients=clients)
     wanted = clients if first is None else first

@@ -34,7 +34,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """The time between two messages of client i is exponential with rate λ_i, whatever its steps (AREA §5).
+    """The time between two messages of client i is exponential with rate λ_i, whatever its steps (AREA, §5).
 
     rate: λ; one number for all, a `Normal`, or a tuple with one rate for each client.
     """
@@ -65,7 +65,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """β + Exp(mean 2β) for a local step; one draw for each job, times its number of steps (FAST C.6).
+    """β + Exp(mean 2β) for a local step; one draw for each job, times its number of steps (FedAST, appendix C.6).
 
     per_step: size of the task, β of a client at normal speed; a number, or one for each task by its name.
     """
@@ -102,7 +102,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of a step over the speed of the fastest client (DEFA 4.1.3).
+    """Floating-point operations of a step over the speed of the fastest client (DeFedAvg, §4.1.3).
 
     per_step: operations, a number or one for each task by its name.   speed: operations in a unit of time.
     """

@@ -24,7 +24,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes over bandwidth, the same for every client (DEFA 4.1.3: 400 each way).
+    """Bytes over bandwidth, the same for every client (DeFedAvg, §4.1.3: 400 each way).
 
     down, up: Mbit/s, so that times are in seconds.
     """
@@ -45,7 +45,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Delays:
-    """Random delays each way whatever the size of the model, exponential for each job (PERS §5).
+    """Random delays each way whatever the size of the model, exponential for each job (PersA-FL, §5).
 
     download: mean download time; a number, or (low, high) to draw one for each client.
     ratio: (low, high) of mean upload over mean download, drawn for each client.

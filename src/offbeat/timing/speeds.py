@@ -47,7 +47,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Spread:
-    """Factors spread evenly over [low, high] (DEFA 4.1.3: from 1 to 5)."""
+    """Factors spread evenly over [low, high] (DeFedAvg, §4.1.3: from 1 to 5)."""
 
     low: float
     high: float

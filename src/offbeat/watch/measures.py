@@ -28,7 +28,7 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
     found on their way, which no event will tell of, to `underway.parquet`.
 
     concurrency: share of clients that have work (on its way to them, at it, on its way back), mean over time and in
-        windows: what PERS figure 2a calls active.   computing: mean share of clients that are at it.
+        windows: what PersA-FL calls active in figure 2a.   computing: mean share of clients that are at it.
     participation: distance of the clients' shares of the arrived updates from equal shares, ½ Σ |p_i − 1/n|:
         0 when all count the same, near 1 when few clients do all the work.
     staleness: quantiles, and means in windows of time.
