@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from offbeat.core.problem import Problem
     from offbeat.core.server import Algorithm, Commands, Model, Server, View
     from offbeat.core.state import State
+    from offbeat.experiment.run import Run, run
     from offbeat.local.sgd import SGD
     from offbeat.problems.quadratic import Quadratic
     from offbeat.problems.supervised import Supervised
     from offbeat.simulate.loop import Until
     from offbeat.simulate.personal import Personal
-    from offbeat.simulate.run import Run, run
 
 __version__ = "0.1.0"
 
@@ -39,12 +39,12 @@ _HOMES = {
     "offbeat.core.problem": ("Problem",),
     "offbeat.core.server": ("Algorithm", "Commands", "Model", "Server", "View"),
     "offbeat.core.state": ("State",),
+    "offbeat.experiment.run": ("Run", "run"),
     "offbeat.local.sgd": ("SGD",),
     "offbeat.problems.quadratic": ("Quadratic",),
     "offbeat.problems.supervised": ("Supervised",),
     "offbeat.simulate.loop": ("Until",),
     "offbeat.simulate.personal": ("Personal",),
-    "offbeat.simulate.run": ("Run", "run"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -25,9 +25,10 @@ from offbeat.local.moreau import Moreau as MoreauSteps
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, prepare
+from offbeat.simulate.run import prepare
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.timing import Constant, Exponential, Times, Timing
+from offbeat.watch.history import History
 from studies.theory.absolute import Absolute
 
 Slope = Callable[[Vector], Vector]  # models [t, d] → gradients of the global objective [t, d]

@@ -14,10 +14,12 @@ from worlds import run, same_world, seen, through_text
 import offbeat.algorithms
 from offbeat.algorithms import FedAsync
 from offbeat.core.server import Algorithm, Server
+from offbeat.experiment.run import Run
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, Run, prepare
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
+from offbeat.watch.history import History
 
 # Algorithms that have no row, and why.
 SEVERAL = "trains several tasks: its rows are in SEVERAL"

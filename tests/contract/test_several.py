@@ -16,11 +16,13 @@ from offbeat.algorithms import (
     OneByOne,
 )
 from offbeat.core.server import Algorithm, Server
+from offbeat.experiment.run import Run
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, Run, prepare
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
+from offbeat.watch.history import History
 
 N, M = 8, 3
 

@@ -31,8 +31,8 @@ from offbeat.deploy.view import LedgerView
 from offbeat.local import SGD, Moreau
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Until
-from offbeat.simulate.run import History
 from offbeat.timing import Exponential, Times
+from offbeat.watch.history import History
 
 PROBLEM = Line([1.0, 2.0])
 

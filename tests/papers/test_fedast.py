@@ -24,8 +24,9 @@ from offbeat.core.server import Algorithm
 from offbeat.core.vectors import settled
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, prepare
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
+from offbeat.watch.history import History
 
 
 @dataclass

@@ -22,11 +22,11 @@ from offbeat.algorithms import SCAFFOLD, Alone, FedAsync, FedAvg
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
 from offbeat.data.splits import Classes
+from offbeat.experiment.run import run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal
-from offbeat.simulate.run import run
 from offbeat.timing import Delays, Times
 
 TIMES = Times(network=Delays(download=1.0, ratio=(4.0, 6.0)))

@@ -17,9 +17,10 @@ from offbeat.algorithms.parts import Buffer
 from offbeat.algorithms.syncst import BayesState, RoundTask, Synchronised, UCBState
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Model
+from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Until
-from offbeat.simulate.run import Run, prepare
+from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Exponential, Factors, OnOff, Times
 
 HALF = SGD(lr=0.5)  # on the line: reached = (received + centre) / 2

@@ -51,7 +51,7 @@ def test_a_run_ends_when_a_measurement_shows_the_accuracy() -> None:
     result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, accuracy=0.85), evaluate_every=1.0)
     assert (result.world.now, result.world.stopped) == (3.0, "accuracy")
     assert [m.metrics["accuracy"] for m in result.history] == pytest.approx([1 / 2, 2 / 3, 4 / 5, 8 / 9])
-    assert (result.time_to(0.8), result.time_to(0.85), result.time_to(0.9)) == (2.0, 3.0, None)
+    assert [result.time_to("accuracy", target) for target in (0.8, 0.85, 0.9)] == [2.0, 3.0, None]
 
 
 def test_accuracy_without_evaluations_is_refused() -> None:

@@ -18,12 +18,12 @@ from offbeat.core.server import Server
 from offbeat.data.base import Dataset
 from offbeat.data.digits import digits
 from offbeat.data.splits import Classes, Dirichlet, Owners
+from offbeat.experiment.run import Run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal, summarise
-from offbeat.simulate.run import Run
 from offbeat.timing import Exponential, Times
 
 DIGITS = Supervised.split(digits(), 12, Classes(5), "softmax")

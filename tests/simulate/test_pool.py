@@ -32,9 +32,10 @@ from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.pack import pack, unpack
 from offbeat.simulate.pool import Pool, Process, Shared, cores
-from offbeat.simulate.run import History, prepare
+from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Exponential, Times
+from offbeat.watch.history import History
 
 EQUAL = Times(Exponential(1.0))
 SHORT = Until(updates=40)

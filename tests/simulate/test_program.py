@@ -30,9 +30,10 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
-from offbeat.simulate.run import History, prepare
+from offbeat.simulate.run import prepare
 from offbeat.simulate.tape import Arenas
 from offbeat.timing import Exponential, Times
+from offbeat.watch.history import History
 
 TIMING = Times(Exponential(1.0))
 OTHER = replace(NOISY, seed=5)  # of the same kin

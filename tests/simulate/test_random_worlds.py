@@ -18,8 +18,8 @@ from offbeat.core.server import Model
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History
 from offbeat.timing.base import Durations
+from offbeat.watch.history import History
 
 N = 3
 TWO = SGD(lr=0.25, steps=2)

@@ -19,9 +19,10 @@ from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.run import History, prepare
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
 from offbeat.timing.base import Durations
+from offbeat.watch.history import History
 
 LONG = Until(time=100.0)
 

@@ -37,10 +37,10 @@ def test_events_of_a_run_have_the_predicted_probabilities() -> None:
     """The simulator's own arrivals: a chi-square of 8,000 iterations."""
     from offbeat.algorithms import AREA, Poisson
     from offbeat.core.server import Algorithm
+    from offbeat.experiment.run import run
     from offbeat.local.sgd import SGD
     from offbeat.problems.quadratic import Quadratic
     from offbeat.simulate.loop import Until
-    from offbeat.simulate.run import run
     from offbeat.timing import Exponential, Times
 
     each = (1.0, 2.0, 5.0)

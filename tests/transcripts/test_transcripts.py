@@ -16,10 +16,10 @@ from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.parts import Poisson
+from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Until
-from offbeat.simulate.run import Run
 from offbeat.timing import Delays, Exponential, OnOff, Times
 
 HERE = Path(__file__).parent

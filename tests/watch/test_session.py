@@ -91,9 +91,9 @@ def test_with_every_checkpoint_damaged_it_says_so(tmp_path: Path) -> None:
 def test_the_seconds_of_work_add_up_over_interruptions(tmp_path: Path) -> None:
     stopped(tmp_path, 400)
     simulation, recorder, wall = drive(make, tmp_path)
-    alone = summary(simulation, recorder, wall, [])
-    assert alone["updates"] == 500
-    assert alone["updates_per_s"] == pytest.approx(500 / wall)
+    alone = summary(simulation, recorder, wall, [], algorithm="fedbuff", seed=0)
+    assert alone.updates == 500
+    assert alone.updates_per_s == pytest.approx(500 / wall)
 
 
 def test_the_record_of_a_run_that_explodes_is_kept(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_a_summary_counts_and_finds_the_first_time_of_a_target(tmp_path: Path) -
     simulation, recorder, _ = drive(make, tmp_path)
     for time, accuracy in ((1.0, 0.5), (2.0, 0.85), (3.0, 0.7), (4.0, 0.95)):
         recorder.measured(Measurement(0, time, 0, 0, {"accuracy": accuracy}))
-    found = summary(simulation, recorder, 2.0, [0.5, 0.8, 0.99])
-    assert found["time_to"] == {"0.5": 1.0, "0.8": 2.0, "0.99": None}
-    assert (found["updates"], found["versions"], found["updates_per_s"]) == (500, 250, 250.0)
-    assert found["metrics"] == {"accuracy": 0.95}
+    found = summary(simulation, recorder, 2.0, [0.5, 0.8, 0.99], algorithm="fedbuff", seed=0)
+    assert found.targets == {"0.5": 1.0, "0.8": 2.0, "0.99": None}
+    assert (found.updates, found.versions, found.updates_per_s) == (500, 250, 250.0)
+    assert found.metrics == {"accuracy": 0.95}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -16,11 +16,12 @@ from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
+from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
-from offbeat.simulate.run import prepare, run
+from offbeat.simulate.run import prepare
 from offbeat.simulate.tape import Arenas
 from offbeat.timing import Exponential, Factors, ShiftedExponential, Times
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -42,6 +43,7 @@ from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
+from offbeat.watch.results import Result
 from offbeat.watch.session import InterruptedRunError, Patience, drive, interruptible, summary
 
 app = typer.Typer(
@@ -198,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
-    results: list[dict[str, Any]] = []
+    results: list[Result] = []
     with (
         taken(folder),
         closing(experiment),
@@ -213,10 +215,9 @@ def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     conclude(experiment, folder, results, as_json)
 
 
-def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> dict[str, Any]:
+def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, patience: Patience) -> Result:
     shown.begin(spec.name)
     place = folder / spec.folder
-    result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
 
     def make(watchers: list[Watcher], world: World | None) -> Simulation:
         opened.extend(experiment.top.boards.open(experiment, spec, folder, world.tally.updates if world else 0))
@@ -229,23 +230,23 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
             )
     except DivergedError as error:  # the other runs of the experiment still count
         shown.end(f"{spec.name}: diverged")
-        result["error"] = str(error)
-        write_json(place / RESULT, result)  # it would diverge again: resuming keeps it as it is
+        result = Result(spec.label, spec.seed, error=str(error), folder=place)
+        write_json(place / RESULT, result.to_json())  # it would diverge again: resuming keeps it as it is
         return result
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; go on with `offbeat resume {folder}`") from None
-    result |= summary(simulation, recorder, wall, list(experiment.top.targets))
-    result["measures"] = measure(place, simulation)
+    found = summary(simulation, recorder, wall, experiment.top.targets, algorithm=spec.label, seed=spec.seed)
+    result = replace(found, measures=measure(place, simulation), folder=place)
     finish_run(place, simulation, result)
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
-    if "tasks" in result:
-        done = sum(task["time"] is not None for task in result["tasks"].values())
-        metrics = f"{done} of {len(result['tasks'])} tasks done by time {result['time']:g}"
-    shown.end(f"{spec.name}: {metrics} after {result['updates']:,} updates in {wall:.1f} s, {_ways(result)}")
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+    if result.several:
+        done = sum(task.time is not None for task in result.tasks)
+        metrics = f"{done} of {len(result.tasks)} tasks done by time {result.time:g}"
+    shown.end(f"{spec.name}: {metrics} after {result.updates:,} updates in {wall:.1f} s, {_ways(result)}")
     return result
 
 
-def _ways(result: Mapping[str, Any]) -> str:
+def _ways(result: Result) -> str:
     """How it was computed."""
-    name, workers = result["executor"], result["workers"]
+    name, workers = result.executor, result.workers
     return f"{workers} {'process' if workers == 1 else name}" if name == "processes" else name

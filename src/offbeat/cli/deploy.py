@@ -287,7 +287,7 @@ def trace(
     from offbeat.deploy.trace import write_trace
 
     done = read_result(run)
-    unit = float(done["real"]["unit"]) if done and "real" in done else 1.0
+    unit = done.real.unit if done and done.real else 1.0
     print(f'{out}: {write_trace(run, out, unit)} rows; simulate with [timing] trace = {{ file = "{out}" }}')
 
 
@@ -300,18 +300,18 @@ def replay(
     real, serving, identities = (_part(f"offbeat.{name}") for name in ("experiment.real", "experiment.serving", "deploy.keys"))
     done, experiment = read_result(run), open_experiment(run.parent)
     spec = next((s for s in experiment.runs if s.folder == run.name), None)
-    if done is None or "real" not in done or spec is None:
+    if done is None or done.real is None or spec is None:
         raise FolderError(f"{run} is not the folder of a finished real run")
-    made = done["real"]
+    made = done.real
     place = run.parent / "keys" if keys is None else keys.parent
     roster, creds = identities.read_roster(place), identities.read_creds(keys or place / identities.SERVER)
-    options = real.Options(made["unit"], False, Limits(**made["limits"]), made["dtype"])
-    plan = real.plan_of(experiment, spec, made["run"], list(roster.clients), options)
+    options = real.Options(made.unit, False, Limits(**made.limits), made.dtype)
+    plan = real.plan_of(experiment, spec, made.run, list(roster.clients), options)
     broker = serving.Broker(run.parent / "broker", roster) if keys is None else None
-    found = asyncio.run(serving.replay(plan, made["position"], creds, nats, broker))
-    if found != made["fingerprint"]:
-        raise OffbeatError(f"{run}: the log gives another state ({found[:16]}, not {made['fingerprint'][:16]})")
-    print(f"{run}: {made['position']:,} entries give the same state, {found[:16]}")
+    found = asyncio.run(serving.replay(plan, made.position, creds, nats, broker))
+    if found != made.fingerprint:
+        raise OffbeatError(f"{run}: the log gives another state ({found[:16]}, not {made.fingerprint[:16]})")
+    print(f"{run}: {made.position:,} entries give the same state, {found[:16]}")
 
 
 def export(

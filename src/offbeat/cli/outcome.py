@@ -13,6 +13,7 @@ from offbeat.cli import tables
 from offbeat.cli.report import draw_report
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.folder import SUMMARY, json_text, report, write_json
+from offbeat.watch.results import Result
 
 # What --json prints of a run; its result.json holds a few things more.
 _PRINTED = (
@@ -21,9 +22,10 @@ _PRINTED = (
 )
 
 
-def conclude(experiment: Experiment, folder: Path, results: Sequence[dict[str, Any]], as_json: bool) -> None:
+def conclude(experiment: Experiment, folder: Path, found: Sequence[Result], as_json: bool) -> None:
     """Write the summary, the report and the page of finished runs, and print their table; exit 1 if one failed."""
     targets = experiment.top.targets
+    results = [result.to_json() for result in found]
     write_json(folder / SUMMARY, {"runs": results})
     errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
     several = len(experiment.tasks) > 1

@@ -22,6 +22,7 @@ from offbeat.core.errors import FolderError
 from offbeat.core.vectors import settled
 from offbeat.experiment.experiment import Experiment
 from offbeat.simulate.loop import Simulation
+from offbeat.watch.results import Result
 
 EXPERIMENT, RESULT, SUMMARY, REPORT = "experiment.json", "result.json", "summary.json", "report.md"
 _PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
@@ -100,19 +101,22 @@ def _saved(path: Path) -> dict[str, dict[str, Any]]:
         raise FolderError(f"{path} is damaged; start the experiment anew in another folder") from None
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """A finished run's numbers, or None while it is not finished."""
+def read_result(folder: Path) -> Result | None:
+    """What a finished run found, or None while it is not finished."""
     path = folder / RESULT
     if not path.is_file():
         return None
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return result
+        value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None  # an interrupted write; the run is done again from its checkpoint
+    try:
+        return Result.from_json(value, folder)
+    except FolderError as error:
+        raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
 
 
-def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) -> None:
+def finish_run(folder: Path, simulation: Simulation, result: Result) -> None:
     """Keep the final models and the numbers; from now on the run counts as finished."""
     models = simulation.server.models(simulation.world.server)
     tensors = {
@@ -120,7 +124,7 @@ def finish_run(folder: Path, simulation: Simulation, result: Mapping[str, Any]) 
         for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
     }
     save_file(tensors, folder / "model.safetensors", metadata={"version": str(models[0].version)})
-    write_json(folder / RESULT, result)
+    write_json(folder / RESULT, result.to_json())
     for old in folder.glob("checkpoint*.safetensors*"):
         old.unlink()
 

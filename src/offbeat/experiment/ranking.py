@@ -18,11 +18,11 @@ from rich.text import Text
 from offbeat.experiment.grid import Grid, together
 from offbeat.report.grid import brief
 from offbeat.report.tables import finish, overall
-from offbeat.simulate.log import Measurement, time_to
+from offbeat.simulate.log import Measurement
 from offbeat.watch.progress import TELL
+from offbeat.watch.results import LESS_IS_BETTER, time_to
 
 _SHOWN = 20  # lines of the live table
-_SMALL = ("loss", "gap", "distance", "finish")  # of which less is better
 _USUAL = ("finish", "accuracy", "loss")  # what decides where nobody chose: the first of these that any run has
 
 
@@ -95,7 +95,7 @@ class Standings:
                     "diverged": sum("error" in result for result in results),
                 }
             )
-        sign = 1.0 if judged_by in _SMALL or judged_by.startswith("time:") else -1.0
+        sign = 1.0 if judged_by in (*LESS_IS_BETTER, "finish") or judged_by.startswith("time:") else -1.0
         return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], e["mean"] is None, sign * (e["mean"] or 0.0)))
 
     @property
@@ -149,7 +149,7 @@ def _value(result: Mapping[str, Any], best: str) -> float | None:
         return last if last < inf else None
     if best.startswith("time:"):
         curve, target = [Measurement(*m) for m in result["curve"]], float(best[5:])
-        times = [time_to((m for m in curve if m.task == at), target) for at in range(len(tasks) or 1)]
+        times = [time_to([m for m in curve if m.task == at], "accuracy", target) for at in range(len(tasks) or 1)]
         reached = [time for time in times if time is not None]
         return max(reached) if len(reached) == len(times) else None
     return overall(result).get(best)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,12 +32,13 @@ from offbeat.experiment.real import Options, Watched, charter_of, measure_of, pl
 from offbeat.simulate.loop import Simulation
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
+from offbeat.watch.results import Deployment, Result
 from offbeat.watch.session import InterruptedRunError, summary
 
 
 async def serve_all(
     experiment: Experiment, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Everything on this machine: broker, clients, and every run of the experiment one after the other."""
 
     count = experiment.tasks[0].problem.clients
@@ -48,7 +49,7 @@ async def serve_all(
     broker.start()
     crew = Crew(folder, broker.url, names, processes or min(count, 8))
     link = Link(keys.read_creds(place / keys.SERVER), broker.url)
-    results: list[dict[str, Any]] = []
+    results: list[Result] = []
     try:
         await link.connect(20)
         crew.start()
@@ -144,8 +145,8 @@ async def _serve_one(
     wait: int | None,
     last: bool,
     crew: Crew | None = None,
-) -> dict[str, Any]:
-    """Serve one run to its end and give its numbers."""
+) -> Result:
+    """Serve one run to its end."""
 
     problems = problems_of(experiment, spec)
     place = folder / spec.folder
@@ -179,25 +180,26 @@ async def _serve_one(
         await _serving(host, metrics)
     if host.asked:
         raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
-    result: dict[str, Any] = {"algorithm": spec.label, "seed": spec.seed}
-    simulation = _as_simulation(watched)
-    result |= summary(simulation, host.recorder, host.wall, list(experiment.top.targets))
-    if host.ledger.tally.updates:
-        result["measures"] = measure(place, simulation)
-    result["refused"] = dict(host.ledger.tally.refused)
-    tally = host.ledger.tally
-    result["real"] = {
-        "run": name,
-        "unit": options.unit,
-        "position": host.ledger.position,
-        "repeated": tally.repeated,
-        "fingerprint": fingerprint(host.ledger),
-        "limits": vars(options.limits),
-        "dtype": options.dtype,
-    }
+    simulation, tally = _as_simulation(watched), host.ledger.tally
+    targets = experiment.top.targets
+    result = replace(
+        summary(simulation, host.recorder, host.wall, targets, algorithm=spec.label, seed=spec.seed),
+        measures=measure(place, simulation) if tally.updates else None,
+        refused=dict(tally.refused),
+        real=Deployment(
+            run=name,
+            unit=options.unit,
+            position=host.ledger.position,
+            repeated=tally.repeated,
+            fingerprint=fingerprint(host.ledger),
+            limits=vars(options.limits),
+            dtype=options.dtype,
+        ),
+        folder=place,
+    )
     finish_run(place, simulation, result)
-    said = ", ".join(f"{metric} {value:.4g}" for metric, value in result["metrics"].items())
-    shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result['updates']:,} updates in {host.wall:.1f} s")
+    said = ", ".join(f"{metric} {value:.4g}" for metric, value in result.metrics.items())
+    shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result.updates:,} updates in {host.wall:.1f} s")
     return result
 
 
@@ -272,7 +274,7 @@ async def serve_one(
     wait: int | None,
     options: Options,
     metrics: int | None,
-) -> dict[str, Any]:
+) -> Result:
     """Serve one run of an experiment."""
     broker = place.broker() if place.embedded else None
     if broker is not None:

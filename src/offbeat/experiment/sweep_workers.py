@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,12 +23,13 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.log import Measurement, Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
-from offbeat.simulate.run import History
 from offbeat.simulate.tape import Arenas
 from offbeat.watch import checkpoint
+from offbeat.watch.history import History
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
+from offbeat.watch.results import Result
 from offbeat.watch.session import summary
 
 # ("done", result) | ("so far", results under way) | ("share", (worker, runs' worth of work done, updates))
@@ -151,31 +152,43 @@ class Hand:
         return self.executors.setdefault(made.stacked, made)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
-        point, targets, watcher, began = self.at_work.pop(number)
+        point, targets, watcher, _ = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
-        result, place = _named(point), self._place(point)
-        if error is not None:
-            result["error"] = str(error)
-        result |= summary(run, watcher, time.perf_counter() - began, list(targets))
-        del result["wall_s"], result["updates_per_s"]  # of all runs together
+        place, measures = self._place(point), None
         if self.orders.events and isinstance(watcher, Recorder):
             watcher.flush()
             if error is None:
-                result["measures"] = measure(place, run)
+                measures = measure(place, run)
         for old in list(place.glob("checkpoint*")):
             old.unlink()
         with suppress(OSError):  # unless something is kept there
             place.rmdir()
-        result["curve"] = _curve(watcher)
-        result["vectors"] = {} if error else _digest(run)
-        self.tell(("done", result))
+        result = replace(
+            summary(run, watcher, None, targets, algorithm=point.label, seed=point.seed),
+            number=point.number,
+            settings=dict(point.settings),
+            error=None if error is None else str(error),
+            measures=measures,
+            curve=tuple(watcher.measurements),
+            vectors={} if error else _digest(run),
+        )
+        self.tell(("done", result.to_json()))
 
     def _note(self, active: Mapping[int, Simulation]) -> None:
         so_far = []
         for number, run in active.items():
             point, _, watcher, _ = self.at_work[number]
-            so_far.append({**_named(point), "updates": run.world.tally.updates, "curve": _curve(watcher)})
+            result = Result(
+                point.label,
+                point.seed,
+                number=point.number,
+                settings=dict(point.settings),
+                updates=run.world.tally.updates,
+                curve=tuple(watcher.measurements),
+                unfinished=True,
+            )
+            so_far.append(result.to_json())
         self.tell(("so far", so_far))
 
     def _save(self, active: Mapping[int, Simulation]) -> None:
@@ -191,10 +204,6 @@ class Hand:
                 extra["measurements"] = _curve(watcher)
             checkpoint.save(place, run.world, extra)
         self._note(active)
-
-
-def _named(point: Point) -> dict[str, Any]:
-    return {"run": point.number, "algorithm": point.label, "seed": point.seed, "settings": dict(point.settings)}
 
 
 def _curve(watcher: History | Recorder) -> list[list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -32,11 +32,6 @@ class Measurement(NamedTuple):
     version: int
     metrics: Mapping[str, float]
     each: Sequence[float] = ()  # accuracy of the own models of client 0, 1, …, where those are judged
-
-
-def time_to(measurements: Iterable[Measurement], accuracy: float) -> float | None:
-    """When a measurement first showed this accuracy; None: never."""
-    return next((m.time for m in measurements if m.metrics.get("accuracy", -1.0) >= accuracy), None)
 
 
 class Watcher(Protocol):

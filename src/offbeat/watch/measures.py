@@ -15,6 +15,15 @@ import pyarrow.dataset as ds
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import Flight
 from offbeat.watch.record import write_table
+from offbeat.watch.results import (
+    Bytes,
+    Concurrency,
+    Measures,
+    Messages,
+    Participation,
+    Quantiles,
+    StalenessQuantiles,
+)
 
 WINDOWS = 20  # of equal length, over a run's time
 
@@ -23,7 +32,7 @@ Columns = dict[str, Any]
 Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
 
 
-def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
+def measure(folder: Path, simulation: Simulation) -> Measures:
     """The measures of a finished run; the values of single clients go to `clients.parquet`, and the jobs that its end
     found on their way, which no event will tell of, to `underway.parquet`.
 
@@ -32,7 +41,7 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
     participation: distance of the clients' shares of the arrived updates from equal shares, ½ Σ |p_i − 1/n|:
         0 when all count the same, near 1 when few clients do all the work.
     staleness: quantiles, and means in windows of time.
-    bytes: sent down and up.   wires: by task, the bytes of one download and of one upload, and the jobs sent.
+    bytes: sent down and up.   messages: by task, the bytes of one download and of one upload, and the jobs sent.
     idle: mean share of time that a client has nothing to do.   waiting: mean time from one server step to the next.
     Held work that was overwritten before anybody took it is in no log and counts in none of these but bytes down.
     """
@@ -49,28 +58,24 @@ def measure(folder: Path, simulation: Simulation) -> dict[str, Any]:
     starts, ends, owners = _apart(_trips(simulation, column, lost), span)
     busy = np.bincount(owners, weights=ends - starts, minlength=clients).astype(np.float64)
     shares = counts / max(counts.sum(), 1)
-    wires = [local.wire(p.dim) for local, p in zip(simulation.locals, simulation.problems, strict=True)]
-    up = sum(wires[t][1] * int((column["task"] == t).sum()) for t in range(len(wires)))
+    sizes = [local.wire(p.dim) for local, p in zip(simulation.locals, simulation.problems, strict=True)]
+    up = sum(sizes[t][1] * int((column["task"] == t).sum()) for t in range(len(sizes)))
     versions = sum(m.version for m in simulation.server.models(world.server))
     _write_clients(folder, counts, busy, span)
     _write_underway(folder, list(world.flights.values()))
-    return {
-        "concurrency": {
-            "mean": float(busy.sum() / (clients * span)),
-            "windows": _concurrency(starts, ends, span, clients),
-        },
-        "computing": float((work[1] - work[0]).sum() / (clients * span)),
-        "participation": {
-            "distance": float(0.5 * np.abs(shares - 1.0 / clients).sum()),
-            "silent": int((counts == 0).sum()),
-        },
-        "staleness": {**_quantiles(column["staleness"]), "windows": _means(column["time"], column["staleness"], span)},
-        "tasks": [_quantiles(column["staleness"][column["task"] == t]) for t in range(len(wires))],
-        "bytes": {"down": _down(simulation, wires), "up": int(up)},
-        "wires": [{"down": d, "up": u, "jobs": world.tally.sent.get(t, 0)} for t, (d, u) in enumerate(wires)],
-        "idle": float(1.0 - busy.sum() / (clients * span)),
-        "waiting": span / versions if versions else None,
-    }
+    return Measures(
+        concurrency=Concurrency(float(busy.sum() / (clients * span)), _concurrency(starts, ends, span, clients)),
+        computing=float((work[1] - work[0]).sum() / (clients * span)),
+        participation=Participation(float(0.5 * np.abs(shares - 1.0 / clients).sum()), int((counts == 0).sum())),
+        staleness=StalenessQuantiles(
+            *_quantiles(column["staleness"]), _means(column["time"], column["staleness"], span)
+        ),
+        tasks=tuple(Quantiles(*_quantiles(column["staleness"][column["task"] == t])) for t in range(len(sizes))),
+        bytes=Bytes(_down(simulation, sizes), int(up)),
+        messages=tuple(Messages(d, u, world.tally.sent.get(t, 0)) for t, (d, u) in enumerate(sizes)),
+        idle=float(1.0 - busy.sum() / (clients * span)),
+        waiting=span / versions if versions else None,
+    )
 
 
 def _trips(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
@@ -105,30 +110,30 @@ def _apart(pieces: Pieces, span: float) -> Pieces:
     return starts, np.maximum(ends, starts), owners
 
 
-def _concurrency(starts: Floats, ends: Floats, span: float, clients: int) -> list[float]:
+def _concurrency(starts: Floats, ends: Floats, span: float, clients: int) -> tuple[float, ...]:
     """Share of clients at work in each window: work done by its end less work done by its start."""
     edges = np.linspace(0.0, span, WINDOWS + 1)
     done = [float((np.minimum(ends, edge) - np.minimum(starts, edge)).sum()) for edge in edges]
-    return [(b - a) / (clients * span / WINDOWS) for a, b in pairwise(done)]
+    return tuple((b - a) / (clients * span / WINDOWS) for a, b in pairwise(done))
 
 
-def _means(times: Floats, values: Floats, span: float) -> list[float | None]:
+def _means(times: Floats, values: Floats, span: float) -> tuple[float | None, ...]:
     window = np.minimum((times / span * WINDOWS).astype(np.int64), WINDOWS - 1)
     counts = np.bincount(window, minlength=WINDOWS)
     sums = np.bincount(window, weights=values, minlength=WINDOWS)
-    return [float(s / c) if c else None for s, c in zip(sums, counts, strict=True)]
+    return tuple(float(s / c) if c else None for s, c in zip(sums, counts, strict=True))
 
 
-def _quantiles(values: Floats) -> dict[str, float | None]:
+def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None]:
     if not len(values):
-        return {"p50": None, "p90": None, "p99": None}
-    found = np.quantile(values, (0.5, 0.9, 0.99))
-    return dict(zip(("p50", "p90", "p99"), map(float, found), strict=True))
+        return None, None, None
+    p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
+    return float(p50), float(p90), float(p99)
 
 
-def _down(simulation: Simulation, wires: list[tuple[int, int]]) -> int:
+def _down(simulation: Simulation, sizes: Sequence[tuple[int, int]]) -> int:
     """Bytes sent to clients; with several tasks the jobs of each are counted by the world."""
-    return sum(wires[task][0] * jobs for task, jobs in simulation.world.tally.sent.items())
+    return sum(sizes[task][0] * jobs for task, jobs in simulation.world.tally.sent.items())
 
 
 def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, span: float) -> None:

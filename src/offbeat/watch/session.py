@@ -5,19 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from offbeat.core.errors import DivergedError, OffbeatError
-from offbeat.simulate.log import Watcher, time_to
+from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation
-from offbeat.simulate.run import History
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
+from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
+from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
 
 _LOOK = 64  # events between two looks at the wall clock
 
@@ -104,50 +105,55 @@ def drive(
     return simulation, recorder, worked + time.perf_counter() - began
 
 
-def summary(simulation: Simulation, recorder: Recorder | History, wall: float, targets: list[float]) -> dict[str, Any]:
-    """A finished run in numbers: what `--json` prints for it. With several tasks, each has its own under `tasks`."""
+def summary(
+    simulation: Simulation,
+    recorder: Recorder | History,
+    wall: float | None,
+    targets: Sequence[float],
+    *,
+    algorithm: str,
+    seed: int,
+) -> Result:
+    """A finished run in numbers.   wall: its seconds; None where runs share them.   targets: accuracies."""
     world = simulation.world
     tally, measurements = world.tally, recorder.measurements
     several = len(simulation.problems) > 1
-    numbers = {
-        "time": world.now,
-        "updates": tally.updates,
-        "versions": sum(model.version for model in simulation.server.models(world.server)),
-        "metrics": dict(measurements[-1].metrics) if measurements and not several else {},
-        "time_to": {} if several else {f"{t:g}": time_to(measurements, t) for t in targets},
-        "staleness": {
-            "mean": tally.staleness_sum / tally.updates if tally.updates else 0.0,
-            "max": tally.staleness_max,
-        },
-        "notes": {n: {"mean": total / tally.updates, "max": most} for n, (total, most) in tally.notes.items()},
-        "lost": tally.lost,
-        "computed": tally.computed,
-        "stopped": world.stopped,
-        "executor": simulation.executor.name,
-        "executor_reason": simulation.executor.reason or "asked for",
-        "workers": getattr(simulation.executor, "workers", 1),
-        "wall_s": wall,
-        "updates_per_s": tally.updates / wall if wall > 0 else 0.0,
-    }
     said = dict(simulation.server.report(world.server))
-    if several:
-        numbers["tasks"] = {p.name: _task(simulation, recorder, m, said) for m, p in enumerate(simulation.problems)}
-    if said:
-        numbers["server"] = said
-    return numbers
+    return Result(
+        algorithm,
+        seed,
+        time=world.now,
+        updates=tally.updates,
+        versions=sum(model.version for model in simulation.server.models(world.server)),
+        metrics=dict(measurements[-1].metrics) if measurements and not several else {},
+        targets={} if several else {f"{t:g}": time_to(measurements, "accuracy", t) for t in targets},
+        staleness=MeanMax(tally.staleness_sum / tally.updates if tally.updates else 0.0, tally.staleness_max),
+        notes={name: MeanMax(total / tally.updates, most) for name, (total, most) in tally.notes.items()},
+        lost=tally.lost,
+        computed=tally.computed,
+        stopped=world.stopped,
+        executor=simulation.executor.name,
+        executor_reason=simulation.executor.reason or "asked for",
+        workers=getattr(simulation.executor, "workers", 1),
+        wall_s=wall,
+        updates_per_s=None if wall is None else tally.updates / wall if wall > 0 else 0.0,
+        tasks=tuple(_task(simulation, recorder, m, said) for m in range(len(simulation.problems))) if several else (),
+        server=said or None,
+    )
 
 
-def _task(simulation: Simulation, recorder: Recorder | History, task: int, said: dict[str, Any]) -> dict[str, Any]:
-    """One task in numbers: when it ended and why, None where it never did; its last metrics; what it was given."""
+def _task(simulation: Simulation, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:
+    """One of several tasks: when it ended and why; its last metrics; what it was given."""
     world = simulation.world
     mine = [m for m in recorder.measurements if m.task == task]
     updates, stale = world.tally.tasks.get(task, (0, 0))
-    return {
-        "time": world.ends.get(task),
-        "stopped": world.finished.get(task, world.stopped),
-        "versions": simulation.server.models(world.server)[task].version,
-        "updates": updates,
-        "staleness": stale / updates if updates else 0.0,
-        "metrics": dict(mine[-1].metrics) if mine else {},
-        "allocation": said["tasks"][task] if "tasks" in said else None,
-    }
+    return TaskResult(
+        simulation.problems[task].name,
+        time=world.ends.get(task),
+        stopped=world.finished.get(task, world.stopped),
+        versions=simulation.server.models(world.server)[task].version,
+        updates=updates,
+        staleness=stale / updates if updates else 0.0,
+        metrics=dict(mine[-1].metrics) if mine else {},
+        allocation=said["tasks"][task] if "tasks" in said else None,
+    )

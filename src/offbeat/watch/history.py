@@ -1,0 +1,23 @@
+"""The record of a run in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from offbeat.simulate.log import Measurement, Row
+
+
+@dataclass
+class History:
+    """A watcher that keeps the measurements, and the events if asked to."""
+
+    keep_events: bool = False
+    measurements: list[Measurement] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+
+    def event(self, row: Row) -> None:
+        if self.keep_events:
+            self.events.append(row)
+
+    def measured(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)

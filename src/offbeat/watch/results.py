@@ -1,0 +1,433 @@
+"""What a run found: frozen types whose JSON is what the files of a run folder hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cached_property, lru_cache
+from html import escape
+from math import inf, nan
+from pathlib import Path
+from statistics import fmean
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors.torch import load_file
+
+from offbeat.core.errors import FolderError, unknown
+from offbeat.core.vectors import Vector
+from offbeat.simulate.log import Measurement
+
+LESS_IS_BETTER = ("loss", "gap", "distance")  # of every other metric, more is
+
+T = TypeVar("T")
+
+
+def first_reached(values: Iterable[float], metric: str, target: float) -> int | None:
+    """The place of the first of a metric's values that is at the target or better; None: none is."""
+    less = metric in LESS_IS_BETTER
+    return next((at for at, v in enumerate(values) if (v <= target if less else v >= target)), None)
+
+
+def time_to(history: Sequence[Measurement], metric: str, target: float) -> float | None:
+    """When a task's metric first reached the target; None: never."""
+    at = first_reached((m.metrics.get(metric, nan) for m in history), metric, target)
+    return None if at is None else history[at].time
+
+
+def time_to_all(history: Sequence[Measurement], tasks: int, metric: str, target: float) -> float | None:
+    """When the last of so many tasks first reached the target; None where one never did."""
+    known = {name for m in history for name in m.metrics}
+    if history and metric not in known:
+        raise unknown("metric", metric, known)
+    times = [time_to([m for m in history if m.task == task], metric, target) for task in range(tasks)]
+    reached = [time for time in times if time is not None]
+    return max(reached) if len(reached) == len(times) else None
+
+
+@dataclass(frozen=True)
+class MeanMax:
+    """A number over all updates."""
+
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """Share of clients that have work, mean over time and in windows of time."""
+
+    mean: float
+    windows: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """distance: of the clients' shares of the updates from equal shares, ½ Σ |p_i − 1/n|.   silent: clients without
+    an update."""
+
+    distance: float
+    silent: int
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Below which 50, 90 and 99 % of the values lie; None without values."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True)
+class StalenessQuantiles(Quantiles):
+    """windows: means in windows of time."""
+
+    windows: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Sent to clients, and arrived from them."""
+
+    down: int
+    up: int
+
+
+@dataclass(frozen=True)
+class Messages:
+    """One task's: bytes of a download and of an upload, and the jobs sent."""
+
+    down: int
+    up: int
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How the clients worked; `watch.measures.measure` says what each number is."""
+
+    concurrency: Concurrency
+    computing: float
+    participation: Participation
+    staleness: StalenessQuantiles
+    tasks: tuple[Quantiles, ...]
+    bytes: Bytes
+    messages: tuple[Messages, ...] = field(metadata={"key": "wires"})
+    idle: float
+    waiting: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `result.json`."""
+        found: dict[str, Any] = _plain(self)
+        return found
+
+    @classmethod
+    def from_json(cls, value: Any) -> Measures:
+        """The inverse; a FolderError names what is wrong."""
+        return _object(cls, value, "measures")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task of a run.
+
+    time: when it was done; None where it never was.   stopped: why it ended.   staleness: mean.
+    metrics: at its last evaluation.   allocation: what the server reports about it, if it divides requests among tasks.
+    """
+
+    name: str
+    time: float | None
+    stopped: str
+    versions: int
+    updates: int
+    staleness: float
+    metrics: Mapping[str, float]
+    allocation: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `result.json`, where it stands under its name."""
+        return {name: value for name, value in _plain(self).items() if name != "name"}
+
+    @classmethod
+    def from_json(cls, name: str, value: Any) -> TaskResult:
+        """The inverse; a FolderError names what is wrong."""
+        return _object(cls, value, f"tasks.{name}", name=name)
+
+
+def finish(tasks: Iterable[TaskResult]) -> float:
+    """When the last of these tasks reached its target; infinite if one did not, or if there are none."""
+    times = (inf if task.time is None or task.stopped != "target" else task.time for task in tasks)
+    return max(times, default=inf)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a real run says besides.
+
+    run: its name on the wire.   unit: seconds of a unit of time.   position: of the log's last entry.
+    repeated: messages that came again.   fingerprint: of the final state.   limits, dtype: as they were set.
+    """
+
+    run: str
+    unit: float
+    position: int
+    repeated: int
+    fingerprint: str
+    limits: Mapping[str, Any]
+    dtype: str
+
+
+_TOTALS = (
+    *("time", "updates", "versions", "metrics", "targets", "staleness", "notes", "lost", "computed", "stopped"),
+    *("executor", "executor_reason", "workers", "wall_s", "updates_per_s"),
+)
+_NEEDED = ("time", "updates", "versions", "metrics", "staleness")
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a run found.
+
+    number, settings: of a sweep's run.   error: why it failed; what was not reached then has its default.
+    time: virtual, at the end.   updates: results that arrived.   versions: server steps.   metrics: of the last
+    evaluation; with several tasks each has its own.   targets: accuracy asked for -> when it was reached.
+    lost: jobs.   computed: jobs that were computed.   stopped: why it ended.   wall_s: seconds; None in a sweep.
+    tasks: at least one.   server: what the server reports.   refused, real: of a real run.
+    curve: a sweep's run keeps its evaluations here.   vectors: norms of its final models, by task.
+    unfinished: it is under way.   folder: where its files are, if it has any.
+    """
+
+    number: int | None = field(default=None, kw_only=True, metadata={"key": "run"})
+    algorithm: str
+    seed: int
+    settings: Mapping[str, Any] | None = None
+    error: str | None = None
+    time: float | None = None
+    updates: int = 0
+    versions: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    targets: Mapping[str, float | None] = field(default_factory=dict, metadata={"key": "time_to"})
+    staleness: MeanMax = MeanMax(0.0, 0)
+    notes: Mapping[str, MeanMax] = field(default_factory=dict)
+    lost: int = 0
+    computed: int = 0
+    stopped: str = ""
+    executor: str = ""
+    executor_reason: str = ""
+    workers: int = 1
+    wall_s: float | None = None
+    updates_per_s: float | None = None
+    tasks: tuple[TaskResult, ...] = ()
+    server: Mapping[str, Any] | None = None
+    measures: Measures | None = None
+    refused: Mapping[str, int] | None = None
+    real: Deployment | None = None
+    curve: tuple[Measurement, ...] | None = None
+    vectors: Mapping[str, float] | None = None
+    unfinished: bool | None = None
+    folder: Path | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            mean, metrics = self.staleness.mean, self.metrics
+            only = TaskResult("", None, self.stopped, self.versions, self.updates, mean, metrics)
+            object.__setattr__(self, "tasks", (only,))
+
+    @property
+    def name(self) -> str:
+        """The name that people read."""
+        return f"{self.algorithm}, seed {self.seed}"
+
+    @property
+    def several(self) -> bool:
+        """Whether it trained several tasks."""
+        return len(self.tasks) > 1
+
+    @property
+    def overall(self) -> Mapping[str, float]:
+        """The metrics; of several tasks their means."""
+        each = [task.metrics for task in self.tasks]
+        return {name: fmean(metrics[name] for metrics in each) for name in each[0] if all(name in m for m in each)}
+
+    @cached_property
+    def history(self) -> tuple[Measurement, ...]:
+        """Every evaluation; of a run in a folder they are read when first asked for."""
+        if self.curve is not None:
+            return self.curve
+        path = None if self.folder is None else self.folder / "metrics.parquet"
+        return () if path is None or not path.exists() else _history(path)
+
+    def time_to(self, metric: str, value: float) -> float | None:
+        """When an evaluation first showed this value or a better one; None: never. Of several tasks the last counts."""
+        return time_to_all(self.history, len(self.tasks), metric, value)
+
+    @cached_property
+    def models(self) -> Mapping[str, Vector]:
+        """The final model of each task, by its name, read when first asked for."""
+        path = None if self.folder is None else self.folder / "model.safetensors"
+        if path is None or not path.exists():
+            raise FolderError(f"{self.name}: its model was not kept")
+        try:
+            found: dict[str, torch.Tensor] = load_file(path)
+        except Exception as error:
+            raise FolderError(f"{path} is damaged ({error})") from None
+        return {task.name: found[task.name] for task in self.tasks} if self.several else found
+
+    @property
+    def model(self) -> Vector:
+        """The (first task's) final model, one flat vector."""
+        return next(iter(self.models.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `result.json`, or a line of `runs.jsonl`."""
+        left_out = {"folder", *(() if self.several else ("tasks",))}
+        if self.unfinished:
+            left_out |= set(_TOTALS) - {"updates"}
+        elif self.time is None:
+            left_out |= set(_TOTALS)
+        kept = (f for f in fields(self) if f.name not in left_out and getattr(self, f.name) is not None)
+        table = {_key(f): _plain(getattr(self, f.name)) for f in kept}
+        if "tasks" in table:
+            table["tasks"] = {task.name: task.to_json() for task in self.tasks}
+        return table
+
+    @classmethod
+    def from_json(cls, value: Any, folder: Path | None = None) -> Result:
+        """The inverse; a FolderError names what is wrong.   folder: where the run's files are."""
+        table = _read(Mapping[str, Any], value, "")
+        if "error" not in table and not table.get("unfinished"):
+            for name in _NEEDED:
+                if table.get(name) is None:
+                    raise FolderError(f"{name} is missing")
+        tasks = _read(Mapping[str, Any], table.get("tasks", {}), "tasks")
+        curve = table.get("curve")
+        return _object(
+            cls,
+            {name: each for name, each in table.items() if name not in ("tasks", "curve", "folder")},
+            "",
+            tasks=tuple(TaskResult.from_json(name, task) for name, task in tasks.items()),
+            curve=None if curve is None else tuple(_measurement(m, at) for at, m in enumerate(_items(curve, "curve"))),
+            folder=folder,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Result {self.name}: {self._end}>"
+
+    @property
+    def _end(self) -> str:
+        """How it ended, in a few words."""
+        if self.error is not None:
+            return "failed"
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.overall.items())
+        return f"{metrics or 'no evaluation'} after {self.updates:,} updates{', unfinished' * bool(self.unfinished)}"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, Any] = {"algorithm": self.algorithm, "seed": self.seed}
+        if self.error is not None:
+            rows["error"] = self.error
+        else:
+            rows |= {name: f"{value:.4g}" for name, value in self.overall.items()}
+            rows |= {"updates": f"{self.updates:,}", "time": f"{self.time or 0.0:g}"}
+        lines = (f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+        return f"<table>{''.join(lines)}</table>"
+
+
+def _history(path: Path) -> tuple[Measurement, ...]:
+    import pyarrow.parquet as pq  # heavy, and `import offbeat` leads here
+
+    try:
+        rows = pq.read_table(path, partitioning=None).to_pylist()
+        return tuple(_evaluation(row) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FolderError(f"{path} is damaged ({error})") from None
+
+
+def _evaluation(row: dict[str, Any]) -> Measurement:
+    task, time, updates, version = (row.pop(name) for name in ("task", "time", "updates", "version"))
+    return Measurement(task, time, updates, version, {name: v for name, v in row.items() if v is not None})
+
+
+# To and from JSON
+
+
+def _key(of: Any) -> str:
+    return str(of.metadata.get("key", of.name))
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: tables and lists."""
+    if is_dataclass(value):
+        return {_key(f): _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _object(kind: type[T], value: Any, where: str, **known: Any) -> T:
+    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+    table, front = _read(Mapping[str, Any], value, where), f"{where}." if where else ""
+    found = dict(known)
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name in known:
+            continue
+        if _key(each) in table:
+            found[each.name] = _read(hints[each.name], table[_key(each)], front + _key(each))
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise FolderError(f"{front}{_key(each)} is missing")
+    return kind(**found)
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """The value, checked. A number that JSON does not have is null there, and nan here."""
+    if get_origin(hint) is UnionType:
+        return None if value is None else _read(get_args(hint)[0], value, where)
+    if is_dataclass(hint):
+        return _object(hint, value, where)  # type: ignore[arg-type]
+    if hint is Any:
+        return value
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        return tuple(_read(inner[0], each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _wrong(value, where, "a table")
+        return {str(name): _read(inner[1], each, f"{where}.{name}") for name, each in value.items()}
+    if hint is float and value is None:
+        return nan
+    kinds: dict[Any, tuple[Any, str]] = {
+        float: (int | float, "a number"),
+        int: (int, "a whole number"),
+        str: (str, "text"),
+        bool: (bool, "true or false"),
+    }
+    accepted, words = kinds[hint]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise _wrong(value, where, words)
+    return value
+
+
+def _measurement(value: Any, at: int) -> Measurement:
+    items = _items(value, f"curve[{at}]")
+    if not 5 <= len(items) <= 6:
+        raise _wrong(value, f"curve[{at}]", "task, time, updates, version, metrics")
+    hints = (int, float, int, int, Mapping[str, float], tuple[float, ...])
+    values: Any = (_read(hint, each, f"curve[{at}]") for hint, each in zip(hints, items, strict=False))
+    return Measurement(*values)
+
+
+def _items(value: Any, where: str) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise _wrong(value, where, "a list")
+    return value
+
+
+def _wrong(value: Any, where: str, expected: str) -> FolderError:
+    text = repr(value)
+    return FolderError(f"{where or 'it'} = {text if len(text) <= 40 else text[:39] + '…'}: expected {expected}")
