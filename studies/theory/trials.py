@@ -269,7 +269,7 @@ def fedbuff_trial(
 ) -> Trial:
     """FedBuff, theorem 1. Equal times and draws among the idle: arrivals are uniform, staleness is bounded."""
     problem, late = setting.problem(), math.ceil(concurrency / size)
-    buffered = fedbuff.Buffered(
+    buffered = fedbuff.FedBuffProblem(
         setting.smoothness, steps, late, setting.clients, setting.noise, setting.gammas[0], setting.gap
     )
     rounds = math.ceil(fedbuff.least_steps(buffered))
@@ -285,7 +285,7 @@ def fedbuff_trial(
 def fedasync_trial(seeds: Sequence[int], setting: Setting = DEFAULT, steps: int = 1, concurrency: int = 2) -> Trial:
     """PersA-FL, theorem 1, with the same device."""
     problem, late = setting.problem(), concurrency - 1
-    stale = persafl.Stale(setting.smoothness, steps, late, setting.noise, setting.gammas[0], setting.gap)
+    stale = persafl.FedAsyncProblem(setting.smoothness, steps, late, setting.noise, setting.gammas[0], setting.gap)
     rounds = math.ceil(persafl.least_steps(stale))
     local = SGD(lr=persafl.local_step(stale.smoothness, steps, rounds), steps=steps)
 
@@ -302,8 +302,8 @@ def maml_trial(
     """PersA-FL, theorem 2, 400 rounds; f* = 0, which every f_i reaches; ρ = σ_h = γ_h = 0 on these quadratics."""
     problem, late = setting.problem(), concurrency - 1
     gap = setting.start(problem.h * (1.0 - alpha * problem.h) ** 2)
-    stale = persafl.Stale(setting.smoothness, steps, late, setting.noise, setting.gammas[0], gap)
-    maml = persafl.Maml(stale, alpha, setting.largest, gap)
+    stale = persafl.FedAsyncProblem(setting.smoothness, steps, late, setting.noise, setting.gammas[0], gap)
+    maml = persafl.MamlProblem(stale, alpha, setting.largest, gap)
     rounds = max(400, math.ceil(persafl.maml_least_steps(maml)))
     local = MAML(lr=persafl.local_step(maml.smoothness, steps, rounds), steps=steps, alpha=alpha)
 
@@ -322,8 +322,8 @@ def moreau_trial(
     problem, late = setting.problem(), concurrency - 1
     penalty, accuracy = 10.0 * setting.smoothness, 0.01
     gap = setting.start(problem.h * penalty / (problem.h + penalty))
-    stale = persafl.Stale(setting.smoothness, steps, late, setting.noise, setting.gammas[0], gap)
-    moreau = persafl.Moreau(stale, penalty, accuracy, gap)
+    stale = persafl.FedAsyncProblem(setting.smoothness, steps, late, setting.noise, setting.gammas[0], gap)
+    moreau = persafl.MoreauProblem(stale, penalty, accuracy, gap)
     rounds = math.ceil(persafl.moreau_least_steps(moreau, printed))
     lr = persafl.local_step(moreau.smoothness, steps, rounds)
     local = MoreauSteps(lr=lr, steps=steps, penalty=penalty, accuracy=accuracy, inner=60)
@@ -340,7 +340,9 @@ def fedast_trial(
 ) -> Trial:
     """FedAST, theorem 1 under corollary 1.1's step sizes, with the proof's constants.   late: γ^max."""
     problem = setting.problem()
-    task = fedast.Task(setting.smoothness, steps, size, requests, late, setting.noise, setting.gammas[1], setting.gap)
+    task = fedast.FedASTTask(
+        setting.smoothness, steps, size, requests, late, setting.noise, setting.gammas[1], setting.gap
+    )
     rounds = math.ceil(fedast.least_steps(task))
     local = SGD(lr=fedast.client_step(task, rounds), steps=steps)
     server = FedAST(requests=requests, size=size, lr=fedast.server_step(task))
@@ -363,7 +365,7 @@ def defedavg_trial(
 ) -> Trial:
     """DeFedAvg, theorem 1.   rounds: T; None: 200, or the fewest that it allows.   late: λ."""
     problem = setting.problem()
-    decoupled = defedavg.Decoupled(
+    decoupled = defedavg.DeFedAvgProblem(
         setting.smoothness, steps, sampled, late, setting.noise, setting.gammas[1], setting.largest, setting.gap
     )
     least = math.ceil(defedavg.least_rounds(decoupled)[0])
@@ -391,7 +393,7 @@ def defedavg_iid_trial(
 ) -> Trial:
     """DeFedAvg, theorem 2: all clients alike.   rounds: T; None: 200, or the fewest that it allows."""
     problem, late = setting.problem(), math.ceil(setting.clients / sampled)
-    decoupled = defedavg.Decoupled(setting.smoothness, steps, sampled, late, setting.noise, 0.0, 0.0, setting.gap)
+    decoupled = defedavg.DeFedAvgProblem(setting.smoothness, steps, sampled, late, setting.noise, 0.0, 0.0, setting.gap)
     least = math.ceil(defedavg.iid_least_rounds(decoupled)[0])
     count = rounds or max(200, least)
     if count < least:

@@ -17,6 +17,7 @@ import offbeat.core
 import offbeat.local
 import offbeat.problems
 import offbeat.simulate
+import offbeat.theory
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.fedasync import FedAsync
@@ -180,7 +181,7 @@ def test_a_gradient_step_with_decay_and_clipping() -> None:
 # The examples in the docstrings
 
 
-PACKAGES = (offbeat.core, offbeat.local, offbeat.algorithms, offbeat.problems, offbeat.simulate)
+PACKAGES = (offbeat.core, offbeat.local, offbeat.algorithms, offbeat.problems, offbeat.simulate, offbeat.theory)
 MODULES = [m.name for p in PACKAGES for m in pkgutil.iter_modules(p.__path__, p.__name__ + ".")]
 
 

@@ -72,7 +72,7 @@ def test_theorem_2_of_defedavg_as_printed_fails_where_the_noise_is_large() -> No
     loud = trials.Setting(clients=4, smoothness=0.5, convexity=0.5, noise=200.0, heterogeneity=0.0, distance=1.0)
     found = trials.defedavg_iid_trial(SEEDS, loud, steps=1, sampled=1, rounds=800)
     late, gap = 4.0, loud.gap
-    printed = defedavg.iid_bound(defedavg.Decoupled(0.5, 1, 1, late, 200.0, 0.0, 0.0, gap), 800, printed=True)
+    printed = defedavg.iid_bound(defedavg.DeFedAvgProblem(0.5, 1, 1, late, 200.0, 0.0, 0.0, gap), 800, printed=True)
     assert found.holds
     assert found.measured - 2 * found.error > printed.total
 

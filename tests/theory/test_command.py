@@ -101,7 +101,7 @@ def test_a_run_with_theory_says_it_on_standard_error_and_json_stays_json(tmp_pat
     outcome = run(tmp_path, QUADRATIC, "--theory", "--json")
     assert outcome.code == 0
     assert len(outcome.runs) == 2
-    assert "theory: area: theorem 7" in outcome.err
+    assert "theory: area: AREA, theorem 7" in outcome.err
     assert "theory: fedasync: PersA-FL, theorem 1" in outcome.err
     assert "chosen 0.1" in outcome.err
     assert "L = 1" in outcome.err

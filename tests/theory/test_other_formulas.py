@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from offbeat.core.errors import SettingError
 from offbeat.theory import defedavg, fedast, fedbuff, persafl
-from offbeat.theory.bound import Change, Knob, halve, horizon
+from offbeat.theory.bound import Change, halve, horizon
 
 L, T, Q, tau, n, s, g, gap = sp.symbols("L T Q tau n s g gap", positive=True)
 VALUES = {L: 0.3, T: 5000, Q: 4, tau: 3, n: 7, s: 1.1, g: 0.6, gap: 2.5}
@@ -24,7 +24,7 @@ def value(expression: sp.Expr) -> float:
 
 
 def test_buff_theorem_1() -> None:
-    problem = fedbuff.Buffered(0.3, 4, 3, 7, 1.1, 0.6, 2.5)
+    problem = fedbuff.FedBuffProblem(0.3, 4, 3, 7, 1.1, 0.6, 2.5)
     right = (
         8 * sp.sqrt(L) * gap / sp.sqrt(T)
         + 16 * sp.sqrt(L) * (s**2 + g**2) / sp.sqrt(T)
@@ -38,7 +38,7 @@ def test_buff_theorem_1() -> None:
 @given(st.floats(0.01, 10.0), st.integers(1, 50), st.integers(0, 40))
 def test_buffs_condition_on_t_does_what_its_proof_needs(smoothness: float, steps: int, late: int) -> None:
     """(37): three terms at most ¼ each, and (23): η ≤ 1/(4L(Q+1)); the proof then divides by what is left."""
-    problem = fedbuff.Buffered(smoothness, steps, late)
+    problem = fedbuff.FedBuffProblem(smoothness, steps, late)
     horizon_ = fedbuff.least_steps(problem)
     eta = fedbuff.local_step(problem, horizon_)
     phi = 8 * eta**2 * steps**2 * (1 + 2 * steps) * 2
@@ -50,21 +50,21 @@ def test_buffs_condition_on_t_does_what_its_proof_needs(smoothness: float, steps
 
 
 def test_remark_2_drops_the_number_of_clients() -> None:
-    plain = fedbuff.Buffered(1.0, 1, 2, 10, 1.0, 1.0, 1.0)
-    even = fedbuff.Buffered(1.0, 1, 2, 10, 1.0, 1.0, 1.0, uniform=True)
+    plain = fedbuff.FedBuffProblem(1.0, 1, 2, 10, 1.0, 1.0, 1.0)
+    even = fedbuff.FedBuffProblem(1.0, 1, 2, 10, 1.0, 1.0, 1.0, uniform=True)
     assert fedbuff.bound(plain, 100).terms["staleness"] / fedbuff.bound(even, 100).terms["staleness"] == 11 / 2
 
 
 def test_pers_theorem_1() -> None:
-    problem = persafl.Stale(0.3, 4, 3, 1.1, 0.6, 2.5)
+    problem = persafl.FedAsyncProblem(0.3, 4, 3, 1.1, 0.6, 2.5)
     both = s**2 + g**2
     right = 4 * sp.sqrt(L / T) * gap + 8 * sp.sqrt(L / T) * both + 80 * L * (1 + Q) * (tau**2 + 1) * both / T
     assert persafl.bound(problem, 5000).total == pytest.approx(value(right))
     assert persafl.least_steps(problem) == pytest.approx(value(160 * L * (Q + 7) * (tau + 1) ** 3))
 
 
-def maml(alpha: float, **options: Any) -> persafl.Maml:
-    return persafl.Maml(persafl.Stale(0.3, 4, 3, 1.1, 0.6, 2.5), alpha, 2.0, 2.5, **options)
+def maml(alpha: float, **options: Any) -> persafl.MamlProblem:
+    return persafl.MamlProblem(persafl.FedAsyncProblem(0.3, 4, 3, 1.1, 0.6, 2.5), alpha, 2.0, 2.5, **options)
 
 
 def test_lemmas_1_to_4_and_theorem_2() -> None:
@@ -109,8 +109,8 @@ def test_the_maml_lemmas_hold_on_a_quadratic() -> None:
     assert abs(drawn.mean() - full) <= problem.bias
 
 
-def moreau(penalty: float, accuracy: float = 0.1, **options: Any) -> persafl.Moreau:
-    return persafl.Moreau(persafl.Stale(0.3, 4, 3, 1.1, 0.6, 2.5), penalty, accuracy, 2.5, **options)
+def moreau(penalty: float, accuracy: float = 0.1, **options: Any) -> persafl.MoreauProblem:
+    return persafl.MoreauProblem(persafl.FedAsyncProblem(0.3, 4, 3, 1.1, 0.6, 2.5), penalty, accuracy, 2.5, **options)
 
 
 def test_lemmas_5_to_7_and_theorem_3() -> None:
@@ -146,7 +146,7 @@ def test_theorem_3s_printed_condition_is_too_weak_for_its_proof() -> None:
     """(C61) must leave ½: with (τ+1)² it does not for a large τ, with (τ+1)³ it does."""
 
     def left(printed: bool, late: float) -> float:
-        problem = persafl.Moreau(persafl.Stale(0.3, 4, late), 3.0, 0.1, 1.0)
+        problem = persafl.MoreauProblem(persafl.FedAsyncProblem(0.3, 4, late), 3.0, 0.1, 1.0)
         eta = persafl.local_step(problem.smoothness, 4, persafl.moreau_least_steps(problem, printed))
         step = eta * problem.smoothness
         return 1 - 4 * 4 * step - 16 * 16 * step**2 * 9 * late * (late + 1) ** 2 * 2 * (1 + 2 * step)
@@ -173,7 +173,7 @@ def test_me_asks_for_a_penalty_of_seven_times_l(penalty: float) -> None:
 
 
 def test_fast_corollary_is_theorem_1_under_its_step_sizes() -> None:
-    task = fedast.Task(0.3, 4, 3, 12, 5, 1.1, 0.6, 2.5)
+    task = fedast.FedASTTask(0.3, 4, 3, 12, 5, 1.1, 0.6, 2.5)
     plain = fedast.rate_terms(task, fedast.server_step(task), fedast.client_step(task, 5000), 5000)
     assert plain.terms == pytest.approx(fedast.corollary_terms(task, 5000).terms)
     assert not plain.exact
@@ -182,7 +182,7 @@ def test_fast_corollary_is_theorem_1_under_its_step_sizes() -> None:
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 60), st.integers(0, 30))
 def test_fasts_constants_stay_within_theirs_o(steps: int, size: int, requests: int, late: int) -> None:
     """Under theorem 1's conditions (13) leaves 1/11, and the proof's terms are at most 33 times those it prints."""
-    task = fedast.Task(0.3, steps, size, requests, late)
+    task = fedast.FedASTTask(0.3, steps, size, requests, late)
     rounds = max(1.0, fedast.least_steps(task))
     server, client = fedast.server_step(task), fedast.client_step(task, rounds)
     assert all(c.holds for c in fedast.conditions(task, server, client))
@@ -212,8 +212,8 @@ def test_the_optimum_of_6_against_a_numerical_minimiser() -> None:
 # DeFedAvg
 
 
-def decoupled(**options: Any) -> defedavg.Decoupled:
-    return defedavg.Decoupled(
+def decoupled(**options: Any) -> defedavg.DeFedAvgProblem:
+    return defedavg.DeFedAvgProblem(
         **{
             "smoothness": 0.3,
             "steps": 4,
@@ -314,6 +314,8 @@ def test_halving_finds_the_nearest_value_or_none() -> None:
         return float(p["a"] ** 2 / p["b"] + 0.0 * p["c"])
 
     now = {"a": 4.0, "b": 3.0, "c": 1.0}
-    found = halve(time, now, [Knob("a"), Knob("b", whole=True), Knob("c"), Knob("b", most=5.0)])
+    found = halve(time, now, whole=["b"])
     assert found[0].to == pytest.approx(4.0 / math.sqrt(2.0))
-    assert found[1:] == [Change("b", 3.0, 6.0), Change("c", 1.0, None), Change("b", 3.0, None)]
+    assert found[1:] == [Change("b", 3.0, 6.0), Change("c", 1.0, None)]
+    limited = halve(lambda p: time(p) if p["b"] <= 5.0 else math.inf, now)
+    assert limited[1] == Change("b", 3.0, None)

@@ -1,4 +1,4 @@
-"""AREA's theorems 7 and 8, lemmas 10 and 11 and the recursions behind them, as functions of plain numbers.
+"""AREA: theorems 7 and 8, lemmas 10 and 11 and the recursions behind them, as functions of plain numbers.
 
 Symbols: n clients with message rates λ_i, server rate λ_s, M local steps, every f_i μ-strongly convex with L-Lipschitz
 gradients, gradient noise E|g − ∇f_i|² ≤ σ², ζ = max_i |x* − argmin f_i|, K iterations (messages *and* server steps).
@@ -9,22 +9,24 @@ Differs from the paper where its algebra slips; each place is named in the funct
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from offbeat.algorithms.parts import Decay, optimal_rate as optimal_rate
 from offbeat.core.errors import SettingError
-from offbeat.theory.bound import Bound, check, check_whole, check_zero
+from offbeat.theory.advice import Advice, changed, halvings, largest_term
+from offbeat.theory.bound import Bound, check, check_whole, check_zero, horizon
 
 TERMS = ("2/(M(μ+L))", "γ/(L²(M−1))", "sqrt(Mγ²/(64L⁴(M−1)³))", "cbrt(γ/(32L⁴(M−1)³))")
 
 
 @dataclass(frozen=True)
 class Events:
-    """How likely the next iteration is each client's message, p_i, or the server's step, p_s (AREA example 3).
+    """How likely the next iteration is each client's message, p_i, or the server's step, p_s (AREA, example 3).
 
     >>> Events.from_rates([10.0] * 4, 10.0).least
     0.2
@@ -301,3 +303,82 @@ def any_step_bound(problem: Nonsmooth, events: Events, iterations: float, alpha:
             "subgradients": alpha * problem.spread(printed) / 2.0,
         }
     )
+
+
+# Advice
+
+
+def advise(
+    problem: Smooth | Nonsmooth, rates: Sequence[float], server: float | None = None, epsilon: float = 0.01
+) -> Advice:
+    """What theorem 7 (of a smooth problem) or 8 means for a target ε.   server: λ_s; None: λ_s* of theorem 8."""
+    check(epsilon=epsilon)
+    rate = optimal_rate(rates) if server is None else server
+    events = Events.from_rates(rates, rate)
+    names = [field.name for field in fields(problem)]
+    now = {name: float(getattr(problem, name)) for name in names}
+    now |= {"server rate": rate, "slowest rate": min(rates), "epsilon": epsilon}
+
+    def time(values: Mapping[str, float]) -> float:
+        quicker = [max(r, values["slowest rate"]) if r == min(rates) else r for r in rates]
+        other = Events.from_rates(quicker, values["server rate"])
+        return _iterations(changed(problem, values, names), other, values["epsilon"]) / other.total
+
+    needed = _iterations(problem, events, epsilon)
+    if isinstance(problem, Smooth):
+        facts = _smooth_facts(problem, events)
+        best = _lowest(lambda r: time({**now, "server rate": r}), min(rates) / 100, 100 * sum(rates))
+        facts |= {"server rate λ_s": rate, "best for this bound": best, "best for theorem 8, λ_s*": optimal_rate(rates)}
+        theorem = "AREA, theorem 7 (strongly convex, smooth): E|x_K − x*|² ≤ ε"
+        limit = largest_term(leading(problem, events, needed)) if math.isfinite(needed) else "none"
+        notes = [
+            "K comes from the leading terms of the proof, constants included; runs on quadratics end up hundreds to "
+            "thousands of times below them (docs/theory.md), so read it as an order of magnitude at most",
+        ]
+    else:
+        printed = problem.steps == 1
+        facts = {"step size α": nonsmooth_step(problem, events, needed, printed)}
+        facts["best server rate λ_s*"] = optimal_rate(rates)
+        theorem = "AREA, theorem 8 (convex, Lipschitz): E f(x̄_K) − f* ≤ ε"
+        late = {"the server's rate": 1.0 / events.server, "the clients' rates": 2.0 * events.mean_inverse}
+        limit = largest_term(Bound(late))
+        notes = (
+            [] if printed else ["for M > 1 the proof supports M·B² where the theorem prints (M+1)B²/2; M·B² is used"]
+        )
+    facts |= {
+        "iterations K for ε": needed,
+        "server steps": needed * events.server,
+        "time": needed / events.total,
+        "binding term": limit,
+    }
+    return Advice(theorem, facts, halvings(time, now), notes)
+
+
+def _iterations(problem: Smooth | Nonsmooth, events: Events, epsilon: float) -> float:
+    """K for ε; for theorem 8 with M > 1 by what its proof gives."""
+    if isinstance(problem, Smooth):
+        return horizon(lambda K: leading(problem, events, K).total, epsilon)
+    return horizon(lambda K: nonsmooth_bound(problem, events, K, printed=problem.steps == 1).total, epsilon)
+
+
+def _smooth_facts(problem: Smooth, events: Events) -> dict[str, Any]:
+    steps, (largest, term) = schedule(problem, events), largest_step(problem)
+    return {
+        "p_min": f"{events.least:.4g} ({'the server' if events.server == events.least else 'the slowest client'})",
+        "step size α_k": f"{steps.c:.4g} / (k + {steps.d:.4g})",
+        "largest step D": largest,
+        "which is": term,
+        "contraction at first (lemma 10)": f"1 − {1 - contraction(steps(0), problem, events):.3g} an iteration",
+    }
+
+
+def _lowest(height: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one minimum is lowest, by golden-section search on a logarithmic scale."""
+    a, b, part = math.log(low), math.log(high), (math.sqrt(5.0) - 1.0) / 2.0
+    for _ in range(60):
+        c, d = b - part * (b - a), a + part * (b - a)
+        if height(math.exp(c)) <= height(math.exp(d)):
+            b = d
+        else:
+            a = c
+    return math.exp((a + b) / 2.0)

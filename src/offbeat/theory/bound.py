@@ -1,10 +1,10 @@
-"""The shape of a theorem: a right-hand side of named terms, conditions, and what follows from both by search."""
+"""The parts of a theorem: a right-hand side of named terms, conditions, and searches for numbers that meet them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from offbeat.core.errors import SettingError
 
@@ -100,45 +100,36 @@ class Change:
     to: float | None
 
 
-@dataclass(frozen=True)
-class Knob:
-    """A parameter that may be turned, from `least` to `most`."""
-
-    name: str
-    least: float = 0.0
-    most: float = math.inf
-    whole: bool = field(default=False)
-
-
 Time = Callable[[Mapping[str, float]], float]
 
 
-def halve(time: Time, now: Mapping[str, float], knobs: Sequence[Knob], reach: float = 2.0**40) -> list[Change]:
-    """For each knob on its own, the nearest value that halves `time(parameters)`: bisection on a logarithmic scale."""
+def halve(time: Time, now: Mapping[str, float], whole: Collection[str] = (), reach: float = 2.0**40) -> list[Change]:
+    """For each parameter alone, the nearest value that halves `time(parameters)`: bisection on a logarithmic scale.
+
+    whole: the parameters that are whole numbers.
+    """
     goal = time(now) / 2.0
-    return [Change(k.name, now[k.name], _turn(time, now, k, goal, reach)) for k in knobs]
+    return [Change(name, value, _nearest(time, now, name, goal, name in whole, reach)) for name, value in now.items()]
 
 
-def _turn(time: Time, now: Mapping[str, float], knob: Knob, goal: float, reach: float) -> float | None:
-    start = now[knob.name]
+def _nearest(time: Time, now: Mapping[str, float], name: str, goal: float, whole: bool, reach: float) -> float | None:
+    start = now[name]
     if start <= 0 or not math.isfinite(goal):
         return None
 
     def at(value: float) -> float:
-        return time({**now, knob.name: value})
+        return time({**now, name: value})
 
     found: list[float] = []
     for direction in (2.0, 0.5):
         near, factor = start, 1.0
         while 1.0 / reach < factor < reach:
             factor *= direction
-            far = min(max(start * factor, knob.least), knob.most)
-            if knob.whole:
-                far = max(1.0, float(round(far)))
+            far = max(1.0, float(round(start * factor))) if whole else start * factor
             if far == near or far <= 0:
                 break
             if at(far) <= goal:
-                found.append(_between(at, near, far, goal, knob.whole))
+                found.append(_between(at, near, far, goal, whole))
                 break
             near = far
     return min(found, key=lambda value: abs(math.log(value / start)), default=None)

@@ -1,4 +1,4 @@
-"""DeFedAvg's theorems 1 (unlike data) and 2 (equal data) and the high-probability bound on the delay λ.
+"""DeFedAvg: theorem 1 (unlike data), theorem 2 (equal data) and the high-probability bound on the delay λ.
 
 Symbols: L smoothness, K local steps, n draws a round of N clients, λ largest delay in rounds, σ² gradient noise,
 ν² ≥ E|∇F_i − ∇F|², G² ≥ E|∇F_i|², gap = F(w_0) − F*, η the global and η̄ the local step size, T rounds.
@@ -7,15 +7,20 @@ Symbols: L smoothness, K local steps, n draws a round of N clients, λ largest d
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from offbeat.core.errors import SettingError
-from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero
+from offbeat.theory.advice import Advice, changed, halvings, largest_term
+from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero, horizon
 
 
 @dataclass(frozen=True)
-class Decoupled:
-    """smoothness: L.   steps: K.   sampled: n.   delay: λ ≥ 1.   sigma: σ.   nu: ν.   gradient: G.   gap: of F(w_0)."""
+class DeFedAvgProblem:
+    """The constants of a problem that both theorems use.
+
+    smoothness: L.   steps: K.   sampled: n.   delay: λ ≥ 1.   sigma: σ.   nu: ν.   gradient: G.   gap: F(w_0) − F*.
+    """
 
     smoothness: float
     steps: int = 1
@@ -44,17 +49,17 @@ class Decoupled:
 # Theorem 1: unlike data
 
 
-def global_step(problem: Decoupled) -> float:
+def global_step(problem: DeFedAvgProblem) -> float:
     """η = sqrt(4·n·K·(F(w_0) − F*))."""
     return math.sqrt(4.0 * problem.sampled * problem.steps * problem.gap)
 
 
-def local_step(problem: Decoupled, rounds: float) -> float:
+def local_step(problem: DeFedAvgProblem, rounds: float) -> float:
     """η̄ = 1/(sqrt(S·T)·K)."""
     return 1.0 / (math.sqrt(problem.spread * rounds) * problem.steps)
 
 
-def conditions(problem: Decoupled, rounds: float) -> list[Condition]:
+def conditions(problem: DeFedAvgProblem, rounds: float) -> list[Condition]:
     """Theorem 1's (11)."""
     L, K, late = problem.smoothness, problem.steps, problem.delay
     both = global_step(problem) * local_step(problem, rounds)
@@ -65,20 +70,20 @@ def conditions(problem: Decoupled, rounds: float) -> list[Condition]:
     ]
 
 
-def _third(problem: Decoupled) -> float:
+def _third(problem: DeFedAvgProblem) -> float:
     L, K, late = problem.smoothness, problem.steps, problem.delay
     noise, slope = problem.sigma**2, problem.gradient**2
     return (2.0 * noise + slope * K) / (8.0 * noise * L * K * late + 4.0 * L * slope * K**2 * late**2)
 
 
-def least_rounds(problem: Decoupled) -> tuple[float, str]:
+def least_rounds(problem: DeFedAvgProblem) -> tuple[float, str]:
     """(smallest T that satisfies (11), the condition that binds); it grows as n·K·λ⁴ where G dominates."""
     found = {c.name: (c.value / c.limit) ** 2 for c in conditions(problem, 1.0)}  # every left side falls as 1/sqrt(T)
     name = max(found, key=lambda key: found[key])
     return max(1.0, found[name]), name
 
 
-def bound(problem: Decoupled, rounds: float, tight: bool = False) -> Bound:
+def bound(problem: DeFedAvgProblem, rounds: float, tight: bool = False) -> Bound:
     """Theorem 1's bound (12) on (1/T) Σ E|∇F(w_t)|².
 
     tight: 10·sqrt(gap·S/(nKT)), which is what its proof's last line gives, in place of the printed 32.
@@ -96,18 +101,18 @@ def bound(problem: Decoupled, rounds: float, tight: bool = False) -> Bound:
 # Theorem 2: equal data
 
 
-def iid_global_step(problem: Decoupled) -> float:
+def iid_global_step(problem: DeFedAvgProblem) -> float:
     """η = sqrt(n·K·(F(w_0) − F*)/2)."""
     return math.sqrt(problem.sampled * problem.steps * problem.gap / 2.0)
 
 
-def iid_local_step(problem: Decoupled, rounds: float) -> float:
+def iid_local_step(problem: DeFedAvgProblem, rounds: float) -> float:
     """η̄ = 1/(sqrt(σ²·L·T)·K)."""
     check(sigma=problem.sigma)
     return 1.0 / (math.sqrt(problem.sigma**2 * problem.smoothness * rounds) * problem.steps)
 
 
-def iid_conditions(problem: Decoupled, rounds: float) -> list[Condition]:
+def iid_conditions(problem: DeFedAvgProblem, rounds: float) -> list[Condition]:
     """Theorem 2's (13)."""
     L, K = problem.smoothness, problem.steps
     local = iid_local_step(problem, rounds)
@@ -117,14 +122,14 @@ def iid_conditions(problem: Decoupled, rounds: float) -> list[Condition]:
     ]
 
 
-def iid_least_rounds(problem: Decoupled) -> tuple[float, str]:
+def iid_least_rounds(problem: DeFedAvgProblem) -> tuple[float, str]:
     """(smallest T that satisfies (13), the condition that binds); it grows as n·K·λ²."""
     found = {c.name: (c.value / c.limit) ** 2 for c in iid_conditions(problem, 1.0)}
     name = max(found, key=lambda key: found[key])
     return max(1.0, found[name]), name
 
 
-def iid_bound(problem: Decoupled, rounds: float, printed: bool = False) -> Bound:
+def iid_bound(problem: DeFedAvgProblem, rounds: float, printed: bool = False) -> Bound:
     """Theorem 2's bound on (1/T) Σ E|∇F(w_t)|²: sqrt(128·σ²·L·gap/(nKT)) + 8L/(KT).
 
     printed: without σ²·L under the root, as the last line of the paper's proof has it. Putting its step sizes into
@@ -165,3 +170,58 @@ def delay_bound(clients: int, sampled: int, rounds: float, failure: float) -> fl
 def _failure(failure: float) -> None:
     if not 0 < failure < 1:
         raise SettingError(f"failure = {failure:g}: a probability between 0 and 1")
+
+
+# Advice
+
+
+def advise(
+    problem: DeFedAvgProblem,
+    clients: int,
+    round_time: float = 1.0,
+    delay: float | None = None,
+    epsilon: float = 0.01,
+    failure: float = 0.01,
+) -> Advice:
+    """What theorem 1 means for a target ε.
+
+    delay: λ; None: the bound that holds with probability 1 − failure.
+    """
+    check(epsilon=epsilon)
+    check_whole(clients=clients)
+
+    def longest(rounds: float) -> float:
+        return delay_bound(clients, problem.sampled, rounds, failure) if delay is None else delay
+
+    def rounds_for(p: DeFedAvgProblem, goal: float) -> float:
+        return horizon(lambda T: bound(p, T).total, goal, least_rounds(p)[0])
+
+    late = replace(problem, delay=longest(1.0))
+    needed = rounds_for(late, epsilon)
+    for _ in range(20):  # λ grows with the logarithm of T
+        worse = longest(needed)
+        if worse <= late.delay:
+            break
+        late = replace(problem, delay=worse)
+        needed = rounds_for(late, epsilon)
+    fewest, condition = least_rounds(late)
+    names = ("smoothness", "steps", "sampled", "sigma", "nu", "gradient", "gap", "delay")
+    now = {name: float(getattr(late, name)) for name in names} | {"epsilon": epsilon}
+
+    def time(values: Mapping[str, float]) -> float:
+        return rounds_for(changed(late, values, names), values["epsilon"]) * round_time
+
+    at_least = needed <= math.ceil(fewest - 1e-9)
+    facts = {
+        "global step η": global_step(late),
+        "local step η̄": local_step(late, needed),
+        "delay λ": f"{late.delay:g}" + (f" (probability {1 - failure:g})" if delay is None else ""),
+        "drawn in a round, p": drawn(clients, problem.sampled),
+        "rounds T for ε": needed,
+        "at least, by (11)": fewest,
+        "of that for λ = 1": least_rounds(replace(late, delay=1.0))[0],
+        "time": needed * round_time,
+        "what binds": f"(11): {condition}" if at_least else largest_term(bound(late, needed)),
+    }
+    notes = ["(11) grows as n·K·λ⁴: with λ from sampling alone it is far beyond what anybody runs"] if at_least else []
+    return Advice("DeFedAvg, theorem 1 (smooth): (1/T) Σ E|∇F|² ≤ ε", facts, halvings(time, now), notes)

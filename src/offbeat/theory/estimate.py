@@ -43,7 +43,7 @@ class Constants:
     farthest: largest |∇f_i − ∇f|.   gradient: largest |∇f_i|.   gap: f(w_0) − f*.   distance: |w_0 − x*|.
     zeta: ζ, the distance from x* to the farthest client's own optimum.
     `distance` and `zeta` are known on quadratics and else bounded by |∇f|/μ and max|∇f_i − ∇f|/μ (NaN where μ ≤ 0);
-    `gap` is else f(w_0) itself, a loss being at least 0.
+    `gap` is else f(w_0) itself, a loss being at least 0.   asked: how many clients were asked.   batch: of σ².
     """
 
     smoothness: Estimate
@@ -56,7 +56,18 @@ class Constants:
     distance: float
     zeta: float
     clients: int
-    asked: int  # clients that were asked
+    asked: int
+    batch: int | None
+
+    def lines(self) -> list[str]:
+        """The constants as text."""
+        who = "all clients" if self.asked == self.clients else f"{self.asked} of {self.clients} clients"
+        return [
+            f"theory: estimated at the initial model from {who}, batch {self.batch or 'all data'}:",
+            f"  L = {self.smoothness}, μ = {self.convexity}, σ² = {self.sigma2}, (1/n) Σ|∇f_i − ∇f|² = {self.gamma2}",
+            f"  largest |∇f_i| = {self.gradient:.4g}, f(w_0) − f* ≤ {self.gap:.4g}, |w_0 − x*| ≤ {self.distance:.4g}, "
+            f"ζ ≤ {self.zeta:.4g}",
+        ]
 
 
 def curvatures(
@@ -150,6 +161,7 @@ def constants(
         zeta=getattr(problem, "heterogeneity", farthest / mu),
         clients=problem.clients,
         asked=len(asked),
+        batch=batch,
     )
 
 

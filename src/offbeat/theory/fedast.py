@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from offbeat.algorithms.allocate import divide
 from offbeat.core.errors import SettingError
+from offbeat.theory.advice import Advice, Arrivals, Theorem
 from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero
 
 
 @dataclass(frozen=True)
-class Task:
-    """smoothness: L.   steps: τ.   size: b.   requests: R.   staleness: γ^max.   sigma: σ_l.   gamma: σ_g.   gap: δ."""
+class FedASTTask:
+    """The constants of one task that theorem 1 uses.
+
+    smoothness: L.   steps: τ.   size: b.   requests: R.   staleness: γ^max.   sigma: σ_l.   gamma: σ_g.   gap: δ.
+    """
 
     smoothness: float
     steps: int = 1
@@ -34,17 +38,17 @@ class Task:
         check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
 
 
-def server_step(task: Task) -> float:
+def server_step(task: FedASTTask) -> float:
     """η_s = sqrt(τ·b), the largest that theorem 1 allows and corollary 1.1's choice."""
     return math.sqrt(task.steps * task.size)
 
 
-def client_step(task: Task, server_steps: float) -> float:
+def client_step(task: FedASTTask, server_steps: float) -> float:
     """Corollary 1.1: η_c = 1/(τ·L·sqrt(T))."""
     return 1.0 / (task.steps * task.smoothness * math.sqrt(server_steps))
 
 
-def largest_client_step(task: Task) -> float:
+def largest_client_step(task: FedASTTask) -> float:
     """Theorem 1: η_c ≤ min(1/(6Lτ·sqrt(τb)), 1/(4Lτ·sqrt(τ·R·γ^max)))."""
     L, tau = task.smoothness, task.steps
     first = 1.0 / (6.0 * L * tau * math.sqrt(tau * task.size))
@@ -52,12 +56,12 @@ def largest_client_step(task: Task) -> float:
     return first if late == 0 else min(first, 1.0 / (4.0 * L * tau * math.sqrt(tau * late)))
 
 
-def least_steps(task: Task) -> float:
+def least_steps(task: FedASTTask) -> float:
     """Corollary 1.1: T ≥ τ·max(36b, 16·R·γ^max)."""
     return task.steps * max(36.0 * task.size, 16.0 * task.requests * task.staleness)
 
 
-def conditions(task: Task, server: float, client: float) -> list[Condition]:
+def conditions(task: FedASTTask, server: float, client: float) -> list[Condition]:
     """What theorem 1 asks of the step sizes."""
     return [
         Condition("η_s ≤ sqrt(τb)", server, server_step(task)),
@@ -65,7 +69,7 @@ def conditions(task: Task, server: float, client: float) -> list[Condition]:
     ]
 
 
-def rate_terms(task: Task, server: float, client: float, server_steps: float) -> Bound:
+def rate_terms(task: FedASTTask, server: float, client: float, server_steps: float) -> Bound:
     """Theorem 1's (4) as printed, without constants."""
     L, tau, b, R, T = task.smoothness, task.steps, task.size, task.requests, server_steps
     local, unlike = task.sigma**2, task.gamma**2
@@ -79,7 +83,7 @@ def rate_terms(task: Task, server: float, client: float, server_steps: float) ->
     )
 
 
-def corollary_terms(task: Task, server_steps: float) -> Bound:
+def corollary_terms(task: FedASTTask, server_steps: float) -> Bound:
     """Corollary 1.1's (5) as printed, without constants."""
     tau, b, R, T = task.steps, task.size, task.requests, server_steps
     local, unlike = task.sigma**2, task.gamma**2
@@ -93,7 +97,7 @@ def corollary_terms(task: Task, server_steps: float) -> Bound:
     )
 
 
-def bound(task: Task, server: float, client: float, server_steps: float) -> Bound:
+def bound(task: FedASTTask, server: float, client: float, server_steps: float) -> Bound:
     """The bound on (1/T) Σ E|∇f(x_t)|² with its constants, from the end of theorem 1's proof (appendix E.3.1)."""
     L, tau, b, R, T = task.smoothness, task.steps, task.size, task.requests, server_steps
     scaled = tau * server  # η̃_s
@@ -116,7 +120,7 @@ def bound(task: Task, server: float, client: float, server_steps: float) -> Boun
     )
 
 
-def corollary_bound(task: Task, server_steps: float) -> Bound:
+def corollary_bound(task: FedASTTask, server_steps: float) -> Bound:
     """The same under corollary 1.1's step sizes."""
     return bound(task, server_step(task), client_step(task, server_steps), server_steps)
 
@@ -138,3 +142,36 @@ def whole_allocation(total: int, weights: Sequence[float]) -> list[int]:
     """The same in whole numbers of at least 1, as FedAST divides its requests."""
     named: Mapping[int, float] = dict(enumerate(weights))
     return list(divide(total, named).values())
+
+
+# Advice
+
+_COROLLARY = Theorem[FedASTTask](
+    "FedAST, corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    least_steps,
+    corollary_bound,
+    lambda p, T: {"client step η_c": client_step(p, T), "server lr η_s": server_step(p)},
+    ("smoothness", "steps", "size", "sigma", "gamma", "gap"),
+)
+
+
+def advise(task: FedASTTask, arrivals: Arrivals, staleness: float | None = None, epsilon: float = 0.01) -> Advice:
+    """What corollary 1.1 with the proof's constants means for a target ε.
+
+    staleness: the largest; None: the largest to expect.
+    """
+    notes = ["the paper states this bound in O(·); the constants are those of its appendix E.3.1"]
+    return _COROLLARY.advise(task, arrivals, staleness, epsilon, notes)
+
+
+def advise_allocation(requests: int, weights: Sequence[float]) -> Advice:
+    """How (6) divides the requests among tasks.   weights: sqrt(η_s·η_c·τ)·σ_g of each."""
+    exact, whole = allocation(requests, weights), whole_allocation(requests, weights)
+    equal = [requests / len(weights)] * len(weights)
+    facts = {
+        "requests R_m": ", ".join(f"{r:.4g}" for r in exact),
+        "in whole numbers": ", ".join(map(str, whole)),
+        "(6) at the optimum": objective(exact, weights),
+        "(6) with equal parts": objective(equal, weights),
+    }
+    return Advice("FedAST, equation (6): requests in proportion to sqrt(η_s·η_c·τ)·σ_g", facts)

@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from offbeat.theory.advice import Advice, Arrivals, Theorem
 from offbeat.theory.bound import Bound, check, check_whole, check_zero
 
 
 @dataclass(frozen=True)
-class Buffered:
-    """smoothness: L.   steps: Q.   staleness: τ.   clients: n.   sigma: of a mini-batch gradient.   gamma: γ.   gap."""
+class FedBuffProblem:
+    """The constants of a problem that theorem 1 uses.
+
+    smoothness: L.   steps: Q.   staleness: τ.   clients: n.   sigma: σ/sqrt(b).   gamma: γ.   gap: f(w_0) − f*.
+    uniform: remark 2, where γ bounds every |∇f_i − ∇f| and n disappears.
+    """
 
     smoothness: float
     steps: int = 1
@@ -23,7 +28,7 @@ class Buffered:
     sigma: float = 1.0
     gamma: float = 1.0
     gap: float = 1.0
-    uniform: bool = False  # remark 2: γ bounds every |∇f_i − ∇f|, and n disappears
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         check(smoothness=self.smoothness, gap=self.gap)
@@ -31,17 +36,17 @@ class Buffered:
         check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
 
 
-def local_step(problem: Buffered, server_steps: float) -> float:
+def local_step(problem: FedBuffProblem, server_steps: float) -> float:
     """η = 1/(Q·sqrt(L·T))."""
     return 1.0 / (problem.steps * math.sqrt(problem.smoothness * server_steps))
 
 
-def least_steps(problem: Buffered) -> float:
+def least_steps(problem: FedBuffProblem) -> float:
     """T ≥ 160·L·(Q + 7)·(τ + 1)³."""
     return 160.0 * problem.smoothness * (problem.steps + 7) * (problem.staleness + 1) ** 3
 
 
-def bound(problem: Buffered, server_steps: float) -> Bound:
+def bound(problem: FedBuffProblem, server_steps: float) -> Bound:
     """Theorem 1's bound on (1/T) Σ E|∇f(w_t)|²."""
     L, Q, T = problem.smoothness, problem.steps, server_steps
     noise, unlike = problem.sigma**2, problem.gamma**2
@@ -53,3 +58,19 @@ def bound(problem: Buffered, server_steps: float) -> Bound:
             "staleness": 320.0 * L * (Q + 1) * (problem.staleness**2 + 1) * (noise + many * unlike) / T,
         }
     )
+
+
+_THEOREM_1 = Theorem[FedBuffProblem](
+    "FedBuff, theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    least_steps,
+    bound,
+    lambda p, T: {"local step η": local_step(p, T), "server lr (β·K)": 1.0},
+    ("smoothness", "steps", "sigma", "gamma", "gap"),
+)
+
+
+def advise(
+    problem: FedBuffProblem, arrivals: Arrivals, staleness: float | None = None, epsilon: float = 0.01
+) -> Advice:
+    """What theorem 1 means for a target ε.   staleness: the largest; None: the largest to expect."""
+    return _THEOREM_1.advise(problem, arrivals, staleness, epsilon, arrivals.warnings())

@@ -8,15 +8,19 @@ All three assume that whoever reports is uniform among the clients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from offbeat.core.errors import SettingError
+from offbeat.theory.advice import Advice, Arrivals, Theorem
 from offbeat.theory.bound import Bound, check, check_whole, check_zero
 
 
 @dataclass(frozen=True)
-class Stale:
-    """smoothness: L.   steps: Q.   staleness: τ.   sigma: σ_g/sqrt(b).   gamma: γ_g.   gap: f(w_0) − f*."""
+class FedAsyncProblem:
+    """The constants of a problem that theorem 1 uses, and the other two build on.
+
+    smoothness: L.   steps: Q.   staleness: τ.   sigma: σ_g/sqrt(b).   gamma: γ_g.   gap: f(w_0) − f*.
+    """
 
     smoothness: float
     steps: int = 1
@@ -36,12 +40,12 @@ def local_step(smoothness: float, steps: int, server_steps: float) -> float:
     return 1.0 / (steps * math.sqrt(smoothness * server_steps))
 
 
-def least_steps(problem: Stale) -> float:
+def least_steps(problem: FedAsyncProblem) -> float:
     """Theorem 1: T ≥ 160·L·(Q + 7)·(τ + 1)³."""
     return 160.0 * problem.smoothness * (problem.steps + 7) * (problem.staleness + 1) ** 3
 
 
-def bound(problem: Stale, server_steps: float) -> Bound:
+def bound(problem: FedAsyncProblem, server_steps: float) -> Bound:
     """Theorem 1's bound on (1/T) Σ E|∇f(w_t)|² for FedAsync."""
     L, Q, T = problem.smoothness, problem.steps, server_steps
     unsure = problem.sigma**2 + problem.gamma**2
@@ -58,15 +62,15 @@ def bound(problem: Stale, server_steps: float) -> Bound:
 
 
 @dataclass(frozen=True)
-class Maml:
-    """Lemmas 1–4 of F_i(w) = f_i(w − α∇f_i(w)).
+class MamlProblem:
+    """The constants that lemmas 1–4 give for the MAML objective F_i(w) = f_i(w − α∇f_i(w)).
 
     alpha: α.   base: the problem without personalisation.   hessian_sigma: σ_h/sqrt(b).   hessian_gamma: γ_h.
     hessian_lipschitz: ρ.   gradient: G.
     gap: F(w_0) − f*, of the MAML objective.
     """
 
-    base: Stale
+    base: FedAsyncProblem
     alpha: float
     gradient: float
     gap: float
@@ -115,12 +119,12 @@ class Maml:
         return (1 + self.alpha * self.base.smoothness) * self.gradient
 
 
-def maml_least_steps(problem: Maml) -> float:
+def maml_least_steps(problem: MamlProblem) -> float:
     """Theorem 2: T ≥ 64·L_b."""
     return 64.0 * problem.smoothness
 
 
-def maml_bound(problem: Maml, server_steps: float) -> Bound:
+def maml_bound(problem: MamlProblem, server_steps: float) -> Bound:
     """Theorem 2's bound on (1/T) Σ E|∇F(w_t)|²; its last term does not vanish with T."""
     Lb, Q, T = problem.smoothness, problem.base.steps, server_steps
     return Bound(
@@ -133,7 +137,7 @@ def maml_bound(problem: Maml, server_steps: float) -> Bound:
     )
 
 
-def maml_batch(problem: Maml, epsilon: float) -> float:
+def maml_batch(problem: MamlProblem, epsilon: float) -> float:
     """By how much to enlarge b so that the bias takes half of ε (corollary 1: b = O(1/ε))."""
     check(epsilon=epsilon)
     return max(1.0, 4.0 * problem.base.steps * problem.bias**2 / (epsilon / 2.0))
@@ -143,14 +147,14 @@ def maml_batch(problem: Maml, epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class Moreau:
-    """Lemmas 5–7 of F_i(w) = min_θ f_i(θ) + λ/2·|θ − w|².
+class MoreauProblem:
+    """The constants that lemmas 5–7 give for the Moreau envelope F_i(w) = min_θ f_i(θ) + λ/2·|θ − w|².
 
     penalty: λ ≥ 7L.   accuracy: ν, of the inner problem.   gap: F(w_0) − f*, of the envelope.
     kappa: κ of lemma 5; None: λ/L, its smallest L_c.   uniform: remark 2's stronger assumption.
     """
 
-    base: Stale
+    base: FedAsyncProblem
     penalty: float
     accuracy: float
     gap: float
@@ -191,7 +195,7 @@ class Moreau:
         return 16.0 * square / (square - away) * self.base.gamma**2
 
 
-def moreau_least_steps(problem: Moreau, printed: bool = True) -> float:
+def moreau_least_steps(problem: MoreauProblem, printed: bool = True) -> float:
     """Theorem 3: T ≥ 288·L_c·(Q + 7)·(τ + 1)².
 
     The proof's (C61) needs (τ + 1)³, as theorem 1 has it; `printed` of False gives that.
@@ -200,7 +204,7 @@ def moreau_least_steps(problem: Moreau, printed: bool = True) -> float:
     return 288.0 * problem.smoothness * (problem.base.steps + 7) * (problem.base.staleness + 1) ** power
 
 
-def moreau_bound(problem: Moreau, server_steps: float, printed: bool = True) -> Bound:
+def moreau_bound(problem: MoreauProblem, server_steps: float, printed: bool = True) -> Bound:
     """Theorem 3's bound on (1/T) Σ E|∇F(w_t)|²; its last term does not vanish with T.
 
     printed: γ_g² in the third term as the theorem has it; otherwise γ_c², as (C62) in its proof.
@@ -217,8 +221,61 @@ def moreau_bound(problem: Moreau, server_steps: float, printed: bool = True) -> 
     )
 
 
-def moreau_accuracy(problem: Moreau, epsilon: float) -> float:
+def moreau_accuracy(problem: MoreauProblem, epsilon: float) -> float:
     """The ν at which the bias takes half of ε (corollary 3: ν = O(ε^½))."""
     check(epsilon=epsilon)
     stretch = problem.penalty / (problem.penalty - problem.base.smoothness)
     return math.sqrt(epsilon / 2.0 / (4.0 * problem.base.steps)) / stretch
+
+
+# Advice
+
+_THEOREM_1 = Theorem[FedAsyncProblem](
+    "PersA-FL, theorem 1 for FedAsync (smooth): (1/T) Σ E|∇f|² ≤ ε",
+    least_steps,
+    bound,
+    lambda p, T: {"local step η": local_step(p.smoothness, p.steps, T), "server lr β": 1.0},
+    ("smoothness", "steps", "sigma", "gamma", "gap"),
+)
+_THEOREM_2 = Theorem[MamlProblem](
+    "PersA-FL, theorem 2 for MAML (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    maml_least_steps,
+    maml_bound,
+    lambda p, T: {**_personal_steps(p, T), "smoothness L_b": p.smoothness},
+    ("alpha", "gradient", "gap"),
+    lambda p, staleness: replace(p, base=replace(p.base, staleness=staleness)),
+)
+_THEOREM_3 = Theorem[MoreauProblem](
+    "PersA-FL, theorem 3 for ME (smooth): (1/T) Σ E|∇F|² ≤ ε",
+    lambda p: moreau_least_steps(p, printed=False),
+    lambda p, T: moreau_bound(p, T, printed=False),
+    lambda p, T: {**_personal_steps(p, T), "smoothness L_c": p.smoothness},
+    ("penalty", "accuracy", "gap"),
+    lambda p, staleness: replace(p, base=replace(p.base, staleness=staleness)),
+)
+
+
+def _personal_steps(problem: MamlProblem | MoreauProblem, server_steps: float) -> dict[str, float]:
+    return {"local step η": local_step(problem.smoothness, problem.base.steps, server_steps), "server lr β": 1.0}
+
+
+def advise(
+    problem: FedAsyncProblem | MamlProblem | MoreauProblem,
+    arrivals: Arrivals,
+    staleness: float | None = None,
+    epsilon: float = 0.01,
+) -> Advice:
+    """What theorem 1, 2 or 3, by the kind of problem, means for a target ε; of theorem 3 what its proof gives.
+
+    staleness: the largest; None: the largest to expect.
+    """
+    notes = arrivals.warnings()
+    if isinstance(problem, FedAsyncProblem):
+        return _THEOREM_1.advise(problem, arrivals, staleness, epsilon, notes)
+    facts = {"bias that stays": 4.0 * problem.base.steps * problem.bias**2}
+    if isinstance(problem, MamlProblem):
+        facts["batches larger by (corollary 1)"] = maml_batch(problem, epsilon)
+        return _THEOREM_2.advise(problem, arrivals, staleness, epsilon, notes, facts)
+    facts["inner accuracy ν at most (corollary 3)"] = moreau_accuracy(problem, epsilon)
+    notes.append("the condition on T has (τ+1)³ and the third term γ_c², as the proof has them")
+    return _THEOREM_3.advise(problem, arrivals, staleness, epsilon, notes, facts)
