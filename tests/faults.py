@@ -29,6 +29,7 @@ from offbeat.core.random import below, bits
 from offbeat.core.server import Algorithm
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.vectors import Payload
+from offbeat.core.watcher import Measurement, Row
 from offbeat.deploy import effects as client_side, keeper as server_side, wire
 from offbeat.deploy.admission import APPLIED, Limits
 from offbeat.deploy.effects import Done
@@ -38,7 +39,6 @@ from offbeat.deploy.memoir import read_memoir
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.train import Training
-from offbeat.simulate.log import Measurement, Row
 from offbeat.simulate.loop import Until
 
 CLIENTS = 4  # a power of two: every number below is exact in double precision

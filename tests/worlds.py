@@ -15,10 +15,10 @@ from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm, Commands, Model, Server, View
 from offbeat.core.state import State, Tensors, dump, load
 from offbeat.core.vectors import Vector
+from offbeat.core.watcher import Row
 from offbeat.experiment.run import Run, run as simulate
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.world import World
 from offbeat.timing.base import Clock, Durations, Timing

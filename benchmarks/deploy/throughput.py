@@ -230,7 +230,7 @@ async def serving(args: argparse.Namespace, folder: Path, names: Sequence[str], 
     await link.connect(20)
     host = Host(plan, link, folder / "run", {"run": "bench"}, save_every=10.0)
     arrivals = Arrivals()
-    host.keeper.reducer.watchers = [arrivals]
+    host.keeper.reducer.listeners = [arrivals]
     shares = [list(names[at :: args.processes]) for at in range(args.processes)]
     crews = [spawn(args, broker.url, folder / "fed", share, False) for share in shares]
     while not host.ledger.begun:

@@ -220,7 +220,7 @@ class Ideal:
         self.history = History(keep_events=True)
         self.keeper = Keeper(self.plan, None, [self.history], wait=problem.clients)
         self.at_work: dict[str, tuple[Training, float, float]] = {}  # by client: its job, when that began and ends
-        self.draw_as_simulated(self.keeper.reducer.view, seed)
+        self.draw_as_simulated(self.keeper.reducer.draws, seed)
         firsts = [made.locals(1)[0].remember(problem.initial())]
         self.members = [Member("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names]
         self.heap: list[Any] = []
@@ -230,7 +230,7 @@ class Ideal:
         """Random numbers by the count of events, where a log has more entries than a simulation has events."""
 
         def renew(_: int) -> None:
-            view._rng = Stream(key(seed, SERVER, self.keeper.ledger.events))
+            view._rng = Stream(key(seed, SERVER, self.keeper.ledger.events + 1))
 
         view.renew = renew  # type: ignore[method-assign]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from offbeat.core.events import Job
+from offbeat.core.watcher import Row
 from offbeat.deploy.chronicle import Trip
 from offbeat.deploy.ledger import Flight, Ledger, Seat
 from offbeat.deploy.trace import Trips, write_trace
-from offbeat.simulate.log import Row
 from offbeat.watch.record import Recorder
 
 
@@ -54,7 +54,7 @@ def test_what_clients_are_at_when_the_run_ends_is_traced_if_that_is_known(tmp_pa
     queued = Seat(present=True, queue=[1, 2])  # at work on the first, since 0.5
     waited = Seat(present=True, held={0: [3, 4]}, recalls={0: False})  # since 1.5, as nothing came in between
     silent = Seat(present=True, held={0: [5]})  # done or not, nobody knows
-    ledger = Ledger(None, [queued, waited, silent], now=10.0, flights=flights)
+    ledger = Ledger(seats=[queued, waited, silent], now=10.0, flights=flights)
     trips = [Trip(client, 0, 0, 0.0, 0.0, 2.0, 0.0) for client in range(3)]
     assert traced(tmp_path, trips, ledger) == [
         (0, 1.0, 0.0),

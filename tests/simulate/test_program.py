@@ -20,6 +20,7 @@ from offbeat.core.events import Stop
 from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import settled
+from offbeat.core.watcher import Measurement
 from offbeat.data.digits import digits
 from offbeat.data.splits import Dirichlet
 from offbeat.local import SGD, Prox
@@ -27,7 +28,6 @@ from offbeat.local.moreau import Moreau
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Measurement
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare

@@ -15,9 +15,9 @@ from offbeat.algorithms import AREA, FedAST, OneByOne, SyncST
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Stop
 from offbeat.core.server import Algorithm, Commands, Model, View
+from offbeat.core.watcher import Row
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.log import Row
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times

@@ -13,7 +13,7 @@ import pytest
 from command import DIGITS, events, offbeat, run, sets
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from offbeat.simulate.log import Measurement
+from offbeat.core.watcher import Measurement
 from offbeat.watch.boards import EVERY, TensorBoard, WandB
 
 

@@ -18,7 +18,7 @@ from command import QUADRATIC
 from rich.console import Console
 
 from offbeat import AREA, SGD, Algorithm, Quadratic, Until
-from offbeat.simulate.log import Measurement
+from offbeat.core.watcher import Measurement
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Times

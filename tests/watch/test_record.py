@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from command import events
 
-from offbeat.simulate.log import Measurement, Row
+from offbeat.core.watcher import Measurement, Row
 from offbeat.watch.record import Recorder
 
 NAN = float("nan")

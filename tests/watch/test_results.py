@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.watcher import Measurement
 from offbeat.experiment.folder import json_text
-from offbeat.simulate.log import Measurement
 from offbeat.watch.record import metrics_table, write_table
 from offbeat.watch.results import Result, TaskResult, finish, first_reached
 

@@ -15,7 +15,7 @@ from worlds import same_world
 
 from offbeat import AREA, SGD, Algorithm, Quadratic, Until
 from offbeat.core.errors import DivergedError, FolderError
-from offbeat.simulate.log import Measurement, Watcher
+from offbeat.core.watcher import Measurement, Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World

@@ -22,6 +22,7 @@ from offbeat.cli.reproduce import reproduce, resume_reproduction
 from offbeat.cli.sweep import resume_sweep, sweep
 from offbeat.cli.theory import suggestions, theory
 from offbeat.core.errors import DivergedError, OffbeatError, unknown
+from offbeat.core.watcher import Watcher
 from offbeat.experiment import trackers as boards
 from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
 from offbeat.experiment.experiment import Experiment, Spec, read
@@ -38,7 +39,6 @@ from offbeat.experiment.folder import (
 from offbeat.experiment.problem import QUADRATIC
 from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
 from offbeat.experiment.timing import TIMINGS
-from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.watch.measures import measure

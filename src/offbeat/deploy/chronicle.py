@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from offbeat.core.events import Event, Lost
 from offbeat.deploy import wire
 from offbeat.deploy.ledger import Flight, Ledger
 from offbeat.deploy.plan import Plan
-from offbeat.simulate.log import Row, Watcher
 
 _NAN = float("nan")
 
@@ -39,50 +36,15 @@ class Clockwatcher:
         raise NotImplementedError
 
 
-def tell(
-    watchers: Sequence[Watcher],
-    plan: Plan,
-    ledger: Ledger,
-    event: Event,
-    flight: Flight | None,
-    staleness: int,
-    result: wire.Result | None,
-) -> None:
-    """An event was handled."""
-    row = _row(plan, ledger, event, flight, staleness, result)
-    for watcher in watchers:
-        watcher.event(row)
-        if isinstance(watcher, Clockwatcher) and flight is not None and result is not None and staleness >= 0:
-            for trip in _trips(plan, ledger, flight, result):
-                watcher.trip(trip)
+def times(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result | None) -> tuple[float, float, float]:
+    """When a job was sent, begun and done, as its client measured it."""
+    if result is None:
+        return flight.sent, flight.since, flight.since
+    started = min(ledger.now, flight.sent + (result.download + result.wait) / plan.unit)
+    return flight.sent, started, min(ledger.now, started + result.compute / plan.unit)
 
 
-def _row(
-    plan: Plan, ledger: Ledger, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None
-) -> Row:
-    job, unit = flight.job if flight else None, plan.unit
-    task = job.task if job else getattr(event, "task", 0)
-    started = finished = flight.since if flight else _NAN
-    if flight is not None and result is not None:
-        started = min(ledger.now, flight.sent + (result.download + result.wait) / unit)
-        finished = min(ledger.now, started + result.compute / unit)
-    return Row(
-        ledger.events,
-        ledger.now,
-        type(event).__name__,
-        job.client if job else getattr(event, "client", -1),
-        task,
-        job.id if job else -1,
-        plan.server.models(ledger.server)[task].version,
-        staleness,
-        flight.sent if flight else _NAN,
-        started,
-        finished,
-        event.reason if isinstance(event, Lost) else "",
-    )
-
-
-def _trips(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> list[Trip]:
+def trips(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> list[Trip]:
     """What the job took, and others of its client that nobody asked for.
 
     One that was interrupted would have taken longer, by the steps that were left.

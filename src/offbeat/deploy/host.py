@@ -18,6 +18,7 @@ import torch
 from offbeat.core.errors import FolderError
 from offbeat.core.state import Tensors, dump
 from offbeat.core.vectors import Vector
+from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.keeper import Append, Effect, Keeper, Post, Put
@@ -27,7 +28,6 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import RefusedError
-from offbeat.simulate.log import Watcher
 from offbeat.watch import checkpoint
 from offbeat.watch.record import Recorder
 

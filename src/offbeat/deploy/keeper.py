@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.desk import INLINE, Models, write_desk
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Entry, Reducer
 from offbeat.deploy.wire import RefusedError
-from offbeat.simulate.log import Watcher
 
 SCAN = 0.2  # seconds between two looks at all clients
 AGAIN = 5.0  # seconds after which something that was asked for and is not in the log is asked for again

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from offbeat.core import course
+from offbeat.core.course import RunState
 from offbeat.core.events import Job
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
-from offbeat.simulate import world
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Seat(State):
 
 
 @dataclass
-class Tally(world.Tally):
+class Tally(course.Tally):
     """Counts of a run so far, of messages as well."""
 
     refused: dict[str, int] = field(default_factory=dict)  # code -> messages
@@ -82,28 +82,19 @@ class Judging(State):
     counts: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # client -> (right, total, loss)
 
 
-@dataclass
-class Ledger(State):
+@dataclass(kw_only=True)
+class Ledger(RunState):
     """The state of a run. `seconds` is its time in the log's clock, of which steps backwards are left out."""
 
-    server: Any  # the algorithm's state
     seats: list[Seat]
+    tally: Tally = field(default_factory=Tally)
     position: int = 0  # in the log
     begun: bool = False
     stamp: float = 0.0  # of the last entry
-    seconds: float = 0.0  # since the run began
-    now: float = 0.0  # the same in the experiment's unit of time
-    events: int = 0  # handled so far
-    jobs: int = 0
+    seconds: float = 0.0  # since the run began; `now` is the same in the experiment's unit of time
     flights: dict[int, Flight] = field(default_factory=dict)
     counter: int = 0  # of alarms
     alarms: dict[int, tuple[float, str]] = field(default_factory=dict)  # number -> (when, key)
     turns: dict[int, tuple[float, int]] = field(default_factory=dict)  # number -> (when, task that opens or closes)
-    tally: Tally = field(default_factory=Tally)
     asked: int = 0
     judging: dict[int, Judging] = field(default_factory=dict)  # by task
-    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation
-    unborn: dict[int, float] = field(default_factory=dict)
-    finished: dict[int, str] = field(default_factory=dict)
-    ends: dict[int, float] = field(default_factory=dict)
-    stopped: str = ""

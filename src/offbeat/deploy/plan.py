@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
-from offbeat.simulate.loop import Until
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 

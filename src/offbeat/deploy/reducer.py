@@ -18,38 +18,21 @@ The rules, before the code:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from offbeat.core.errors import HandlerError, OffbeatError
-from offbeat.core.events import (
-    Alarm,
-    Arrived,
-    Closed,
-    Command,
-    Event,
-    Job,
-    Joined,
-    Left,
-    Lost,
-    Measured,
-    Opened,
-    Rang,
-    Recall,
-    Send,
-    Started,
-    Update,
-)
-from offbeat.core.server import Server, answers
+from offbeat.core.course import Course
+from offbeat.core.errors import HandlerError
+from offbeat.core.events import Command, Event, Job, Rang, Started, Update
 from offbeat.core.vectors import Vector
+from offbeat.core.watcher import Measurement, Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, admit
-from offbeat.deploy.chronicle import tell
+from offbeat.deploy.chronicle import Clockwatcher, times, trips
 from offbeat.deploy.ledger import Flight, Judging, Ledger, Seat
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import Traffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import Message, RefusedError
-from offbeat.simulate.log import Measurement, Watcher
 
 _MOST = (
     100_000  # events of one log entry: beyond it a server answers every loss with work for somebody who is not there
@@ -65,27 +48,23 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Reducer:
+class Reducer(Course[Flight]):
     """Folds log entries into a ledger. `changed` names the clients whose desks are different since it was cleared."""
 
     def __init__(self, plan: Plan, ledger: Ledger | None = None, watchers: Sequence[Watcher] = ()) -> None:
-        self.plan, self.watchers = plan, watchers
+        self.plan = plan
         self.index = {name: number for number, name in enumerate(plan.roster)}
         self.expected = [plan.expected(task) for task in range(len(plan.locals))]
-        self.listens = type(plan.server).measured is not Server.measured
-        self.terms = plan.terms or [(0.0, float("inf"))] * len(plan.locals)
-        self.ledger = self._empty() if ledger is None else ledger
-        self.view = LedgerView(self.ledger, plan.seed)
+        self.ledger = Ledger(seats=[Seat() for _ in plan.roster]) if ledger is None else ledger
         self.traffic = Traffic(self.ledger, plan)
         self.within = 0  # events of the present entry
+        self.draws = LedgerView(self.ledger, plan.seed)
+        super().__init__(
+            self.ledger, plan.server, plan.locals, plan.until, plan.terms, self.draws, self.traffic, watchers
+        )
         if ledger is None:
-            self.view.renew(0)
-            self.ledger.server = plan.server.begin(list(plan.initial), self.view)
-
-    def _empty(self) -> Ledger:
-        tasks = len(self.plan.locals)
-        unborn = {task: opens for task, (opens, _) in enumerate(self.terms) if opens > 0}
-        return Ledger(None, [Seat() for _ in self.plan.roster], measured=[-1.0] * tasks, unborn=unborn)
+            self.draws.renew(0)
+            self.begin(plan.initial)
 
     @property
     def changed(self) -> set[int]:
@@ -93,7 +72,7 @@ class Reducer:
 
     def model(self, task: int) -> Vector:
         """A task's model now."""
-        vector: Vector = self.plan.server.models(self.ledger.server)[task].vector
+        vector: Vector = self.server.models(self.ledger.server)[task].vector
         return vector
 
     # Folding
@@ -127,7 +106,7 @@ class Reducer:
             ledger.now = ledger.seconds / self.plan.unit
             if limit is not None and ledger.now > limit:
                 ledger.now = limit
-                self._end("time")
+                self.end("time")
 
     def _client(self, entry: Entry, message: Message) -> str:
         client = self.index.get(entry.sender)
@@ -156,7 +135,7 @@ class Reducer:
             case "expired":
                 flight = ledger.flights.get(wire.read(wire.Expired, message.header).job)
                 if flight is not None and not ledger.stopped:
-                    self._lose(flight, "expired")
+                    self.lose(flight, "expired")
             case "gone":
                 gone = wire.read(wire.Gone, message.header)
                 if gone.client < len(ledger.seats) and ledger.seats[gone.client].epoch == gone.epoch:
@@ -166,7 +145,7 @@ class Reducer:
             case "asked" if not ledger.stopped:
                 self._ask(wire.read(wire.Asked, message.header).task)
             case "halted":
-                self._end(wire.read(wire.Halted, message.header).reason)
+                self.end(wire.read(wire.Halted, message.header).reason)
             case "retired":
                 client = wire.read(wire.Retired, message.header).client
                 if client < len(ledger.seats):
@@ -190,8 +169,7 @@ class Reducer:
             seat.seq, seat.digest, seat.verdict = 0, "", ""
         self.traffic.touch(client)
         if not seat.present and not self.ledger.stopped:
-            seat.present = True
-            self._handle(Joined(client))
+            self.joined(client)
         return ""
 
     def _admit(self, seat: Seat, hello: wire.Hello) -> None:
@@ -208,12 +186,8 @@ class Reducer:
         return ""
 
     def _leave(self, client: int) -> None:
-        """What it had in flight is lost, then it has left (rule 5 of the vocabulary)."""
-        if not self.ledger.seats[client].present:
-            return
-        for job, flight in self.traffic.leave(client):
-            self._note_loss(job, flight, "left")
-        self._handle(Left(client))
+        if self.ledger.seats[client].present:
+            self.left(client)
 
     def _check_epoch(self, seat: Seat, epoch: int) -> None:
         if epoch < seat.epoch:
@@ -237,7 +211,7 @@ class Reducer:
             seat.verdict = error.code
             flight = self.ledger.flights.get(result.job)
             if flight is not None and flight.job.client == client and error.code not in ("uncalled", "over"):
-                self._lose(flight, f"refused: {error.code}")
+                self.lose(flight, f"refused: {error.code}")
             raise
         return APPLIED
 
@@ -260,7 +234,7 @@ class Reducer:
             raise RefusedError("late", "the job is not in flight any more")
         job = flight.job
         if result.error:
-            self._lose(flight, f"failed: {result.error[:200]}")
+            self.lose(flight, f"failed: {result.error[:200]}")
             return
         if job.hold and job.task not in ledger.seats[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")
@@ -272,7 +246,8 @@ class Reducer:
         dtype = wire._NAMES[plan.initial[job.task].dtype]
         vectors = admit(message, self.expected[job.task], dtype, plan.limits)
         ledger.seats[client].slots[job.task] = version
-        self._apply(flight, Update(job._replace(steps=result.steps), vectors), version - job.version, result)
+        ledger.tally.computed += 1
+        self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
 
     def _fresh(self, seat: Seat, job: Job, version: int) -> None:
         limits = self.plan.limits
@@ -281,37 +256,15 @@ class Reducer:
         if limits.slot and seat.slots.get(job.task) == version:
             raise RefusedError("slot", "its second update since the last server step")
 
-    def _apply(self, flight: Flight, update: Update, staleness: int, result: wire.Result) -> None:
-        ledger, job = self.ledger, update.job
-        tally = ledger.tally
-        self.traffic.land(job)
-        tally.arrived(job.task, staleness)
-        tally.computed += 1
-        for name in self.plan.locals[job.task].notes:
-            tally.note(name, float(update[name]))
-        self._handle(Arrived(update), flight, staleness, result)
-        if self.plan.until.updates is not None and tally.updates >= self.plan.until.updates:
-            self._end("updates")
-
-    def _lose(self, flight: Flight, reason: str) -> None:
-        self.traffic.land(flight.job)
-        self._note_loss(flight.job, flight, reason)
-
-    def _note_loss(self, job: Job, flight: Flight, reason: str) -> None:
-        self.ledger.tally.lost += 1
-        self._handle(Lost(job, reason), flight)
-
     # The server's own entries
 
     def _begin(self) -> None:
         ledger = self.ledger
         ledger.begun = True
-        for task, (opens, closes) in enumerate(self.terms):
-            for when in (opens, closes):
-                if 0 < when < float("inf"):
-                    ledger.counter += 1
-                    ledger.turns[ledger.counter] = (when, task)
-        self._handle(Started())
+        for when, task in self.turns():
+            ledger.counter += 1
+            ledger.turns[ledger.counter] = (when, task)
+        self.handle(Started())
 
     def _ring(self, number: int) -> None:
         ledger = self.ledger
@@ -320,14 +273,9 @@ class Reducer:
             return
         if key is not None:
             ledger.now = max(ledger.now, when)
-            self._handle(Rang(key))
+            self.handle(Rang(key))
         elif number in ledger.turns:
-            _, task = ledger.turns.pop(number)
-            if task in ledger.unborn:
-                del ledger.unborn[task]
-                self._handle(Opened(task))
-            else:
-                self._close(task, "closed")
+            self.turn(ledger.turns.pop(number)[1])
 
     def _scored(self, scored: wire.Scored) -> None:
         ledger = self.ledger
@@ -335,15 +283,7 @@ class Reducer:
             return
         ledger.measured[scored.task] = scored.time
         measurement = Measurement(scored.task, scored.time, scored.updates, scored.version, scored.metrics)
-        for watcher in self.watchers:
-            watcher.measured(measurement)
-        if ledger.stopped or scored.task in ledger.finished:
-            return
-        if self.listens:
-            self._handle(Measured(scored.task, scored.metrics))
-        goal = self.plan.until.accuracy
-        if goal is not None and scored.metrics.get("accuracy", 0.0) >= goal:
-            self._close(scored.task, "accuracy")
+        self.scored(measurement)
 
     def _ask(self, task: int) -> None:
         ledger = self.ledger
@@ -351,7 +291,7 @@ class Reducer:
             return
         self._count(task)  # what the last question has brought
         ledger.asked += 1
-        model = self.plan.server.models(ledger.server)[task]
+        model = self.server.models(ledger.server)[task]
         ledger.judging[task] = Judging(
             ledger.asked, task, ledger.now, ledger.tally.updates, model.version, model.vector
         )
@@ -378,83 +318,53 @@ class Reducer:
         metrics = {"accuracy": right / total, "loss": loss / total}
         self._scored(wire.Scored(self.plan.run, task, judging.time, judging.updates, judging.version, metrics))
 
-    # Events
+    # What the course of events leaves to a runtime
 
-    def _handle(
-        self, event: Event, flight: Flight | None = None, staleness: int = -1, result: wire.Result | None = None
+    def handle(
+        self, event: Event | Update, flight: Flight | None = None, staleness: int = -1, result: Any = None
     ) -> None:
-        """Let the server handle the event and carry out what it says, and whatever follows from that at once."""
-        ledger, server = self.ledger, self.plan.server
+        ledger = self.ledger
         if not ledger.begun or ledger.stopped:
             return
         self.within += 1
         if self.within > _MOST:
-            raise HandlerError(f"{type(server).__name__} keeps sending work to clients that are not there")
-        ledger.events += 1
-        self.view.renew(self.within)
-        try:
-            commands = list(answers(server, ledger.server, event, self.view))
-            absent = [job for command in commands if (job := self._obey(command)) is not None]
-        except OffbeatError:
-            raise
-        except Exception as error:
-            raise HandlerError(
-                f"{type(server).__name__} failed at log position {ledger.position} on {event!r:.200}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if self.watchers:
-            tell(self.watchers, self.plan, ledger, event, flight, staleness, result)
-        self._close_full()
+            raise HandlerError(f"{type(self.server).__name__} keeps sending work to clients that are not there")
+        self.draws.renew(self.within)
+        super().handle(event, flight, staleness, result)
+        absent, self.traffic.absent = self.traffic.absent, []
         for job in absent:
-            self._note_loss(job, Flight(job, None, ledger.now, ledger.now), "absent")
+            self.lost(Flight(job, None, ledger.now, ledger.now), "absent")
 
-    def _obey(self, command: Command) -> Job | None:
-        ledger = self.ledger
-        if ledger.stopped:
-            return None
-        if isinstance(command, Send):
-            return self.traffic.send(command)
-        if isinstance(command, Recall):
-            self.traffic.recall(command)
-        elif isinstance(command, Alarm):
-            if not command.after >= 0:
-                raise ValueError(f"an alarm after {command.after}: must not be negative")
-            ledger.counter += 1
-            ledger.alarms[ledger.counter] = (ledger.now + command.after, command.key)
-        elif command.task is None:
-            self._end(command.reason)
-        else:
-            self._finish(command.task, command.reason)
-        return None
+    def obey(self, command: Command) -> None:
+        if not self.ledger.stopped:
+            super().obey(command)
 
-    def _close_full(self) -> None:
-        """Finish the tasks that have taken all their server steps."""
-        if self.plan.until.versions is not None:
-            for task, model in enumerate(self.plan.server.models(self.ledger.server)):
-                if model.version >= self.plan.until.versions:
-                    self._close(task, "versions")
+    def close_task(self, task: int, reason: str) -> None:
+        if not self.ledger.stopped:
+            super().close_task(task, reason)
 
-    def _close(self, task: int, reason: str) -> None:
-        """Finish a task without the server's doing, and tell it."""
-        if task not in self.ledger.finished:
-            self._finish(task, reason)
-            self._handle(Closed(task))
+    def alarm(self, time: float, key: str) -> None:
+        self.ledger.counter += 1
+        self.ledger.alarms[self.ledger.counter] = (time, key)
 
-    def _finish(self, task: int, reason: str) -> None:
-        ledger = self.ledger
-        if task in ledger.finished:
-            return
-        ledger.finished[task] = reason
-        ledger.ends[task] = ledger.now
-        self.traffic.drop(task)
-        if len(ledger.finished) == len(self.plan.locals):
-            self._end(reason)
+    def times(self, flight: Flight, result: wire.Result | None) -> tuple[float, float, float]:
+        return times(self.plan, self.ledger, flight, result)
 
-    def _end(self, reason: str) -> None:
+    def place(self) -> str:
+        return f"at log position {self.ledger.position}"
+
+    def report(self, event: Event | Update, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
+        super().report(event, flight, staleness, result)
+        for watcher in self.listeners:
+            if isinstance(watcher, Clockwatcher) and flight is not None and result is not None:
+                for trip in trips(self.plan, self.ledger, flight, result):
+                    watcher.trip(trip)
+
+    def end(self, reason: str) -> None:
         if not self.ledger.stopped:
             if self.ledger.asked:  # the clients evaluate: once more, at the end
                 for task in range(len(self.plan.locals)):
                     self._ask(task)
-            self.ledger.stopped = reason or "stopped"
+            super().end(reason)
             for client in range(len(self.ledger.seats)):
                 self.traffic.touch(client)

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from offbeat.core.errors import FolderError
+from offbeat.core.watcher import Measurement, Row
 from offbeat.deploy.chronicle import Clockwatcher, Trip
 from offbeat.deploy.ledger import Flight, Ledger
-from offbeat.simulate.log import Measurement, Row
 from offbeat.watch.record import write_table
 
 TRIPS = "trips"

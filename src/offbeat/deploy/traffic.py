@@ -8,20 +8,24 @@ from offbeat.deploy.plan import Plan
 
 
 class Traffic:
-    """Moves jobs through a ledger. `changed` collects the clients whose desks are different now."""
+    """Moves jobs through a ledger. `changed` collects the clients whose desks are different now, `absent` the jobs
+    that nobody is there to do."""
 
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self.ledger, self.plan = ledger, plan
         self.changed: set[int] = set()
+        self.absent: list[Job] = []
 
     def touch(self, client: int) -> None:
         """This client's desk is different from now on."""
         self.ledger.seats[client].revision = self.ledger.position
         self.changed.add(client)
 
-    def send(self, send: Send) -> Job | None:
-        """Put a job on its client's desk. Gives the job back if nobody is there to do it."""
+    def send(self, send: Send) -> None:
+        """Put a job on its client's desk."""
         ledger, plan = self.ledger, self.plan
+        if ledger.stopped:
+            return
         if not 0 <= send.client < len(ledger.seats):
             raise ValueError(f"work sent to client {send.client}, but there are {len(ledger.seats)}, numbered from 0")
         local, seat = plan.locals[send.task], ledger.seats[send.client]
@@ -32,14 +36,14 @@ class Traffic:
         seat.number += 1
         ledger.tally.sent[send.task] = ledger.tally.sent.get(send.task, 0) + 1
         if not seat.present:
-            return job
+            self.absent.append(job)
+            return
         ledger.flights[job.id] = Flight(job, dict(send.payload), ledger.now, ledger.now)
         if send.hold:
             self._hold(job)
         else:
             seat.queue.append(job.id)
         self.touch(send.client)
-        return None
 
     def recall(self, recall: Recall) -> None:
         """Ask for held work."""
@@ -69,7 +73,11 @@ class Traffic:
                 ledger.flights[seat.queue[0]].since = ledger.now
         self.touch(job.client)
 
-    def leave(self, client: int) -> list[tuple[Job, Flight]]:
+    def join(self, client: int) -> None:
+        """The client is there."""
+        self.ledger.seats[client].present = True
+
+    def leave(self, client: int) -> list[Flight]:
         """The client is gone; gives what is lost with it, of held work the newest."""
         seat = self.ledger.seats[client]
         seat.present = False
@@ -78,7 +86,7 @@ class Traffic:
         for flight in flights:
             self.land(flight.job)
         self.touch(client)
-        return [(flight.job, flight) for flight in flights]
+        return flights
 
     def drop(self, task: int) -> None:
         """The jobs of a task are gone, wherever they are."""

@@ -33,8 +33,7 @@ class LedgerView:
 
     @property
     def tasks(self) -> Sequence[int]:
-        ledger = self._ledger
-        return [m for m in range(len(ledger.measured)) if m not in ledger.finished and m not in ledger.unborn]
+        return self._ledger.open_tasks
 
     @property
     def flying(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
+from offbeat.core.watcher import Watcher
 from offbeat.experiment.algorithms import ALGORITHMS, algorithm_from
 from offbeat.experiment.parse import build
 from offbeat.experiment.problem import check_device
@@ -25,7 +26,6 @@ from offbeat.experiment.trackers import Boards
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
 from offbeat.simulate.pool import cores

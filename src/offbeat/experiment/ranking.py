@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, together
 from offbeat.report.grid import brief
 from offbeat.report.tables import finish, overall
-from offbeat.simulate.log import Measurement
 from offbeat.watch.progress import TELL
 from offbeat.watch.results import LESS_IS_BETTER, time_to
 

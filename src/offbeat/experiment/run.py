@@ -9,8 +9,8 @@ from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, settled
+from offbeat.core.watcher import Measurement, Row, Watcher
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Measurement, Row, Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import prepare

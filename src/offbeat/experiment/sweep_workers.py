@@ -17,10 +17,10 @@ import torch
 
 from offbeat.core.errors import DivergedError, FolderError, OffbeatError
 from offbeat.core.vectors import settled
+from offbeat.core.watcher import Measurement, Watcher
 from offbeat.experiment.experiment import Experiment, Shelf
 from offbeat.experiment.grid import Point
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Measurement, Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.tape import Arenas

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
+from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
@@ -18,7 +19,7 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
 from offbeat.simulate.tape import Arena
-from offbeat.simulate.world import ARRIVE, Flight, Until, World, made
+from offbeat.simulate.world import ARRIVE, Flight, World, made
 
 _ALL = 1 << 60
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
+from offbeat.core.watcher import Watcher
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.log import Watcher
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal, Shared
 from offbeat.simulate.tape import Arenas

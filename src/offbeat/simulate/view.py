@@ -38,9 +38,7 @@ class WorldView:
 
     @property
     def tasks(self) -> Sequence[int]:
-        return [
-            m for m in range(len(self.world.measured)) if m not in self.world.finished and m not in self.world.unborn
-        ]
+        return self.world.open_tasks
 
     @property
     def flying(self) -> int:

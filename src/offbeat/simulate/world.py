@@ -8,9 +8,8 @@ departure changes them afterwards; the stale heap entry is then skipped, because
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.course import RunState
 from offbeat.core.events import Job
 from offbeat.core.random import Stream
 from offbeat.core.state import State
@@ -23,26 +22,6 @@ FLIP, TURN, ARRIVE, RING, MEASURE = range(5)
 Entry = tuple[float, int, int, int | str]  # (time, kind, counter, client | job | key | task)
 
 made = tuple.__new__  # a named tuple without its constructor: there are some for every job
-
-
-@dataclass(frozen=True)
-class Until:
-    """When a run ends: at whichever of these comes first.
-
-    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
-    """
-
-    time: float | None = None
-    updates: int | None = None
-    versions: int | None = None
-    accuracy: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
-        if self.time is None and self.updates is None and self.versions is None:
-            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
-        if self.accuracy is not None and self.accuracy > 1:
-            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
 
 
 @dataclass(slots=True)
@@ -101,35 +80,6 @@ class Pool(State):
         return self.items[rng.below(len(self.items))]
 
 
-@dataclass(slots=True)
-class Tally(State):
-    """Counts of a run so far."""
-
-    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
-    updates: int = 0
-    lost: int = 0
-    computed: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
-    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
-
-    def arrived(self, task: int, staleness: int) -> None:
-        self.updates += 1
-        self.staleness_sum += staleness
-        if staleness > self.staleness_max:
-            self.staleness_max = staleness
-        mine = self.tasks.get(task)
-        if mine is None:
-            mine = self.tasks[task] = [0, 0]
-        mine[0] += 1
-        mine[1] += staleness
-
-    def note(self, name: str, value: float) -> None:
-        total, most = self.notes.get(name, (0.0, value))
-        self.notes[name] = [total + value, max(most, value)]
-
-
 @dataclass
 class Pending(State):
     """A model waiting to be evaluated: evaluations are put off until several can be done in one pass."""
@@ -143,30 +93,20 @@ class Pending(State):
 
 
 @dataclass(slots=True)
-class World(State):
-    """State of the server, of the clients and of what is between them."""
+class World(RunState):
+    """State of the server, of the clients and of what is between them; `events` keys view.rng."""
 
-    server: Any  # the algorithm's state
     present: Pool
     idle: Pool  # present and without work
     free: list[float]  # when each client has done all it was sent
     numbers: list[int]  # jobs sent to each client so far
-    now: float = 0.0
-    events: int = 0  # handled so far; keys view.rng
     counter: int = 0  # of heap entries, the tie-breaker
     heap: list[Entry] = field(default_factory=list)
-    jobs: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)
     flying: dict[int, list[int]] = field(default_factory=dict)  # client -> its jobs in flight, in order of sending
     todo: dict[int, None] = field(default_factory=dict)  # jobs sure to arrive that nobody has computed yet
     memories: dict[tuple[int, int], tuple[int, Payload]] = field(
         default_factory=dict
     )  # (client, task) -> (job number, …)
-    tally: Tally = field(default_factory=Tally)
     pending: list[Pending] = field(default_factory=list)
-    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation asked for
-    unborn: dict[int, float] = field(default_factory=dict)  # task -> when it will be there
-    finished: dict[int, str] = field(default_factory=dict)  # task -> reason
-    ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
-    stopped: str = ""
     executor: str = ""  # what it began with: another one would round differently

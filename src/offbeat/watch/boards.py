@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from offbeat.core.errors import SettingError
-from offbeat.simulate.log import Measurement, Row, Watcher
+from offbeat.core.watcher import Measurement, Row, Watcher
 
 EVERY = 100  # arrived results between two points of staleness
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offbeat.simulate.log import Measurement, Row
+from offbeat.core.watcher import Measurement, Row
 
 
 @dataclass

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from offbeat.simulate.log import Measurement
+from offbeat.core.watcher import Measurement
 from offbeat.simulate.loop import Simulation
 from offbeat.watch.record import Recorder
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offbeat.simulate.log import Measurement, Row
+from offbeat.core.watcher import Measurement, Row
 
 ROWS = 100_000  # of a part
 

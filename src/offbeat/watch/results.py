@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from offbeat.core.errors import FolderError, unknown
 from offbeat.core.vectors import Vector
-from offbeat.simulate.log import Measurement
+from offbeat.core.watcher import Measurement
 
 LESS_IS_BETTER = ("loss", "gap", "distance")  # of every other metric, more is
 

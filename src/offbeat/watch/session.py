@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from offbeat.core.errors import DivergedError, OffbeatError
-from offbeat.simulate.log import Watcher
+from offbeat.core.watcher import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint

@@ -1,0 +1,353 @@
+"""The course of events: what an event does to a run and what follows from a command, once for every runtime.
+
+A runtime keeps the state, moves jobs and says when something happens: the simulator takes it from a heap in virtual
+time, a deployment from its log. What happens then is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from offbeat.core.errors import HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.events import (
+    Alarm,
+    Closed,
+    Command,
+    Event,
+    Job,
+    Joined,
+    Left,
+    Lost,
+    Measured,
+    Opened,
+    Recall,
+    Send,
+    Update,
+)
+from offbeat.core.local import Local
+from offbeat.core.server import Server, View, answers
+from offbeat.core.state import State
+from offbeat.core.vectors import Vector
+from offbeat.core.watcher import Measurement, Row, Watcher
+
+_NAN, _FOREVER = float("nan"), float("inf")
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a run ends: at whichever of these comes first.
+
+    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
+    """
+
+    time: float | None = None
+    updates: int | None = None
+    versions: int | None = None
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
+        if self.time is None and self.updates is None and self.versions is None:
+            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
+        if self.accuracy is not None and self.accuracy > 1:
+            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
+
+
+@dataclass(slots=True)
+class Tally(State):
+    """Counts of a run so far."""
+
+    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
+    updates: int = 0
+    lost: int = 0
+    computed: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
+    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
+
+    def arrived(self, task: int, staleness: int) -> None:
+        self.updates += 1
+        self.staleness_sum += staleness
+        if staleness > self.staleness_max:
+            self.staleness_max = staleness
+        mine = self.tasks.get(task)
+        if mine is None:
+            mine = self.tasks[task] = [0, 0]
+        mine[0] += 1
+        mine[1] += staleness
+
+    def note(self, name: str, value: float) -> None:
+        total, most = self.notes.get(name, (0.0, value))
+        self.notes[name] = [total + value, max(most, value)]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState(State):
+    """What every run keeps, whatever its runtime."""
+
+    server: Any = None  # the algorithm's state
+    now: float = 0.0
+    events: int = 0  # handled so far
+    jobs: int = 0  # sent so far
+    tally: Tally = field(default_factory=Tally)
+    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation
+    unborn: dict[int, float] = field(default_factory=dict)  # task -> when it opens
+    finished: dict[int, str] = field(default_factory=dict)  # task -> reason
+    ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
+    stopped: str = ""  # why the run is over
+
+    @property
+    def open_tasks(self) -> list[int]:
+        """The tasks that are there to be trained now."""
+        return [task for task in range(len(self.measured)) if task not in self.finished and task not in self.unborn]
+
+
+class InFlight(Protocol):
+    """A job between its sending and its end."""
+
+    job: Job
+
+
+F = TypeVar("F", bound=InFlight)
+F_co = TypeVar("F_co", bound=InFlight, covariant=True)
+
+
+class Traffic(Protocol[F_co]):
+    """Moves jobs between the server and its clients."""
+
+    def send(self, send: Send) -> None:
+        """Put a job on its way."""
+
+    def recall(self, recall: Recall) -> None:
+        """Ask a client for held work."""
+
+    def land(self, job: Job) -> None:
+        """The job is no longer in flight."""
+
+    def drop(self, task: int) -> None:
+        """The jobs of a task are gone, wherever they are."""
+
+    def join(self, client: int) -> None:
+        """The client is there."""
+
+    def leave(self, client: int) -> Sequence[F_co]:
+        """The client is gone; gives the flights that are lost with it."""
+
+
+class Course(Generic[F]):
+    """One run: a runtime derives from it and calls it when something happens.
+
+    A runtime also says how an alarm is set (`alarm`), when a job began and ended (`times`) and where in the run it is
+    (`place`); it may evaluate a task that is about to be finished (`look`).
+    terms: by task, the times from which and until which it is there; without them, always.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        server: Server[Any],
+        locals_: Sequence[Local],
+        until: Until,
+        terms: Sequence[tuple[float, float]],
+        view: View,
+        traffic: Traffic[F],
+        watchers: Sequence[Watcher],
+    ) -> None:
+        self.state, self.server, self.locals, self.until = state, server, locals_, until
+        self.view, self.watchers = view, watchers
+        self.listeners = [w for w in watchers if getattr(w, "keep_events", True)]
+        self.terms = terms or [(0.0, _FOREVER)] * len(locals_)
+        self.notes = [local.notes for local in locals_]
+        self.listens = type(server).measured is not Server.measured
+        self.send: Callable[[Send], None] = traffic.send  # bound once: there is one for every event
+        self.land: Callable[[Job], None] = traffic.land
+        self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
+
+    def begin(self, initial: Sequence[Vector]) -> None:
+        """The state before the first event, given every task's initial model."""
+        state = self.state
+        state.measured = [-1.0] * len(self.locals)
+        state.unborn = {task: opens for task, (opens, _) in enumerate(self.terms) if opens > 0}
+        state.server = self.server.begin(initial, self.view)
+
+    def turns(self) -> Iterator[tuple[float, int]]:
+        """(time, task) of every opening and closing."""
+        for task, term in enumerate(self.terms):
+            yield from ((time, task) for time in term if 0 < time < _FOREVER)
+
+    # What a runtime decides
+
+    def alarm(self, time: float, key: str) -> None:
+        """`Rang(key)` is to happen at this time."""
+        raise NotImplementedError
+
+    def times(self, flight: F, result: Any) -> tuple[float, float, float]:
+        """When a job was sent, begun and done."""
+        raise NotImplementedError
+
+    def place(self) -> str:
+        """Where in the run it is, for errors."""
+        raise NotImplementedError
+
+    def look(self, task: int) -> None:
+        """A task is about to be finished."""
+
+    # What happens
+
+    def arrived(self, flight: F, update: Update, result: Any = None) -> None:
+        """A client's result is here. result: what the runtime knows about it, for `times`."""
+        state, job = self.state, update.job
+        task = job.task
+        self.land(job)
+        staleness = self.server.models(state.server)[task].version - job.version
+        tally = state.tally
+        tally.arrived(task, staleness)
+        for name in self.notes[task]:
+            tally.note(name, float(update.vectors[name]))
+        self.handle(update, flight, staleness, result)
+        if self.until.updates is not None and tally.updates >= self.until.updates:
+            self.end("updates")
+
+    def lose(self, flight: F, reason: str) -> None:
+        """A job in flight will never arrive."""
+        self.land(flight.job)
+        self.lost(flight, reason)
+
+    def lost(self, flight: F, reason: str) -> None:
+        """A job that is not in flight any more has not arrived."""
+        self.state.tally.lost += 1
+        self.handle(Lost(flight.job, reason), flight)
+
+    def joined(self, client: int) -> None:
+        """A client is there."""
+        self.join(client)
+        self.handle(Joined(client))
+
+    def left(self, client: int) -> None:
+        """A client is gone."""
+        for flight in self.leave(client):
+            self.lost(flight, "left")
+        self.handle(Left(client))
+
+    def turn(self, task: int) -> None:
+        """A task opens or closes."""
+        if task in self.state.unborn:
+            del self.state.unborn[task]
+            self.handle(Opened(task))
+        else:
+            self.close_task(task, "closed")
+
+    def scored(self, measurement: Measurement) -> None:
+        """A task's model was evaluated."""
+        for watcher in self.watchers:
+            watcher.measured(measurement)
+        task, metrics = measurement.task, measurement.metrics
+        if task in self.state.finished:
+            return
+        if self.listens:
+            self.handle(Measured(task, metrics))
+        if self.until.accuracy is not None and metrics.get("accuracy", 0.0) >= self.until.accuracy:
+            self.close_task(task, "accuracy")
+
+    def close_task(self, task: int, reason: str) -> None:
+        """Finish a task without the server's doing, and tell it."""
+        if task not in self.state.finished:
+            self.finish_task(task, reason)
+            if not self.state.stopped:
+                self.handle(Closed(task))
+
+    def finish_task(self, task: int, reason: str) -> None:
+        """A task is over; with the last one, the run."""
+        state = self.state
+        if task in state.finished:
+            return
+        self.look(task)
+        if task in state.finished:  # that look finished it
+            return
+        state.finished[task] = reason
+        state.ends[task] = state.now
+        self.drop(task)
+        if len(state.finished) == len(self.locals):
+            self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """The run is over."""
+        self.state.stopped = self.state.stopped or reason or "stopped"
+
+    # What the server says to it
+
+    def handle(self, event: Event | Update, flight: F | None = None, staleness: int = -1, result: Any = None) -> None:
+        """Let the server handle an event and carry out its commands."""
+        state = self.state
+        state.events += 1
+        try:
+            if type(event) is Update:  # most are: they take the short way
+                said = self.server.arrived(state.server, event, self.view)
+            else:
+                said = answers(self.server, state.server, event, self.view)  # type: ignore[arg-type]
+            for command in [*said]:
+                if type(command) is Send:
+                    self.send(command)
+                else:
+                    self.obey(command)
+        except OffbeatError:
+            raise
+        except Exception as error:
+            raise HandlerError(
+                f"{type(self.server).__name__} failed {self.place()}, {_describe(event)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if self.listeners:
+            self.report(event, flight, staleness, result)
+        if self.until.versions is not None:
+            for task, model in enumerate(self.server.models(state.server)):
+                if model.version >= self.until.versions:
+                    self.close_task(task, "versions")
+
+    def obey(self, command: Command) -> None:
+        """Carry out a command."""
+        if isinstance(command, Recall):
+            self.recall(command)
+        elif isinstance(command, Alarm):
+            if not command.after >= 0:
+                raise ValueError(f"an alarm after {command.after}: must not be negative")
+            self.alarm(self.state.now + command.after, command.key)
+        elif isinstance(command, Send):
+            self.send(command)
+        elif command.task is None:
+            self.end(command.reason)
+        else:
+            self.finish_task(command.task, command.reason)
+
+    def report(self, event: Event | Update, flight: F | None, staleness: int, result: Any) -> None:
+        """Tell those who keep events of one that was handled."""
+        state = self.state
+        job = flight.job if flight else None
+        task = job.task if job else getattr(event, "task", 0)
+        row = Row(
+            state.events,
+            state.now,
+            "Arrived" if type(event) is Update else type(event).__name__,
+            job.client if job else getattr(event, "client", -1),
+            task,
+            job.id if job else -1,
+            self.server.models(state.server)[task].version,
+            staleness,
+            *(self.times(flight, result) if flight else (_NAN, _NAN, _NAN)),
+            event.reason if isinstance(event, Lost) else "",
+        )
+        for watcher in self.listeners:
+            watcher.event(row)
+
+
+def _describe(event: Event | Update) -> str:
+    match event:
+        case Update(job):
+            return f"an update of client {job.client} (job {job.id}, version {job.version})"
+        case Lost(job, reason):
+            return f"job {job.id} of client {job.client} lost ({reason})"
+        case _:
+            return repr(event)
