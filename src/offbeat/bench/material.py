@@ -1,4 +1,4 @@
-"""What every contender is given: the same data, shards, rates and first models."""
+"""What every contender starts from: the same data, shards, rates and initial models."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-JUDGED = 2000  # samples on which networks are judged: judging must not take longer than training
+JUDGED = 2000  # test samples for networks: evaluation must not take longer than training
 _TRAIN, _TEST, _CLASSES = 60_000, 10_000, 10
 
 
 @dataclass(frozen=True)
 class Material:
-    """A workload with everything in it drawn.
+    """A workload with all of its random parts drawn.
 
     means: mean time of a job, by client (for several tasks: slowness, a factor of the tasks' times).
-    sources: by task, "mnist" or what stands in for it.
+    sources: the data set of each task, or the synthetic one in its place.
     """
 
     workload: Workload
@@ -42,13 +42,13 @@ class Material:
     sources: Sequence[str]
 
     def judge(self, models: Sequence[Vector]) -> Mapping[str, float]:
-        """Measures of the final models, the mean over the tasks: one judge for all contenders."""
+        """Metrics of the final models, averaged over the tasks; the same code for all contenders."""
         found = [p.measure(m.to(_device(p))[None])[0] for p, m in zip(self.problems, models, strict=True)]
         return {name: sum(each[name] for each in found) / len(found) for name in found[0]}
 
 
 def prepare(workload: Workload, device: str = "cpu") -> Material:
-    """The material of a workload, always the same."""
+    """The material of a workload, from a fixed seed."""
     rng = np.random.default_rng(7)
     n = workload.clients
     if not workload.tasks:
@@ -67,7 +67,7 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
 
 
 def dataset(task: Task) -> Dataset:
-    """The task's data if they are here, else made ones of the same shape."""
+    """The task's data set if it is installed, else a synthetic one of the same shape."""
     try:
         return load(task.data)
     except DataError:
@@ -75,7 +75,7 @@ def dataset(task: Task) -> Dataset:
 
 
 def synthetic(name: str, train: int = _TRAIN, test: int = _TEST) -> Dataset:
-    """Images as many and as large as the real ones: noise, denser in blocks of 4 × 4 pixels, other ones by class."""
+    """As many images of the same size: noise that is denser in some blocks of 4 × 4 pixels, by class."""
     colours, side, _ = shape = SHAPES[name]
     rng = np.random.default_rng(3)
     blocks = rng.random((_CLASSES, colours, side // 4, side // 4)) < 0.25

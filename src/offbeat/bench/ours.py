@@ -1,4 +1,4 @@
-"""offbeat as a contender: its public interface, with the settings that a user would write."""
+"""offbeat's own contenders: its public interface, with the settings that a user would write."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def contender(name: str, material: Material, device: str = "cpu") -> Work:
 def one(material: Material, executor: str = "auto") -> Work:
     """One run at a time."""
     problems, algorithm, clock, until = settings(material)
-    chosen = named_executor(executor, problems, algorithm.locals(len(problems)))  # once, as a run of any length does
+    chosen = named_executor(executor, problems, algorithm.locals(len(problems)))  # once, like in a long run
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
         done = run(problems, algorithm, clock, until(updates), seed=seed, executor=chosen)
@@ -80,7 +80,7 @@ def program(material: Material) -> Work:
 
 
 def settings(material: Material) -> tuple[list[Problem], Algorithm, Times, Callable[[int], Until]]:
-    """What a run of this workload is called with; the end depends on the number of updates."""
+    """The arguments of a run of this workload; when it ends depends on the number of updates."""
     workload = material.workload
     problems = list(material.problems)
     if not workload.tasks:
@@ -99,7 +99,7 @@ def settings(material: Material) -> tuple[list[Problem], Algorithm, Times, Calla
 
 
 def both(material: Material) -> Work:
-    """Two runs with different seeds at once, each in a process: how a sweep over seeds uses two cores."""
+    """Two runs with different seeds in two processes: how a sweep over seeds uses two cores."""
     _shared.append(one(material))
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
@@ -111,7 +111,7 @@ def both(material: Material) -> Work:
     return work
 
 
-_shared: list[Work] = []  # what a forked process finds there
+_shared: list[Work] = []  # read by forked processes
 
 
 def _forked(updates: int, seed: int) -> list[Any]:

@@ -1,9 +1,8 @@
-"""Turns in fresh processes, one contender after the other, and what follows from them.
+"""Timed turns of all contenders, and what follows from them.
 
-Every contender has a process of its own, all wait, and they take turns: A B C A B C … Whatever else the machine does in
-the meantime slows neighbours in time alike, so ratios are taken between turns of the same round and their median is
-reported with its spread. CPU time says what one core could do; wall-clock time is used where several cores or a GPU
-work.
+Every contender has its own process, and they take turns: A B C A B C … Other load on the machine slows turns of the
+same round about equally, so ratios are taken within rounds, and their median is reported with the lowest and highest.
+CPU time says what one core could do; wall-clock time is used where several cores or a GPU work.
 """
 
 from __future__ import annotations
@@ -81,23 +80,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole session."""
+    """The results of a session."""
 
     machine: Mapping[str, Any]
     rows: Sequence[Row]
 
     @property
     def disagreements(self) -> list[str]:
-        """Where contenders did not do the same work: their figures mean nothing."""
+        """Workloads whose contenders did not do the same work, which makes their figures meaningless."""
         return [f"{row.workload}: {row.disagreement}" for row in self.rows if row.disagreement]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as data for JSON."""
         return asdict(self)
 
 
 class Contender:
-    """A worker process that waits for its turn."""
+    """A worker process that does one turn at a time."""
 
     def __init__(self, workload: str, name: str, device: str, worker: str = WORKER) -> None:
         env = {**os.environ, **dict.fromkeys(_SINGLE, "1"), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -111,12 +110,12 @@ class Contender:
         )
 
     def ready(self) -> list[str]:
-        """Wait until it is; where its data come from."""
+        """Wait until it has loaded its data; return their names."""
         sources: list[str] = self._answer()["sources"]
         return sources
 
     def turn(self, updates: int, seed: int) -> Turn:
-        """Let it work once, while the others wait."""
+        """Do one turn."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"updates": updates, "seed": seed}) + "\n")
         self.process.stdin.flush()
@@ -188,7 +187,7 @@ def measure(
 
 
 def row(workload: Workload, taken: Mapping[str, Sequence[Turn]], updates: int, data: Sequence[str], device: str) -> Row:
-    """What the turns of a workload's contenders say."""
+    """Summarise the turns of a workload's contenders."""
     scores = [score(workload, name, taken, device) for name in taken]
     turns, check = len(taken[OFFBEAT]), workload.check
     apart = disagreement(workload, scores)
@@ -196,7 +195,7 @@ def row(workload: Workload, taken: Mapping[str, Sequence[Turn]], updates: int, d
 
 
 def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Score:
-    """What a contender's turns say, next to those of the others."""
+    """Summarise one contender's turns, compared with those of the others."""
     mine = taken[name]
     return Score(
         name,
@@ -222,12 +221,12 @@ def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str, against: 
 
 
 def paired(ratios: Sequence[float]) -> Ratio:
-    """The middle one of the rounds' ratios, and how far they go."""
+    """The median, the lowest and the highest of the rounds' ratios."""
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def disagreement(workload: Workload, scores: Sequence[Score]) -> str:
-    """What differs more than chance explains; empty if nothing does."""
+    """A message if the contenders' metrics differ by more than chance explains, else an empty string."""
     metric, within = workload.check.metric, workload.check.within
     values = {score.contender: score.metrics[metric] for score in scores}
     if max(values.values()) - min(values.values()) <= within:
@@ -237,7 +236,7 @@ def disagreement(workload: Workload, scores: Sequence[Score]) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine and the versions that the figures depend on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -10,7 +10,7 @@ HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 
 
 def lines(row: Row) -> list[tuple[str, ...]]:
-    """A line for each contender, as in HEAD."""
+    """One row of cells for each contender, in the order of HEAD."""
     return [
         (
             score.contender,
@@ -30,13 +30,13 @@ def figure(value: float) -> str:
 
 
 def about(row: Row) -> str:
-    """What a workload is and how it was run."""
+    """One line about a workload and how it was run."""
     data = ", ".join(dict.fromkeys(row.data))
     return f"{row.workload}: {row.title}; {data}; {row.turns} turns of {row.updates:,} updates"
 
 
 def setting(report: Report) -> str:
-    """The machine and the versions."""
+    """One line about the machine and the versions."""
     m = report.machine
     device = f"{m['gpu']}, " if m["gpu"] else ""
     versions = ", ".join(f"{name} {m[name]}" for name in ("python", "torch", "numpy", "offbeat"))
@@ -54,7 +54,7 @@ def text(report: Report) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need to be; the first and the last are words, the others numbers."""
+    """Padded columns; the first and the last are aligned left, the numbers between them right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(_cell(r, at, width) for at, width in enumerate(widths)).rstrip() for r in rows]
 

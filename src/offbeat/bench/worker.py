@@ -1,8 +1,8 @@
-"""One contender in a process of its own: it gets ready, then does a turn for every line that it is sent.
+"""One contender in its own process: it loads its data, then does a turn for every line on standard input.
 
     python -m offbeat.bench.worker WORKLOAD CONTENDER DEVICE
 
-A line {"updates": 1000, "seed": 3} on standard input is answered by one line, a `Turn` as JSON.
+The line {"updates": 1000, "seed": 3} is answered by one line, a `Turn` as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 @dataclass(frozen=True)
 class Turn:
-    """How long one turn took, and what came out.
+    """How long one turn took, and the metrics of its models.
 
     wall: seconds.   cpu: seconds of this process and those it started.   memory: peak so far of a process, MB.
     gpu_memory: peak of the tensors on the GPU, MB.
@@ -40,7 +40,7 @@ class Turn:
 
 
 def turn(material: Material, work: Work, updates: int, seed: int, device: str = "cpu", runs: int = 1) -> Turn:
-    """Do the work once, in so many runs at once; its set-up and the evaluation of the models are not timed."""
+    """Time one turn, which consists of so many runs; the evaluation of the models is not timed."""
     _wait(device)
     cpu, wall = _cpu(), time.perf_counter()
     models = work(updates, seed)

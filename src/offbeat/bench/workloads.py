@@ -14,7 +14,7 @@ AGAINST = {BOTH: OFFBEAT, SWEEP: SERIAL}  # what they are compared with; offbeat
 
 @dataclass(frozen=True)
 class Task:
-    """What one model learns from.
+    """What one model is trained on.
 
     time: mean time of a local step on a normal client, β in FedAST, C.6; only where there are several tasks.
     """
@@ -29,9 +29,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Check:
-    """The same work was done if this measure of the final models agrees between all who did it.
+    """Contenders did the same work if a metric of their final models agrees.
 
-    metric: its name.   within: how far two means may be apart.
+    metric: its name.   within: the largest difference between two contenders' means.
     """
 
     metric: str
@@ -40,11 +40,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the table: buffered asynchronous training, clients with exponential times of different rates.
+    """Buffered asynchronous training by clients with exponential times of different rates.
 
-    tasks: none for the quadratic.   size: updates a server step, K.   lr: server step size.
-    updates: of one turn; quick: of a turn with --quick; cuda: of a turn on a GPU.
-    turns: of every contender.
+    tasks: none for the quadratic.   size: updates per server step, K.   lr: server step size.
+    updates: of one turn.   quick: the same with --quick.   cuda: the same on a GPU.   turns: of every contender.
     requests: ΣR where several tasks share the clients; then `updates` are those of each task.
     contenders, on_cuda: who does the work, on a CPU and on a GPU.   against: see AGAINST.
     aims, cuda_aims: the least that a contender's ratio should be.   rate: the updates per second to reach.
@@ -71,11 +70,11 @@ class Workload:
 
     @property
     def dim(self) -> int:
-        """Of the quadratic, which has no task."""
+        """The dimension of the quadratic."""
         return 10
 
     def total(self, updates: int) -> int:
-        """Updates of all tasks together."""
+        """Updates of all tasks."""
         return updates * max(1, len(self.tasks))
 
 

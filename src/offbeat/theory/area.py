@@ -3,7 +3,7 @@
 Symbols: n clients with message rates λ_i, server rate λ_s, M local steps, every f_i μ-strongly convex with L-Lipschitz
 gradients, gradient noise E|g − ∇f_i|² ≤ σ², ζ = max_i |x* − argmin f_i|, K iterations (messages *and* server steps).
 
-Differs from the paper where its algebra slips; each place is named in the function it concerns and in docs/theory.md.
+Differs from the paper where its algebra is wrong; docstrings and docs/theory.md name each place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TERMS = ("2/(M(μ+L))", "γ/(L²(M−1))", "sqrt(Mγ²/(64L⁴(M−1)³))", "cbr
 
 @dataclass(frozen=True)
 class Events:
-    """How likely the next iteration is each client's message, p_i, or the server's step, p_s (AREA, example 3).
+    """The probabilities that the next iteration is a client's message, p_i, or a server step, p_s (AREA, example 3).
 
     >>> Events.from_rates([10.0] * 4, 10.0).least
     0.2
@@ -34,7 +34,7 @@ class Events:
 
     clients: tuple[float, ...]
     server: float
-    total: float  # iterations in a unit of time, λ̄
+    total: float  # iterations per unit of time, λ̄
 
     @classmethod
     def from_rates(cls, rates: Sequence[float], server: float) -> Events:
@@ -58,7 +58,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Smooth:
-    """A strongly convex, smooth problem as theorem 7 sees it.
+    """The constants of a strongly convex, smooth problem that theorem 7 uses.
 
     mu: μ.   smoothness: L.   steps: M.   sigma: σ.   zeta: ζ.   distance: |x_0 − x*|.
     """
@@ -116,7 +116,7 @@ def schedule(problem: Smooth, events: Events) -> Decay:
 
 
 def contraction(alpha: float, problem: Smooth, events: Events) -> float:
-    """ρ = 1 − p_min + p_min·(1 − α·M·γ/4)^(1/3): what an iteration shrinks the error by (lemma 10).
+    """ρ = 1 − p_min + p_min·(1 − α·M·γ/4)^(1/3): the factor by which an iteration shrinks the error (lemma 10).
 
     Two phases: close to 1 − p_min while α is large, 1 − p_min·α·M·γ/12 once it is small.
     """
@@ -254,7 +254,7 @@ def trajectory(problem: Smooth, events: Events, iterations: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Nonsmooth:
-    """A convex problem with B-Lipschitz functions as theorem 8 sees it.
+    """The constants of a convex problem with B-Lipschitz functions that theorem 8 uses.
 
     lipschitz: B.   steps: M.   sigma: σ.   distance: |x_0 − x*|.
     """

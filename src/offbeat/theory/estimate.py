@@ -1,4 +1,4 @@
-"""The theorems' constants, estimated from a problem's oracle and a timing model, each with its error.
+"""Estimates of the theorems' constants, each with its error, from a problem's oracle and a timing model.
 
 Smoothness and convexity come from power iteration on Hessian-vector products, all clients at once; noise and
 heterogeneity from sampling. All are taken at given points: for anything but a quadratic they are local.
@@ -25,7 +25,7 @@ _ROOM = 1 << 24  # numbers in a stack of vectors at most: fewer clients are aske
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and what it may be off by: a standard error, or for power iteration the size of its residual."""
+    """A number and its error: a standard error, or for power iteration the size of its residual."""
 
     value: float
     error: float = 0.0
@@ -36,14 +36,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask of a problem.
+    """The constants of a problem that the theorems use.
 
     smoothness: L, the largest curvature of any client.   convexity: μ, the smallest; below 0 where f is not convex.
     sigma2: σ², largest over the clients, of a mini-batch's gradient.   gamma2: (1/n) Σ|∇f_i − ∇f|².
     farthest: largest |∇f_i − ∇f|.   gradient: largest |∇f_i|.   gap: f(w_0) − f*.   distance: |w_0 − x*|.
     zeta: ζ, the distance from x* to the farthest client's own optimum.
-    `distance` and `zeta` are known on quadratics and else bounded by |∇f|/μ and max|∇f_i − ∇f|/μ (NaN where μ ≤ 0);
-    `gap` is else f(w_0) itself, a loss being at least 0.   asked: how many clients were asked.   batch: of σ².
+    asked: how many clients the estimates are from.   batch: the mini-batch size of σ²; None: all data.
+    Known on quadratics; elsewhere `distance` and `zeta` are the bounds |∇f|/μ and max|∇f_i − ∇f|/μ (NaN where μ ≤ 0)
+    and `gap` is f(w_0) itself, a loss being at least 0.
     """
 
     smoothness: Estimate
@@ -108,7 +109,7 @@ def _power(
 def noise(
     problem: Problem, w: Vector, clients: Sequence[int], batch: int | None, draws: int = 64, seed: int = 0
 ) -> list[Estimate]:
-    """E|g − ∇f_i|² of each client at w, mean and standard error over so many mini-batches."""
+    """E|g − ∇f_i|² of each client at w: mean and standard error over `draws` mini-batches."""
     oracle = problem.oracle(clients, [key(seed, SAMPLE, c) >> 1 for c in clients], draws, batch, False)
     points = w.expand(len(clients), -1)
     full = oracle.full(points)
@@ -120,7 +121,7 @@ def noise(
 def heterogeneity(problem: Problem, w: Vector, clients: Sequence[int], seed: int = 0) -> tuple[Estimate, float, float]:
     """((1/n) Σ|∇f_i − ∇f|², largest |∇f_i − ∇f|, largest |∇f_i|) at w.
 
-    Exact where all clients are asked; with a sample of them the standard error is that of a mean over clients.
+    Exact if all clients are given; for a sample of them, with the standard error of a mean over clients.
     """
     oracle = problem.oracle(clients, [key(seed, SAMPLE, c) >> 1 for c in clients], 1, None, False)
     full = oracle.full(w.expand(len(clients), -1))
@@ -138,7 +139,7 @@ def heterogeneity(problem: Problem, w: Vector, clients: Sequence[int], seed: int
 def constants(
     problem: Problem, batch: int | None = None, most: int = 128, draws: int = 64, iterations: int = 100, seed: int = 0
 ) -> Constants:
-    """All of them at the initial model, from at most so many clients."""
+    """All constants at the initial model, from at most `most` clients."""
     w = problem.initial()
     asked = _some(problem, most, seed)
     high, low = curvatures(problem, w, asked, iterations, seed=seed)
@@ -173,7 +174,7 @@ def _some(problem: Problem, most: int, seed: int) -> list[int]:
 
 
 def rates(clock: Clock, clients: int, steps: int = 1, down: int = 0, up: int = 0) -> list[float]:
-    """Messages of each client in a unit of time when it works without a break: one over the mean time of its job.
+    """Messages of each client per unit of time when it is always busy: one over the mean time of its job.
 
     The events of AREA's theory are memoryless; for other laws these are the rates that match the means.
     """

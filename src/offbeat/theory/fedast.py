@@ -1,4 +1,4 @@
-"""FedAST: theorem 1, corollary 1.1, the optimum of (6), and the constants that appendix E proves before it hides them.
+"""FedAST: theorem 1, corollary 1.1, the optimum of (6), and the constants that appendix E derives before it drops them.
 
 Symbols, for one task: L smoothness, τ local steps, b buffer, R active requests, γ^max largest staleness, σ_l² noise,
 σ_g² = max_i |∇f_i − ∇f|², δ = f(x_0) − min f, η_s and η_c the server's and the clients' step sizes, T server steps.

@@ -1,7 +1,7 @@
-"""Where methods end up on quadratics f_i(w) = ½ Σ_j h_ij (w_j − c_ij)² when steps are small.
+"""The points to which methods converge on quadratics f_i(w) = ½ Σ_j h_ij (w_j − c_ij)² when steps are small.
 
 A job of Q local steps of size η moves coordinate j of client i by a_ij·(w_j − c_ij), a_ij = 1 − (1 − η·h_ij)^Q.
-A method in which client i makes up a share p_i of the updates rests where Σ p_i·a_ij·(w_j − c_ij) = 0.
+A method in which client i contributes a share p_i of the updates converges to where Σ p_i·a_ij·(w_j − c_ij) = 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who reports how often, how stale and how long a round takes: closed forms for memoryless clients.
+"""How often clients report, how stale updates are and how long a round takes: closed forms for memoryless clients.
 
-Conservation gives the staleness for any law of times: in steady state an arrival finds C − 1 other jobs on their way,
-so a job waits through C − 1 arrivals on average, which are (C − 1)/K server steps.
+The mean staleness holds for any distribution of times: in steady state an arrival finds C − 1 other jobs in flight, so
+a job waits through C − 1 arrivals on average, which are (C − 1)/K server steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def shares(rates: Sequence[float], concurrency: int | None = None) -> list[float
 
     concurrency: None: client-driven, λ_i/Σλ. C clients at work, the next drawn among the idle: the busy sets have
     probability ∝ Π 1/λ_i (detailed balance), so the share of client i is ∝ e_{C−1} of the others' mean times, the
-    elementary symmetric polynomial: uniform for C = 1 and ∝ λ_i for C = n. Anything between is biased towards the fast.
+    elementary symmetric polynomial: uniform for C = 1 and ∝ λ_i for C = n. Between the two it favours fast clients.
     """
     _rates(rates)
     if concurrency is None:
@@ -44,9 +44,9 @@ def arrival_rate(rates: Sequence[float], concurrency: int | None = None) -> floa
 
 
 def staleness(in_flight: float, size: float) -> float:
-    """(C − 1)/K: mean staleness over all arrivals, for C jobs on their way and a server step every K arrivals.
+    """(C − 1)/K: mean staleness over all arrivals, for C jobs in flight and a server step every K arrivals.
 
-    FedBuff: C = n client-driven or its concurrency. FedAST: C = R, K = b. FedAsync: K = 1. Whatever the law of times.
+    FedBuff: C = n client-driven or its concurrency. FedAST: C = R, K = b. FedAsync: K = 1.
     """
     check(in_flight=in_flight, size=size)
     return max(0.0, in_flight - 1.0) / size
@@ -62,10 +62,10 @@ def client_staleness(rates: Sequence[float], size: float) -> list[float]:
 def worst_staleness(
     rates: Sequence[float], size: int, arrivals: float, failure: float = 0.01, concurrency: int | None = None
 ) -> float:
-    """A τ that no update exceeds in so many arrivals with probability 1 − δ: memoryless times have no largest.
+    """A τ that no update exceeds in so many arrivals, with probability 1 − δ; memoryless times have no upper bound.
 
-    A union bound. The arrivals that the slowest client sleeps through exceed m with probability (1 − q)^m, where q is
-    its rate over that of all arrivals; client-driven it is its share, with C at work an upper bound takes its place.
+    A union bound. The number of arrivals during a job of the slowest client exceeds m with probability (1 − q)^m, where
+    q is its rate over that of all arrivals; client-driven it is its share, with C at work an upper bound is used.
     """
     check(arrivals=arrivals, failure=failure)
     if len(rates) == 1 or concurrency == 1:
@@ -140,7 +140,7 @@ def _means(rates: Sequence[float]) -> list[float]:
 
 
 def _symmetric(values: Sequence[float], order: int) -> float:
-    """e_order: the sum over all sets of so many values of their products."""
+    """The elementary symmetric polynomial e_order: the sum of the products of all sets of so many values."""
     found = [1.0] + [0.0] * order
     for value in values:
         for k in range(order, 0, -1):
