@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from command import DIGITS, run
 
-from offbeat.watch.record import write_table
+from offbeat.watch.files import write_table
 
 NETWORK = DIGITS.replace(
     "exponential = { rate = 10.0 }",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from offbeat.report.beside import FOUND, Beside, beside, body, lead
+from offbeat.report.beside import Beside, beside, body, lead
+from offbeat.watch.files import OUTCOME
 
 
 def cell(name: str, shows: str, shown: str, paper: str, **more: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def outcome(*cells: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def found(tmp_path: Path, table: Any) -> tuple[Beside | None, list[str]]:
-    (tmp_path / FOUND).write_text(table if isinstance(table, str) else json.dumps(table), encoding="utf-8")
+    (tmp_path / OUTCOME).write_text(table if isinstance(table, str) else json.dumps(table), encoding="utf-8")
     said: list[str] = []
     return beside(tmp_path, said), said
 

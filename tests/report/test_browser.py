@@ -18,7 +18,7 @@ from report.folders import embedded, real
 from report.test_beside import cell, outcome
 
 from offbeat.report import write
-from offbeat.report.beside import FOUND
+from offbeat.report.beside import OUTCOME
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
@@ -248,7 +248,7 @@ def test_a_reproduction_shows_claims_and_the_papers_numbers(
     home = Path(shutil.copytree(folder, tmp_path / "run"))
     more = {"ratio": 0.5, "differs": True, "why": "slow clocks"}
     cells = [cell(f"{name}/1:{q}", q, "58.97 (58.15 - 59.80)", "60 (50 - 70)", **more) for name in "ab" for q in "tuvw"]
-    (home / FOUND).write_text(json.dumps(outcome(*cells)), encoding="utf-8")
+    (home / OUTCOME).write_text(json.dumps(outcome(*cells)), encoding="utf-8")
     tab = opened(browser, write(home), width=width)
     assert tab.locator("h1").inner_text() == "table1, quick"
     assert tab.locator(".claims li").all_inner_texts() == ["held\na is first", "not held\nb is last"]

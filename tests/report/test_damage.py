@@ -17,7 +17,7 @@ from report.folders import embedded, real
 
 from offbeat.core.errors import FolderError
 from offbeat.report import write
-from offbeat.watch.record import write_table
+from offbeat.watch.files import write_table
 
 FILES = [
     *("experiment.json", "summary.json"),

@@ -19,7 +19,8 @@ from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Exponential, OnOff, Times
-from offbeat.watch.checkpoint import NEWEST, OLDER, restore, save
+from offbeat.watch.checkpoint import restore, save
+from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
 
 SERVERS = [
     AREA(every=4),
@@ -98,13 +99,13 @@ def test_a_folder_without_checkpoint_has_none(tmp_path: Path) -> None:
 
 def test_an_interrupted_write_leaves_the_last_one_in_use(tmp_path: Path) -> None:
     save(tmp_path, after(10), 1)
-    (tmp_path / f"{NEWEST}.part").write_bytes(b"\x00\x01")
+    (tmp_path / f"{CHECKPOINT}.part").write_bytes(b"\x00\x01")
     assert _extra(tmp_path) == 1
 
 
 def test_between_the_two_renamings_the_older_one_is_used(tmp_path: Path) -> None:
     save(tmp_path, after(10), 1)
-    (tmp_path / NEWEST).rename(tmp_path / OLDER)
+    (tmp_path / CHECKPOINT).rename(tmp_path / OLDER_CHECKPOINT)
     assert _extra(tmp_path) == 1
     save(tmp_path, after(20), 2)
     assert _extra(tmp_path) == 2
@@ -113,8 +114,8 @@ def test_between_the_two_renamings_the_older_one_is_used(tmp_path: Path) -> None
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
 def test_a_truncated_newest_one_leaves_the_older_one_in_use(tmp_path: Path, share: float) -> None:
     two(tmp_path)
-    whole = (tmp_path / NEWEST).read_bytes()
-    (tmp_path / NEWEST).write_bytes(whole[: int(share * len(whole))])
+    whole = (tmp_path / CHECKPOINT).read_bytes()
+    (tmp_path / CHECKPOINT).write_bytes(whole[: int(share * len(whole))])
     assert _extra(tmp_path) == "older"
 
 
@@ -123,7 +124,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """A folder with two checkpoints, and the bytes of the newest."""
     folder = tmp_path_factory.mktemp("pair")
     two(folder)
-    return folder, (folder / NEWEST).read_bytes()
+    return folder, (folder / CHECKPOINT).read_bytes()
 
 
 @settings(max_examples=150)
@@ -132,7 +133,7 @@ def test_a_flipped_bit_is_never_taken_for_the_truth(pair: tuple[Path, bytes], pl
     folder, whole = pair
     damaged = bytearray(whole)
     damaged[int(place * len(whole))] ^= 1 << bit
-    (folder / NEWEST).write_bytes(damaged)
+    (folder / CHECKPOINT).write_bytes(damaged)
     found = restore(folder)
     assert found is not None
     if found[1] == "newest":  # a space of the header that means nothing
@@ -143,16 +144,16 @@ def test_a_flipped_bit_is_never_taken_for_the_truth(pair: tuple[Path, bytes], pl
 
 def test_with_both_broken_the_error_names_them_and_says_what_to_do(tmp_path: Path) -> None:
     two(tmp_path)
-    for name in (NEWEST, OLDER):
+    for name in (CHECKPOINT, OLDER_CHECKPOINT):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
     with pytest.raises(FolderError) as error:
         restore(tmp_path)
-    for part in (str(tmp_path), NEWEST, OLDER, "delete"):
+    for part in (str(tmp_path), CHECKPOINT, OLDER_CHECKPOINT, "delete"):
         assert part in str(error.value)
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    save_file({"x": torch.zeros(2)}, tmp_path / NEWEST)
+    save_file({"x": torch.zeros(2)}, tmp_path / CHECKPOINT)
     with pytest.raises(FolderError, match="is not a checkpoint of this version"):
         restore(tmp_path)
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.core.watcher import Measurement
-from offbeat.experiment.folder import json_text
-from offbeat.watch.record import metrics_table, write_table
+from offbeat.watch.files import json_text, write_table
+from offbeat.watch.record import metrics_table
 from offbeat.watch.results import Result, TaskResult, finish, first_reached
 
 EXAMPLES = Path(__file__).parent / "results"  # of real runs

@@ -20,7 +20,7 @@ from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Exponential, Times
-from offbeat.watch.checkpoint import NEWEST, OLDER
+from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
 from offbeat.watch.session import InterruptedRunError, Patience, drive, interruptible, summary
 
 
@@ -65,7 +65,7 @@ def test_stopped_again_and_again_it_ends_as_if_it_never_was(tmp_path: Path) -> N
 def test_a_checkpoint_is_written_every_so_many_seconds(tmp_path: Path) -> None:
     drive(make, tmp_path / "often", save_every=0.0)
     drive(make, tmp_path / "seldom")
-    assert {path.name for path in (tmp_path / "often").glob("checkpoint*")} == {NEWEST, OLDER}
+    assert {path.name for path in (tmp_path / "often").glob("checkpoint*")} == {CHECKPOINT, OLDER_CHECKPOINT}
     assert not list((tmp_path / "seldom").glob("checkpoint*"))
 
 
@@ -74,7 +74,7 @@ def test_a_damaged_newest_checkpoint_costs_only_time(tmp_path: Path, keep: float
     whole, _, _ = drive(make, tmp_path / "whole")
     stopped(tmp_path / "broken", 100)
     stopped(tmp_path / "broken", 300)
-    newest = tmp_path / "broken" / NEWEST
+    newest = tmp_path / "broken" / CHECKPOINT
     newest.write_bytes(newest.read_bytes()[: int(keep * newest.stat().st_size)])
     ended, _, _ = drive(make, tmp_path / "broken")
     assert same_world(whole.world, ended.world)
@@ -83,7 +83,7 @@ def test_a_damaged_newest_checkpoint_costs_only_time(tmp_path: Path, keep: float
 
 def test_with_every_checkpoint_damaged_it_says_so(tmp_path: Path) -> None:
     stopped(tmp_path, 100)
-    (tmp_path / NEWEST).write_bytes(b"")
+    (tmp_path / CHECKPOINT).write_bytes(b"")
     with pytest.raises(FolderError, match=r"no checkpoint in .* can be read"):
         drive(make, tmp_path)
 

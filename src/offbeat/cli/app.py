@@ -26,21 +26,14 @@ from offbeat.core.watcher import Watcher
 from offbeat.experiment import trackers as boards
 from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
 from offbeat.experiment.experiment import Experiment, Spec, read
-from offbeat.experiment.folder import (
-    RESULT,
-    changes,
-    create,
-    finish_run,
-    open_experiment,
-    read_result,
-    taken,
-    write_json,
-)
+from offbeat.experiment.folder import changes, create, open_experiment
 from offbeat.experiment.problem import QUADRATIC
 from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
 from offbeat.experiment.timing import TIMINGS
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
+from offbeat.watch.files import locked
+from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.results import Result
@@ -202,13 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run_all(experiment: Experiment, folder: Path, as_json: bool) -> None:
     results: list[Result] = []
     with (
-        taken(folder),
+        locked(folder),
         closing(experiment),
         display(Console(stderr=True), len(experiment.runs)) as shown,
         interruptible(shown.say) as patience,
     ):
         for spec in experiment.runs:
-            done = read_result(folder / spec.folder)
+            done = RunFolder(folder / spec.folder).result()
             if done is not None:
                 shown.end(f"{spec.name}: finished before")
             results.append(done or _run_one(experiment, spec, folder, shown, patience))
@@ -231,13 +224,13 @@ def _run_one(experiment: Experiment, spec: Spec, folder: Path, shown: Display, p
     except DivergedError as error:  # the other runs of the experiment still count
         shown.end(f"{spec.name}: diverged")
         result = Result(spec.label, spec.seed, error=str(error), folder=place)
-        write_json(place / RESULT, result.to_json())  # it would diverge again: resuming keeps it as it is
+        RunFolder(place).finish(result)  # it would diverge again: resuming keeps it as it is
         return result
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; go on with `offbeat resume {folder}`") from None
     found = summary(simulation, recorder, wall, experiment.top.targets, algorithm=spec.label, seed=spec.seed)
     result = replace(found, measures=measure(place, simulation), folder=place)
-    finish_run(place, simulation, result)
+    RunFolder(place).finish(result, simulation)
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
     if result.several:
         done = sum(task.time is not None for task in result.tasks)

@@ -18,8 +18,10 @@ from offbeat.cli.outcome import conclude
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
 from offbeat.deploy.admission import Limits
 from offbeat.experiment.experiment import Experiment, Spec, read, read_table
-from offbeat.experiment.folder import EXPERIMENT, create, open_experiment, read_result, taken
+from offbeat.experiment.folder import create, open_experiment
 from offbeat.watch import checkpoint
+from offbeat.watch.files import EXPERIMENT, MODEL, locked
+from offbeat.watch.folder import RunFolder
 
 keys_app = typer.Typer(help="Keys, roster and broker configuration of a federation.", no_args_is_help=True)
 
@@ -115,7 +117,7 @@ def up(
         names = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
         real.plan_of(experiment, spec, "up", names, options)  # mistakes are found before anything is written
     folder = _folder(out, experiment)
-    with taken(folder, f"{folder} is being served by another process"):
+    with locked(folder, f"{folder} is being served by another process"):
         results = asyncio.run(serving.serve_all(experiment, folder, options, processes, metrics, sync))
     conclude(experiment, folder, results, as_json)
 
@@ -164,7 +166,7 @@ def serve(
     folder = _folder(out, experiment)
     serving = _part("offbeat.experiment.serving")
     place = serving.Place(creds, roster, keys.parent, nats, embedded)
-    with taken(folder, f"{folder} is being served by another process"):
+    with locked(folder, f"{folder} is being served by another process"):
         result = asyncio.run(serving.serve_one(experiment, chosen[0], folder, place, wait, options, metrics))
     conclude(experiment, folder, [result], as_json)
 
@@ -286,7 +288,7 @@ def trace(
     """Turn a real run's measured times into a timing model: `trace = { file = "FILE" }` in an experiment's [timing]."""
     from offbeat.deploy.trace import write_trace
 
-    done = read_result(run)
+    done = RunFolder(run).result()
     unit = done.real.unit if done and done.real else 1.0
     print(f'{out}: {write_trace(run, out, unit)} rows; simulate with [timing] trace = {{ file = "{out}" }}')
 
@@ -297,8 +299,10 @@ def replay(
     nats: Url = "tls://127.0.0.1:4222",
 ) -> None:
     """Fold the log of a finished run again and compare: the same state, to the last bit."""
-    real, serving, identities = (_part(f"offbeat.{name}") for name in ("experiment.real", "experiment.serving", "deploy.keys"))
-    done, experiment = read_result(run), open_experiment(run.parent)
+    real, serving, identities = (
+        _part(f"offbeat.{name}") for name in ("experiment.real", "experiment.serving", "deploy.keys")
+    )
+    done, experiment = RunFolder(run).result(), open_experiment(run.parent)
     spec = next((s for s in experiment.runs if s.folder == run.name), None)
     if done is None or done.real is None or spec is None:
         raise FolderError(f"{run} is not the folder of a finished real run")
@@ -341,8 +345,8 @@ def _models(run: Path, experiment: Experiment, spec: Spec) -> list[Any]:
 
     from offbeat.deploy.ledger import Ledger
 
-    if (run / "model.safetensors").exists():
-        saved = load_file(run / "model.safetensors")
+    if (run / MODEL).exists():
+        saved = load_file(run / MODEL)
         return [saved[p.name or f"task{i}"] for i, p in enumerate(experiment.problems(spec.seed))]
     server = experiment.algorithm(spec.index, spec.seed).server
     ways: list[Callable[[], Any]] = [lambda: checkpoint.restore_as(Ledger, run), lambda: checkpoint.restore(run)]

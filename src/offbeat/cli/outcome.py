@@ -12,7 +12,8 @@ from rich.console import Console
 from offbeat.cli import tables
 from offbeat.cli.report import draw_report
 from offbeat.experiment.experiment import Experiment
-from offbeat.experiment.folder import SUMMARY, json_text, report, write_json
+from offbeat.experiment.folder import report
+from offbeat.watch.files import SUMMARY, json_text, write_json
 from offbeat.watch.results import Result
 
 # What --json prints of a run; its result.json holds a few things more.

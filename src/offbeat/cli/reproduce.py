@@ -19,15 +19,14 @@ from offbeat.cli.report import draw_report
 from offbeat.cli.sweep import StoppedSweepError, do
 from offbeat.core.errors import FolderError, SettingError, unknown
 from offbeat.experiment.experiment import override_with
-from offbeat.experiment.folder import EXPERIMENT, changes, create, json_text, versions, write_json
+from offbeat.experiment.folder import changes, create
 from offbeat.experiment.grid import Grid
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import rehearse, remark, scope, shown
-from offbeat.report.beside import FOUND, NOT_CHECKED, NOT_RUN
+from offbeat.report.beside import NOT_CHECKED, NOT_RUN
+from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, json_text, versions, write_json
 from offbeat.watch.session import InterruptedRunError
-
-ASKED, PAGE = "reproduction.json", "reproduction.md"
 
 _STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
 
@@ -76,11 +75,12 @@ def reproduce(
     for grid in _grids(entry, asked).values():  # a mistake is found before anything is written
         grid.experiment.check()
     folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if (folder / ASKED).exists() or (folder / EXPERIMENT).exists():
+    if (folder / REPRODUCTION).exists() or (folder / EXPERIMENT).exists():
         raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / ASKED, asked | ({"name": str(Path(name).resolve())} if name.endswith(".toml") else {}))
+        own = {"name": str(Path(name).resolve())} if name.endswith(".toml") else {}
+        write_json(folder / REPRODUCTION, asked | own)
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     _go_on(folder, as_json)
@@ -88,7 +88,7 @@ def reproduce(
 
 def resume_reproduction(folder: Path, as_json: bool) -> bool:
     """Go on with the reproduction in this folder; False if it holds none."""
-    if not (folder / ASKED).is_file():
+    if not (folder / REPRODUCTION).is_file():
         return False
     _go_on(folder, as_json)
     return True
@@ -97,10 +97,10 @@ def resume_reproduction(folder: Path, as_json: bool) -> bool:
 def _go_on(folder: Path, as_json: bool) -> None:
     """Do what is not done yet, compare and print."""
     try:
-        asked = json.loads((folder / ASKED).read_text(encoding="utf-8"))
+        asked = json.loads((folder / REPRODUCTION).read_text(encoding="utf-8"))
         entry = load(asked["name"], asked["scale"])
     except (ValueError, KeyError, TypeError):
-        raise FolderError(f"{folder / ASKED} is damaged; start anew in another folder") from None
+        raise FolderError(f"{folder / REPRODUCTION} is damaged; start anew in another folder") from None
     options = {"events": entry.events, "best": None, "workers": asked["workers"]}
     runs: dict[str, Sequence[dict[str, Any]]] = {}
     grids = _grids(entry, asked)
@@ -119,7 +119,7 @@ def _go_on(folder: Path, as_json: bool) -> None:
             stopped = error
         finally:  # what an interrupted one has cost counts, too
             asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
-            write_json(folder / ASKED, asked)
+            write_json(folder / REPRODUCTION, asked)
         if stopped is not None:
             _so_far(folder, entry, asked, grids, {**runs, name: stopped.runs}, as_json)
             raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
@@ -138,7 +138,7 @@ def _go_on(folder: Path, as_json: bool) -> None:
     print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
     if page is not None:
         print(f"report: {page}")
-    print(f"folder: {folder}, with the comparison in {PAGE} and {FOUND}")
+    print(f"folder: {folder}, with the comparison in {REPRODUCTION_REPORT} and {OUTCOME}")
 
 
 def _so_far(
@@ -204,10 +204,10 @@ def _write(
     command += [word for override in asked.get("set") or () for word in ("--set", override)]
     data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
     data["seeds"] = {name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()}
-    write_json(folder / FOUND, data | ({"stopped": so_far} if so_far else {}))
+    write_json(folder / OUTCOME, data | ({"stopped": so_far} if so_far else {}))
     end = f"\nStopped, {so_far}.\n" if so_far else ""
     end += f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
-    (folder / PAGE).write_text(outcome.markdown + end, encoding="utf-8")
+    (folder / REPRODUCTION_REPORT).write_text(outcome.markdown + end, encoding="utf-8")
 
 
 def _list(as_json: bool) -> None:

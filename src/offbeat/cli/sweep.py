@@ -17,14 +17,13 @@ from rich.console import Console
 from offbeat.cli.report import draw_report
 from offbeat.core.errors import SettingError
 from offbeat.experiment.experiment import override_with, read_table
-from offbeat.experiment.folder import SUMMARY, create, json_text, open_experiment, open_sweep, report, taken, write_json
+from offbeat.experiment.folder import create, open_experiment, open_sweep, report
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.logbook import Logbook
 from offbeat.experiment.ranking import Standings, duration
 from offbeat.experiment.sweep_workers import Orders, alone, several
-from offbeat.report.grid import SWEEP
 from offbeat.simulate.pool import cores
-from offbeat.watch.record import write_table
+from offbeat.watch.files import METRICS, SUMMARY, SWEEP, SWEEP_TABLE, json_text, locked, write_json, write_table
 from offbeat.watch.session import InterruptedRunError, interruptible
 
 _LINES = 200  # of the final table
@@ -107,7 +106,7 @@ def go_on(folder: Path, grid: Grid, options: Mapping[str, Any], as_json: bool) -
 
 def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     """Do what is not done yet, and write what came out."""
-    with taken(folder):
+    with locked(folder):
         return _do(folder, grid, options)
 
 
@@ -164,8 +163,8 @@ class Done:
 
 def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders: Orders) -> Done:
     results = standings.results
-    write_table(_runs_table(results), folder / "runs.parquet")
-    write_table(_curves_table(results), folder / "metrics.parquet")
+    write_table(_runs_table(results), folder / SWEEP_TABLE)
+    write_table(_curves_table(results), folder / METRICS)
     plain = [{k: v for k, v in result.items() if k != "curve"} for result in results]
     updates = sum(int(result.get("updates", 0)) for result in results)
     content = {

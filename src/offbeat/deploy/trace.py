@@ -9,15 +9,13 @@ from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from offbeat.core.errors import FolderError
 from offbeat.core.watcher import Measurement, Row
 from offbeat.deploy.chronicle import Clockwatcher, Trip
 from offbeat.deploy.ledger import Flight, Ledger
-from offbeat.watch.record import write_table
+from offbeat.watch.files import EVENTS, TRIPS, drop_parts, part_name, read_table, write_table
 
-TRIPS = "trips"
 _TIMES = ("compute", "download", "upload")
 
 
@@ -32,9 +30,7 @@ class Trips(Clockwatcher):
         self.landed: dict[int, float] = (
             {int(c): t for c, t in state.get("landed", ())} if state else {}
         )  # last arrivals
-        for path in list(self.folder.glob("part-*.parquet*")):
-            if int(path.name[5:10]) >= self.parts:  # written after the checkpoint; it will be written again
-                path.unlink()
+        drop_parts(self.folder, self.parts)  # written after the checkpoint; they will be written again
 
     @property
     def state(self) -> dict[str, Any]:
@@ -81,7 +77,7 @@ class Trips(Clockwatcher):
         if self.rows:
             self.folder.mkdir(exist_ok=True)
             columns = dict(zip(Trip._fields, map(list, zip(*self.rows, strict=True)), strict=True))
-            write_table(pa.table(columns), self.folder / f"part-{self.parts:05d}.parquet")
+            write_table(pa.table(columns), self.folder / part_name(self.parts))
             self.parts, self.rows = self.parts + 1, []
 
 
@@ -89,7 +85,7 @@ def write_trace(run: Path, out: Path, unit: float = 1.0) -> int:
     """A trace (docs/timing.md) of a real run: its jobs' times and its clients' stays; gives the number of rows."""
     if not (run / TRIPS).is_dir():
         raise FolderError(f"{run} has no {TRIPS}: it is not the folder of a real run with at least one update")
-    trips = [Trip(**row) for row in ds.dataset(run / TRIPS, format="parquet").to_table().to_pylist()]
+    trips = [Trip(**row) for row in read_table(run / TRIPS).to_pylist()]
     owned: list[list[Trip]] = [[] for _ in range(max(trip.client for trip in trips) + 1)]
     for trip in sorted(trips, key=lambda trip: trip.job):
         owned[trip.client].append(trip)
@@ -129,7 +125,7 @@ def _at_least(compute: float, known: Sequence[Trip]) -> float:
 def _stays(run: Path) -> list[dict[str, Any]]:
     """When clients were there, if any came or went while the run was on."""
     columns = ["time", "event", "client"]
-    events = ds.dataset(run / "events", format="parquet").to_table(columns=columns).to_pylist()
+    events = read_table(run / EVENTS, columns).to_pylist()
     end = max((row["time"] for row in events), default=0.0)
     moves = [row for row in events if row["event"] in ("Joined", "Left")]
     if not moves or end <= 0:

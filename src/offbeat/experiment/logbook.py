@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from offbeat.experiment.folder import json_text, write_text
-from offbeat.report.grid import SWEEP, UNFINISHED, entries
+from offbeat.report.grid import entries
+from offbeat.watch.files import SWEEP, UNFINISHED, json_text, write_text
 
 
 class Logbook:

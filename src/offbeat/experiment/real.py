@@ -27,6 +27,7 @@ from offbeat.experiment.algorithms import ALGORITHMS
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.problem import OwnTable
 from offbeat.simulate.execute import Executor
+from offbeat.watch.files import REAL_RUN
 
 VERSION = 1  # of the charter
 
@@ -62,7 +63,7 @@ class Watched:
 
 def run_name(spec: Spec, folder: Path) -> str:
     """A run's name on the broker: like no other's, and the same when its folder is served again."""
-    path = folder / "run.json"
+    path = folder / REAL_RUN
     if not path.exists():
         label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40]
         path.write_text(json.dumps({"run": f"{label}-{secrets.token_hex(4)}"}), encoding="utf-8")

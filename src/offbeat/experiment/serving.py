@@ -27,9 +27,10 @@ from offbeat.deploy.metrics import expose
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
 from offbeat.experiment.experiment import Experiment, Spec
-from offbeat.experiment.folder import finish_run, read_result
 from offbeat.experiment.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.simulate.loop import Simulation
+from offbeat.watch.files import SERVER_LOG
+from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.results import Deployment, Result
@@ -55,7 +56,7 @@ async def serve_all(
         crew.start()
         with display(Console(stderr=True), len(experiment.runs)) as shown:
             for spec in experiment.runs:
-                done = read_result(folder / spec.folder)
+                done = RunFolder(folder / spec.folder).result()
                 if done is not None:
                     shown.end(f"{spec.name}: finished before")
                 else:
@@ -162,7 +163,7 @@ async def _serve_one(
         if (line := shown.progress.line) and "there" not in line:
             shown.progress.line = f"{line}\n{_around(host)}"
 
-    with _journal(place / "server.log"):
+    with _journal(place / SERVER_LOG):
         host = Host(
             plan,
             link,
@@ -197,7 +198,7 @@ async def _serve_one(
         ),
         folder=place,
     )
-    finish_run(place, simulation, result)
+    RunFolder(place).finish(result, simulation)
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result.metrics.items())
     shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result.updates:,} updates in {host.wall:.1f} s")
     return result

@@ -24,7 +24,10 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.tape import Arenas
+from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
+from offbeat.watch.files import place_of
+from offbeat.watch.folder import RunFolder
 from offbeat.watch.history import History
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import fraction
@@ -123,16 +126,17 @@ class Hand:
             yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
             point = next(self.points, None)
 
-    def _place(self, point: Point) -> Path:
-        return self.folder / "runs" / f"{point.number:05d}"
+    def _home(self, point: Point) -> RunFolder:
+        return RunFolder(place_of(self.folder, point.number))
 
     def _make(self, point: Point) -> Simulation:
         experiment = Experiment(point.table, self.shelf)
-        saved = checkpoint.restore(self._place(point), self.orders.device)
+        home = self._home(point)
+        saved = home.restore(World, self.orders.device)
         world, extra = saved if saved else (None, {})
         watcher: History | Recorder
         if self.orders.events:
-            watcher = Recorder(self._place(point), extra.get("record"))
+            watcher = home.recorder(extra.get("record"))
         else:
             watcher = History()
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
@@ -155,13 +159,12 @@ class Hand:
         point, targets, watcher, _ = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
-        place, measures = self._place(point), None
+        place, measures = self._home(point).path, None
         if self.orders.events and isinstance(watcher, Recorder):
             watcher.flush()
             if error is None:
                 measures = measure(place, run)
-        for old in list(place.glob("checkpoint*")):
-            old.unlink()
+        checkpoint.remove(place)
         with suppress(OSError):  # unless something is kept there
             place.rmdir()
         result = replace(
@@ -194,15 +197,13 @@ class Hand:
     def _save(self, active: Mapping[int, Simulation]) -> None:
         for number, run in active.items():
             point, _, watcher, began = self.at_work[number]
-            place = self._place(point)
-            place.mkdir(parents=True, exist_ok=True)
             extra: dict[str, Any] = {"worked": time.perf_counter() - began}
             if isinstance(watcher, Recorder):
                 watcher.flush()
                 extra["record"] = watcher.state
             else:
                 extra["measurements"] = _curve(watcher)
-            checkpoint.save(place, run.world, extra)
+            self._home(point).save(run.world, extra)
         self._note(active)
 
 

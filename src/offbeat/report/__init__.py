@@ -9,10 +9,9 @@ from offbeat.core.errors import FolderError
 from offbeat.report import figures
 from offbeat.report.content import Content, gather
 from offbeat.report.page import page
+from offbeat.watch.files import PAGE, write_text
 
-__all__ = ["NAME", "Content", "figures", "gather", "save", "write"]
-
-NAME = "report.html"
+__all__ = ["Content", "figures", "gather", "save", "write"]
 
 
 def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
@@ -21,16 +20,14 @@ def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
     out: the file to write; by default `report.html` in the (first) folder.
     """
     folders = [folder] if isinstance(folder, Path) else list(folder)
-    return save(gather(folders), out or folders[0] / NAME)
+    return save(gather(folders), out or folders[0] / PAGE)
 
 
 def save(content: Content, out: Path) -> Path:
     """Write the page of what was gathered, whole or not at all."""
-    part = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(page(content), encoding="utf-8", errors="xmlcharrefreplace")
-        part.replace(out)
+        write_text(out, page(content), errors="xmlcharrefreplace")
     except OSError as error:
         raise FolderError(f"cannot write {out}: {error.strerror}; name another file with --out") from None
     return out

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.report.run import DAMAGE, short
+from offbeat.watch.files import OUTCOME
 
-FOUND = "outcome.json"
 NOT_RUN, NOT_CHECKED = "not run", "not checked"  # a cell's note, a claim's state
 _FAR = 4.0  # times the paper's number: where the scale of the marks ends
 
@@ -53,11 +53,11 @@ class Beside:
 def beside(path: Path, said: list[str]) -> Beside | None:
     """The outcome in this folder, if there is one; a damaged one is left out and said."""
     try:
-        return _beside(json.loads((path / FOUND).read_text(encoding="utf-8")))
+        return _beside(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (RecursionError, *DAMAGE) as error:
-        said.append(f"{FOUND} is damaged and left out ({short(error)})")
+        said.append(f"{OUTCOME} is damaged and left out ({short(error)})")
         return None
 
 

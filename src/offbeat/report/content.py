@@ -25,12 +25,13 @@ from offbeat.report.work import (
     staleness,
     updates_of,
 )
+from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REPRODUCTION
 
 AXES = ("time", "updates", "bytes")
 SERIES = 24  # drawn at most; the tables have all
 LINES = 36  # runs whose single lines are on the page, at most
 TIMELINES = 8
-_COUNTS = ("task", "time", "updates", "version", "bytes")  # columns of a history that are no metrics
+_COUNTS = (*COLUMNS[METRICS], "bytes")  # columns of a history that are no metrics
 
 
 @dataclass
@@ -109,10 +110,10 @@ def gather(paths: Sequence[Path]) -> Content:
 
 def _parts(path: Path, found: Beside | None) -> list[Path]:
     """The experiments of a reproduction that has several, each in a folder of its own; otherwise the folder itself."""
-    if (path / "experiment.json").exists() or not (path / "reproduction.json").exists():
+    if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
     order = {name: at for at, name in enumerate(found.experiments if found else ())}
-    parts = [child for child in path.iterdir() if (child / "experiment.json").exists()]
+    parts = [child for child in path.iterdir() if (child / EXPERIMENT).exists()]
     return sorted(parts, key=lambda part: (order.get(part.name, len(order)), part.name)) or [path]
 
 

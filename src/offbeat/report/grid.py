@@ -14,8 +14,8 @@ import numpy as np
 
 from offbeat.report.run import DAMAGE, Columns, Run, short
 from offbeat.report.tables import check
+from offbeat.watch.files import SWEEP, UNFINISHED, place_of
 
-SWEEP, UNFINISHED = "runs.jsonl", "unfinished.jsonl"
 _NAMED = 8  # runs under way that are called by their names
 _NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
@@ -76,7 +76,7 @@ def _run(home: Path, entry: dict[str, Any], finished: bool) -> Run:
     label = f"{entry['algorithm']}{', ' if settings else ''}{settings}"
     if finished:
         check(entry)
-    place = home / "runs" / f"{int(entry['run']):05d}"
+    place = place_of(home, int(entry["run"]))
     return Run(place, label, int(entry["seed"]), entry if finished else None, curve)
 
 

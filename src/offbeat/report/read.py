@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError
-from offbeat.report.grid import SWEEP, sweep_runs
+from offbeat.report.grid import sweep_runs
 from offbeat.report.run import DAMAGE, Run, short
 from offbeat.report.tables import check
+from offbeat.watch.files import EVENTS, EXPERIMENT, METRICS, RESULT, SUMMARY, SWEEP
 
 
 @dataclass
@@ -32,13 +33,13 @@ def read(path: Path) -> Folder:
     if not path.is_dir():
         raise FolderError(f"{path} is not a folder; name the folder of an experiment, such as runs/20250101-120000")
     swept = (path / SWEEP).exists()
-    alone = not (path / "experiment.json").exists() and not swept and _is_run(path)
+    alone = not (path / EXPERIMENT).exists() and not swept and _is_run(path)
     home = path.resolve().parent if alone else path
     found = [path] if alone else sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
     said: list[str] = []
-    content = _json(home / "experiment.json", said) or {}
+    content = _json(home / EXPERIMENT, said) or {}
     if not found and not content and not swept:
-        raise FolderError(f"{path} holds no run: neither experiment.json nor a folder with events or metrics in it")
+        raise FolderError(f"{path} holds no run: neither {EXPERIMENT} nor a folder with events or metrics in it")
     experiment = content.get("experiment")
     experiment = experiment if isinstance(experiment, dict) else None
     runs = sweep_runs(home, said) if swept else _in_order([_run(child) for child in found], _labels(experiment))
@@ -58,15 +59,15 @@ def _in_order(runs: list[Run], labels: Sequence[str]) -> list[Run]:
 
 def _run(path: Path) -> Run:
     said: list[str] = []
-    result = _json(path / "result.json", said) if (path / "result.json").exists() else None
+    result = _json(path / RESULT, said) if (path / RESULT).exists() else None
     if result is not None:
         try:  # a result is whole if a table can be made of it
             check(result)
             label, seed = str(result["algorithm"]), int(result["seed"])
         except DAMAGE as error:
-            said, result = [f"result.json is damaged and left out ({short(error)})"], None
+            said, result = [f"{RESULT} is damaged and left out ({short(error)})"], None
     elif not said:
-        said = ["not finished: there is no result.json; what was recorded is shown"]
+        said = [f"not finished: there is no {RESULT}; what was recorded is shown"]
     if result is None:
         name, _, number = path.name.rpartition("-")
         label, seed = (name, int(number)) if name and number.isdigit() else (path.name, 0)
@@ -79,7 +80,7 @@ def _run(path: Path) -> Run:
 def _absent(home: Path, runs: Sequence[Run]) -> Iterator[str]:
     """A line for every run that the summary knows and the folder does not hold."""
     said: list[str] = []
-    summary = _json(home / "summary.json", said)
+    summary = _json(home / SUMMARY, said)
     yield from said
     listed = _dict(summary).get("runs")
     known = {run.name for run in runs}
@@ -90,7 +91,7 @@ def _absent(home: Path, runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in ("result.json", "metrics.parquet", "events"))
+    return any((path / name).exists() for name in (RESULT, METRICS, EVENTS))
 
 
 def _labels(experiment: dict[str, Any] | None) -> list[str]:

@@ -12,18 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offbeat.report.tables import inside
+from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, METRICS, PERSONAL, UNDERWAY, part_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 _REAL, _WHOLE = pa.float64(), pa.int64()
-_TIMES = {"sent": _REAL, "started": _REAL, "finished": _REAL}
-_JOB = {"client": _WHOLE, "task": _WHOLE, "job": _WHOLE, "version": _WHOLE, **_TIMES}
-_EVENT = {"time": _REAL, "event": pa.string(), "staleness": _WHOLE, "reason": pa.string(), **_JOB}
-_METRICS = {"task": _WHOLE, "time": _REAL, "updates": _WHOLE, "version": _WHOLE}
-_PERSONAL = {"task": _WHOLE, "time": _REAL, "client": _WHOLE, "accuracy": _REAL}
-_CLIENTS = {"client": _WHOLE, "updates": _WHOLE, "busy": _REAL, "idle": _REAL}
+_KINDS = {"int32": _WHOLE, "int64": _WHOLE, "float64": _REAL, "word": pa.string()}
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.ArrowException)
 
 
@@ -64,36 +60,36 @@ class Run:
         """One row a measurement: task, time, updates, version and a column for each metric."""
         if self.curve is not None:
             return dict(self.curve)
-        return self._table("metrics.parquet", _METRICS, others=_REAL)
+        return self._table(METRICS, METRICS, others=_REAL)
 
     def personal(self) -> Columns | None:
         """One row a measurement and client; None without any word where none were judged."""
-        there = (self.path / "personal.parquet").is_file()
-        return self._table("personal.parquet", _PERSONAL) if there else None
+        there = (self.path / PERSONAL).is_file()
+        return self._table(PERSONAL, PERSONAL) if there else None
 
     def clients(self) -> Columns | None:
         """One row a client."""
         wanted = self.result and not self.error and not self._bare
-        return self._table("clients.parquet", _CLIENTS) if wanted else None
+        return self._table(CLIENTS, CLIENTS) if wanted else None
 
     def underway(self) -> Columns | None:
         """One row a job that the end of the run found on its way."""
-        there = (self.path / "underway.parquet").is_file()
-        return self._table("underway.parquet", _JOB) if there else None
+        there = (self.path / UNDERWAY).is_file()
+        return self._table(UNDERWAY, UNDERWAY) if there else None
 
     def events(self) -> Columns | None:
         """One row an event, of all parts that can be read."""
         if self._bare:
             return None
-        names = sorted(path.name for path in (self.path / "events").glob("part-*.parquet"))
+        names = sorted(path.name for path in (self.path / EVENTS).glob("part-*.parquet"))
         if not names:
-            self.say("events/ is missing or empty")
+            self.say(f"{EVENTS}/ is missing or empty")
             return None
         numbers = [int(name[5:10]) for name in names if name[5:10].isdigit()]
         for lost in sorted(set(range(max(numbers, default=0))) - set(numbers)):
-            self.say(f"events/part-{lost:05d}.parquet is missing")
-        parts = [part for name in names if (part := self._table(f"events/{name}", _EVENT)) is not None]
-        return {name: np.concatenate([part[name] for part in parts]) for name in _EVENT} if parts else None
+            self.say(f"{EVENTS}/{part_name(lost)} is missing")
+        parts = [part for name in names if (part := self._table(f"{EVENTS}/{name}", EVENTS)) is not None]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else None
 
     def say(self, what: str) -> None:
         """Remember that something is missing, once."""
@@ -103,16 +99,17 @@ class Run:
 
     @property
     def _bare(self) -> bool:
-        return self.curve is not None and not (self.path / "events").is_dir()
+        return self.curve is not None and not (self.path / EVENTS).is_dir()
 
-    def _table(self, name: str, columns: dict[str, pa.DataType], others: pa.DataType | None = None) -> Columns | None:
+    def _table(self, name: str, like: str, others: pa.DataType | None = None) -> Columns | None:
+        """like: whose columns it must have.   others: the type of further ones, which are left out without it."""
         path = self.path / name
         if not path.is_file():
             self.say(f"{name} is missing")
             return None
         try:
             table = pq.read_table(path, partitioning=None)
-            wanted = dict(columns)
+            wanted = {column: _KINDS[kind] for column, kind in COLUMNS[like].items() if column != "number"}
             if others is not None:
                 wanted |= {column: others for column in table.column_names if column not in wanted}
             return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})

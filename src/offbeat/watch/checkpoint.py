@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State, Tensors, dump, load
 from offbeat.simulate.world import World
+from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
 
 FORMAT = "offbeat checkpoint 1"
 S = TypeVar("S", bound=State)
-NEWEST, OLDER = "checkpoint.safetensors", "checkpoint.older.safetensors"
 
 
 def save(folder: Path, world: State, extra: Any = None) -> None:
@@ -33,13 +33,13 @@ def save(folder: Path, world: State, extra: Any = None) -> None:
     text = json.dumps({"world": dump(world, tensors), "extra": extra})
     table = _apart(tensors.table)
     header = {"format": FORMAT, "state": text, "digest": _digest(text, table)}
-    part = folder / f"{NEWEST}.part"
+    part = folder / f"{CHECKPOINT}.part"
     save_file(table, part, metadata=header)
     with part.open("rb") as file:
         os.fsync(file.fileno())
-    newest = folder / NEWEST
+    newest = folder / CHECKPOINT
     if newest.exists():
-        newest.replace(folder / OLDER)
+        newest.replace(folder / OLDER_CHECKPOINT)
     part.replace(newest)
     _sync(folder)
 
@@ -51,7 +51,7 @@ def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
 
 def restore_as(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] | None:
     """The same for another kind of state."""
-    found = [folder / name for name in (NEWEST, OLDER) if (folder / name).exists()]
+    found = [folder / name for name in (CHECKPOINT, OLDER_CHECKPOINT) if (folder / name).exists()]
     problems = []
     for path in found:
         try:
@@ -63,6 +63,12 @@ def restore_as(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any
             f"no checkpoint in {folder} can be read ({'; '.join(problems)}); delete it to start this run anew"
         )
     return None
+
+
+def remove(folder: Path) -> None:
+    """What is finished needs none."""
+    for path in list(folder.glob("checkpoint*.safetensors*")):
+        path.unlink()
 
 
 def _read(path: Path, device: str, kind: type[S]) -> tuple[S, Any]:

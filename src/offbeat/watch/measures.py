@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import Flight
-from offbeat.watch.record import write_table
+from offbeat.watch.files import CLIENTS, EVENTS, UNDERWAY, read_table, schema, write_table
 from offbeat.watch.results import (
     Bytes,
     Concurrency,
@@ -47,7 +46,7 @@ def measure(folder: Path, simulation: Simulation) -> Measures:
     """
     world, clients = simulation.world, simulation.clients
     columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
-    table = ds.dataset(folder / "events", format="parquet").to_table(columns=columns)
+    table = read_table(folder / EVENTS, columns)
     event = np.asarray(table["event"].cast(pa.string()))
     column, lost = (
         {name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in ("Arrived", "Lost")
@@ -137,26 +136,19 @@ def _down(simulation: Simulation, sizes: Sequence[tuple[int, int]]) -> int:
 
 
 def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, span: float) -> None:
-    table = pa.table(
-        {
-            "client": np.arange(len(counts)),
-            "updates": counts,
-            "busy": busy,
-            "idle": span - busy,
-        }
-    )
-    write_table(table, folder / "clients.parquet")
+    columns = {"client": np.arange(len(counts)), "updates": counts, "busy": busy, "idle": span - busy}
+    write_table(pa.table(columns, schema=schema(CLIENTS)), folder / CLIENTS)
 
 
 def _write_underway(folder: Path, flights: Sequence[Flight]) -> None:
     """One row a job still on its way, with the times that it would have had."""
     columns = {
-        "client": pa.array([f.job.client for f in flights], pa.int32()),
-        "task": pa.array([f.job.task for f in flights], pa.int32()),
-        "job": pa.array([f.job.id for f in flights], pa.int64()),
-        "version": pa.array([f.job.version for f in flights], pa.int64()),  # that it was sent with
-        "sent": pa.array([f.sent for f in flights], pa.float64()),
-        "started": pa.array([f.start for f in flights], pa.float64()),
-        "finished": pa.array([f.end for f in flights], pa.float64()),
+        "client": [f.job.client for f in flights],
+        "task": [f.job.task for f in flights],
+        "job": [f.job.id for f in flights],
+        "version": [f.job.version for f in flights],  # that it was sent with
+        "sent": [f.sent for f in flights],
+        "started": [f.start for f in flights],
+        "finished": [f.end for f in flights],
     }
-    write_table(pa.table(columns), folder / "underway.parquet")
+    write_table(pa.table(columns, schema=schema(UNDERWAY)), folder / UNDERWAY)

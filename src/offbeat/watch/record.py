@@ -7,28 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from offbeat.core.watcher import Measurement, Row
+from offbeat.watch.files import COLUMNS, EVENTS, METRICS, PERSONAL, drop_parts, part_name, schema, write_table
 
 ROWS = 100_000  # of a part
-
-_EVENTS = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("time", pa.float64()),
-        ("event", pa.dictionary(pa.int8(), pa.string())),
-        ("client", pa.int32()),
-        ("task", pa.int32()),
-        ("job", pa.int64()),
-        ("version", pa.int64()),
-        ("staleness", pa.int64()),
-        ("sent", pa.float64()),
-        ("started", pa.float64()),
-        ("finished", pa.float64()),
-        ("reason", pa.dictionary(pa.int8(), pa.string())),
-    ]
-)
 
 
 class Recorder:
@@ -43,10 +26,8 @@ class Recorder:
         self.rows: list[Row] = []
         self.parts = 0 if state is None else int(state["parts"])
         self.measurements = [] if state is None else [Measurement(*m) for m in state["measurements"]]
-        (folder / "events").mkdir(parents=True, exist_ok=True)
-        for path in list((folder / "events").glob("part-*.parquet*")):
-            if int(path.name[5:10]) >= self.parts:
-                path.unlink()
+        (folder / EVENTS).mkdir(parents=True, exist_ok=True)
+        drop_parts(folder / EVENTS, self.parts)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -66,16 +47,13 @@ class Recorder:
         if self.rows:
             self._write_part()
         if self.measurements:
-            write_table(metrics_table(self.measurements), self.folder / "metrics.parquet")
+            write_table(metrics_table(self.measurements), self.folder / METRICS)
         if any(m.each for m in self.measurements):
-            write_table(personal_table(self.measurements), self.folder / "personal.parquet")
+            write_table(personal_table(self.measurements), self.folder / PERSONAL)
 
     def _write_part(self) -> None:
-        columns = list(zip(*self.rows, strict=True))
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, _EVENTS, strict=True)]
-        write_table(
-            pa.Table.from_arrays(arrays, schema=_EVENTS), self.folder / "events" / f"part-{self.parts:05d}.parquet"
-        )
+        columns = dict(zip(COLUMNS[EVENTS], zip(*self.rows, strict=True), strict=True))
+        write_table(pa.table(columns, schema=schema(EVENTS)), self.folder / EVENTS / part_name(self.parts))
         self.parts += 1
         self.rows = []
 
@@ -83,12 +61,7 @@ class Recorder:
 def metrics_table(measurements: Sequence[Measurement]) -> pa.Table:
     """One row a measurement, one column a metric."""
     names = sorted({name for m in measurements for name in m.metrics})
-    columns: dict[str, Any] = {
-        "task": [m.task for m in measurements],
-        "time": [m.time for m in measurements],
-        "updates": [m.updates for m in measurements],
-        "version": [m.version for m in measurements],
-    }
+    columns: dict[str, Any] = {name: [getattr(m, name) for m in measurements] for name in COLUMNS[METRICS]}
     for name in names:
         columns[name] = [m.metrics.get(name) for m in measurements]
     return pa.table(columns)
@@ -97,12 +70,4 @@ def metrics_table(measurements: Sequence[Measurement]) -> pa.Table:
 def personal_table(measurements: Sequence[Measurement]) -> pa.Table:
     """One row a measurement and client: the accuracy of the client's own model."""
     rows = [(m.task, m.time, client, value) for m in measurements for client, value in enumerate(m.each)]
-    task, time, client, accuracy = zip(*rows, strict=True)
-    return pa.table({"task": task, "time": time, "client": client, "accuracy": accuracy})
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    pq.write_table(table, part, compression="zstd")
-    part.replace(path)
+    return pa.table(dict(zip(COLUMNS[PERSONAL], zip(*rows, strict=True), strict=True)), schema=schema(PERSONAL))

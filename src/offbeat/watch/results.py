@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from offbeat.core.errors import FolderError, unknown
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement
+from offbeat.watch.files import COLUMNS, METRICS, MODEL, read_table
 
 LESS_IS_BETTER = ("loss", "gap", "distance")  # of every other metric, more is
 
@@ -256,7 +257,7 @@ class Result:
         """Every evaluation; of a run in a folder they are read when first asked for."""
         if self.curve is not None:
             return self.curve
-        path = None if self.folder is None else self.folder / "metrics.parquet"
+        path = None if self.folder is None else self.folder / METRICS
         return () if path is None or not path.exists() else _history(path)
 
     def time_to(self, metric: str, value: float) -> float | None:
@@ -266,7 +267,7 @@ class Result:
     @cached_property
     def models(self) -> Mapping[str, Vector]:
         """The final model of each task, by its name, read when first asked for."""
-        path = None if self.folder is None else self.folder / "model.safetensors"
+        path = None if self.folder is None else self.folder / MODEL
         if path is None or not path.exists():
             raise FolderError(f"{self.name}: its model was not kept")
         try:
@@ -335,17 +336,14 @@ class Result:
 
 
 def _history(path: Path) -> tuple[Measurement, ...]:
-    import pyarrow.parquet as pq  # heavy, and `import offbeat` leads here
-
     try:
-        rows = pq.read_table(path, partitioning=None).to_pylist()
-        return tuple(_evaluation(row) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FolderError(f"{path} is damaged ({error})") from None
+        return tuple(_evaluation(row) for row in read_table(path).to_pylist())
+    except KeyError as error:
+        raise FolderError(f"{path} is damaged: it has no {error}") from None
 
 
 def _evaluation(row: dict[str, Any]) -> Measurement:
-    task, time, updates, version = (row.pop(name) for name in ("task", "time", "updates", "version"))
+    task, time, updates, version = (row.pop(name) for name in COLUMNS[METRICS])
     return Measurement(task, time, updates, version, {name: v for name, v in row.items() if v is not None})
 
 

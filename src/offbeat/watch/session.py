@@ -15,7 +15,7 @@ from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.core.watcher import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
-from offbeat.watch import checkpoint
+from offbeat.watch.folder import RunFolder
 from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
@@ -72,10 +72,10 @@ def drive(
     make: builds the simulation from watchers and a saved world.   save_every: seconds between checkpoints.
     tick: called now and then, for a progress display.   Gives the simulation, its record and its seconds of work.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    saved = checkpoint.restore(folder, device)
+    home = RunFolder(folder)
+    saved = home.restore(World, device)
     world, extra = saved if saved else (None, None)
-    recorder = Recorder(folder, extra["record"] if extra else None)
+    recorder = home.recorder(extra["record"] if extra else None)
     simulation = make([recorder], world)
     worked = float(extra["worked"]) if extra else 0.0
     began = looked = time.perf_counter()
@@ -83,7 +83,7 @@ def drive(
     def save() -> None:
         recorder.flush()
         spent = worked + time.perf_counter() - began
-        checkpoint.save(folder, simulation.world, {"record": recorder.state, "worked": spent})
+        home.save(simulation.world, {"record": recorder.state, "worked": spent})
 
     try:
         for count, _ in enumerate(simulation.steps()):

@@ -1,0 +1,166 @@
+"""The files of a run folder: their names, the columns of their tables, the lock, and writes that are whole or nothing.
+
+experiment.json, summary.json, report.md, report.html           an experiment; each of its runs has a folder
+runs.jsonl, unfinished.jsonl, runs.parquet, runs/00007/         a sweep: a line a run, folders if events were kept
+reproduction.json, reproduction.md, outcome.json                a reproduction
+result.json, metrics.parquet, personal.parquet, clients.parquet, underway.parquet, events/part-00000.parquet,
+model.safetensors, checkpoint[.older].safetensors               a run
+run.json, server.log, trips/part-00000.parquet                  a real run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from offbeat import __version__
+from offbeat.core.errors import FolderError
+
+if TYPE_CHECKING:  # heavy, and `import offbeat` leads here
+    import pyarrow as pa
+
+EXPERIMENT, SUMMARY, REPORT, PAGE = "experiment.json", "summary.json", "report.md", "report.html"
+SWEEP, UNFINISHED, SWEEP_TABLE, RUNS = "runs.jsonl", "unfinished.jsonl", "runs.parquet", "runs"
+REPRODUCTION, REPRODUCTION_REPORT, OUTCOME = "reproduction.json", "reproduction.md", "outcome.json"
+RESULT, MODEL = "result.json", "model.safetensors"
+METRICS, PERSONAL, CLIENTS, UNDERWAY = "metrics.parquet", "personal.parquet", "clients.parquet", "underway.parquet"
+EVENTS, TRIPS = "events", "trips"  # folders of parts
+CHECKPOINT, OLDER_CHECKPOINT = "checkpoint.safetensors", "checkpoint.older.safetensors"
+REAL_RUN, SERVER_LOG = "run.json", "server.log"
+
+# Columns of the tables and their types; a word is a text of which a few occur again and again.
+_MEASURED = {"task": "int64", "time": "float64"}
+_JOB = {"sent": "float64", "started": "float64", "finished": "float64"}
+COLUMNS: Mapping[str, Mapping[str, str]] = {
+    EVENTS: {
+        "number": "int64",
+        "time": "float64",
+        "event": "word",
+        "client": "int32",
+        "task": "int32",
+        "job": "int64",
+        "version": "int64",
+        "staleness": "int64",
+        **_JOB,
+        "reason": "word",
+    },
+    METRICS: {**_MEASURED, "updates": "int64", "version": "int64"},  # and one for each metric
+    PERSONAL: {**_MEASURED, "client": "int64", "accuracy": "float64"},
+    CLIENTS: {"client": "int64", "updates": "int64", "busy": "float64", "idle": "float64"},
+    UNDERWAY: {"client": "int32", "task": "int32", "job": "int64", "version": "int64", **_JOB},
+}
+
+_PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
+
+
+def place_of(folder: Path, number: int) -> Path:
+    """The folder of a sweep's run."""
+    return folder / RUNS / f"{number:05d}"
+
+
+def part_name(number: int) -> str:
+    """Of a table that is written in parts."""
+    return f"part-{number:05d}.parquet"
+
+
+def drop_parts(folder: Path, first: int) -> None:
+    """Remove the parts from this number on."""
+    for path in list(folder.glob("part-*.parquet*")):
+        if int(path.name[5:10]) >= first:
+            path.unlink()
+
+
+def schema(name: str) -> pa.Schema:
+    """The columns of a table, for pyarrow."""
+    import pyarrow as pa
+
+    kinds = {"word": pa.dictionary(pa.int8(), pa.string())}
+    return pa.schema([(column, kinds.get(kind, kind)) for column, kind in COLUMNS[name].items()])
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """A table, in one file or in parts; a FolderError names one that is damaged."""
+    import pyarrow.dataset as ds
+
+    try:
+        return ds.dataset(path, format="parquet").to_table(columns=columns)
+    except (OSError, ValueError, KeyError) as error:
+        raise FolderError(f"{path} cannot be read ({error})") from None
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Whole or not at all."""
+    import pyarrow.parquet as pq
+
+    with whole(path) as part:
+        pq.write_table(table, part, compression="zstd")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A value as JSON, whole or not at all."""
+    write_text(path, json_text(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Whole or not at all.   errors: what becomes of characters that UTF-8 does not have."""
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8", errors=errors)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A side file to write, which then takes the path's place."""
+    part = path.with_name(path.name + ".part")
+    yield part
+    part.replace(path)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON text; numbers that JSON does not have, such as the infinite loss of a run that explodes, become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def locked(folder: Path, otherwise: str = "") -> Iterator[None]:
+    """One process at a time works in a folder: two would write over each other's checkpoints and records.
+
+    The lock goes with the process, however that ends.   otherwise: what a second one is told.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = otherwise or f"another offbeat is at work in {folder}; let it end, or stop it first"
+            raise FolderError(told) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that a result may depend on."""
+    found = {"offbeat": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found

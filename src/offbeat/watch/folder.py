@@ -1,0 +1,74 @@
+"""The folder of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from safetensors.torch import save_file
+
+from offbeat.core.errors import FolderError
+from offbeat.core.state import State
+from offbeat.core.vectors import settled
+from offbeat.simulate.loop import Simulation
+from offbeat.watch import checkpoint
+from offbeat.watch.files import MODEL, RESULT, read_table, write_json
+from offbeat.watch.record import Recorder
+from offbeat.watch.results import Result
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run keeps on disk: its record, its checkpoints and, when it is finished, its result and model."""
+
+    path: Path
+
+    def result(self) -> Result | None:
+        """What the run found, or None while it is not finished."""
+        path = self.path / RESULT
+        if not path.is_file():
+            return None
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            return None  # an interrupted write; the run is done again from its checkpoint
+        try:
+            return Result.from_json(value, self.path)
+        except FolderError as error:
+            raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
+
+    def finish(self, result: Result, simulation: Simulation | None = None) -> None:
+        """From now on the run counts as finished.   simulation: its final models are kept."""
+        if simulation is not None:
+            models = simulation.server.models(simulation.world.server)
+            tensors = {
+                p.name or f"task{i}": settled(m.vector).cpu().clone()
+                for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
+            }
+            save_file(tensors, self.path / MODEL, metadata={"version": str(models[0].version)})
+        write_json(self.path / RESULT, result.to_json())
+        if simulation is not None:
+            checkpoint.remove(self.path)
+
+    def restore(self, kind: type[S], device: str = "cpu") -> tuple[S, Mapping[str, Any]] | None:
+        """The newest state that can be read and what was saved with it, or None where none was ever saved."""
+        return checkpoint.restore_as(kind, self.path, device)
+
+    def save(self, state: State, extra: Mapping[str, Any]) -> None:
+        """Write a checkpoint, with more that JSON can hold."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        checkpoint.save(self.path, state, extra)
+
+    def recorder(self, state: Mapping[str, Any] | None = None) -> Recorder:
+        """What writes the events and evaluations; it goes on from its saved state."""
+        return Recorder(self.path, state)
+
+    def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """One of the tables of `watch.files`."""
+        return read_table(self.path / name, columns)
