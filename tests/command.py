@@ -31,7 +31,7 @@ exponential = { rate = 10.0 }
 
 [[algorithm]]
 name = "area"
-every = 4
+size = 4
 local = { sgd = { lr = 0.5, steps = 2, batch = 16 } }
 
 [[algorithm]]
@@ -66,7 +66,7 @@ exponential = { rate = { normal = [10, 5], min = 0.5 } }
 
 [[algorithm]]
 name = "area"
-every = 4
+size = 4
 local = { sgd = { lr = 0.1 } }
 
 [[algorithm]]

@@ -57,11 +57,11 @@ class Jump(Local):
 
 
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
-    "area": lambda: Algorithm(AREA(every=3), Jump(lr=1.0, steps=3)),
+    "area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3)),
     "fedbuff": lambda: Algorithm(FedBuff(size=2, concurrency=3), Jump(lr=1.0, steps=2)),
     "defedavg": lambda: Algorithm(DeFedAvg(sampled=3), Jump(lr=1.0, steps=3)),
     "favano": lambda: Algorithm(Favano(sampled=2, period=3.0), Jump(lr=1.0, steps=4)),
-    "fedast": lambda: Algorithm(FedAST(requests=6, size=2, aggregate=AREA(every=2)), Jump(lr=1.0, steps=2)),
+    "fedast": lambda: Algorithm(FedAST(requests=6, size=2, aggregate=AREA(size=2)), Jump(lr=1.0, steps=2)),
 }
 
 Saved = tuple[str, dict[str, torch.Tensor]]

@@ -71,7 +71,7 @@ exponential = { rate = 10.0 }
 
 [[algorithm]]
 name = "area"
-every = 4
+size = 4
 local = { sgd = { lr = 1.0, steps = 2, batch = 32 } }
 """
 

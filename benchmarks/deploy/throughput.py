@@ -66,7 +66,7 @@ class Nothing:
 
 
 def algorithm(name: str) -> Algorithm:
-    return Algorithm(AREA(every=4) if name == "area" else FedAsync(lr=0.1), SGD(lr=0.1))
+    return Algorithm(AREA(size=4) if name == "area" else FedAsync(lr=0.1), SGD(lr=0.1))
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

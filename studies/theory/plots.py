@@ -105,7 +105,7 @@ def bias(axes: Any) -> None:
     problem = Quadratic(5, dim=4, smoothness=1.0, convexity=0.3, heterogeneity=2.0, distance=1.0, dtype=torch.float64)
     best = problem.optimum()
     servers: list[tuple[str, Any]] = [
-        ("AREA", Algorithm(AREA(every=2, schedule=Steady(0.5)), SGD(lr=0.5))),
+        ("AREA", Algorithm(AREA(size=2, schedule=Steady(0.5)), SGD(lr=0.5))),
         ("FedBuff", Algorithm(FedBuff(size=4, lr=0.3), SGD(lr=0.05))),
     ]
     for name, algorithm in servers:

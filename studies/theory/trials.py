@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from offbeat.algorithms.area import AREA
+from offbeat.algorithms.criteria import Poisson
 from offbeat.algorithms.defedavg import DeFedAvg
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Poisson, Schedule, Steady
+from offbeat.algorithms.schedules import Schedule, Steady
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
@@ -79,7 +80,7 @@ def area_path(
     seed: int,
 ) -> Vector:
     """x_{s,k} for k = 0 … K under Poisson messages and a Poisson criterion, [K + 1, d]."""
-    algorithm = Algorithm(AREA(every=Poisson(server), schedule=schedule), SGD(lr=schedule(0), steps=steps))
+    algorithm = Algorithm(AREA(size=Poisson(server), schedule=schedule), SGD(lr=schedule(0), steps=steps))
     timing = Times(Exponential(tuple(rates)))
     simulation = prepare(problem, algorithm, timing, Until(updates=iterations + 1), seed=seed, executor="serial")
     path: list[Vector] = []

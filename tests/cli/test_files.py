@@ -31,7 +31,7 @@ exponential = { rate = 10.0 }           # or { rate = { normal = [10, 5], min = 
 
 [[algorithm]]
 name = "area"
-every = 4
+size = 4
 local = { sgd = { lr = 100.0, steps = 1, batch = 32 } }
 
 [[algorithm]]
@@ -68,10 +68,10 @@ FORMS = [
     "timing={ constant = { time = 0.1 }, dropout = 0.1, available = 0.9 }",
     "timing={ exponential = { rate = 10.0 }, bandwidth = { down = 400, up = 400 } }",
     "timing={ exponential = { rate = 10.0 }, on_off = { on = 1.0, off = 0.2 } }",
-    "algorithm.area.every={ messages = 3 }",
-    "algorithm.area.every={ period = 0.2 }",
-    "algorithm.area.every={ poisson = 5.0 }",
-    "algorithm.area.every={ poisson = 'optimal' }",
+    "algorithm.area.size={ messages = 3 }",
+    "algorithm.area.size={ period = 0.2 }",
+    "algorithm.area.size={ poisson = 5.0 }",
+    "algorithm.area.size={ poisson = 'optimal' }",
     "algorithm.area.schedule={ decay = { c = 10.0, d = 10.0 } }",
     "algorithm.fedbuff.concurrency=3",
     "algorithm.fedbuff.weight={ polynomial = { power = 0.5 } }",

@@ -49,9 +49,9 @@ def test_algorithms_are_chosen_by_number_by_name_or_all_at_once(chosen: str, exp
 
 def test_algorithms_are_chosen_by_their_label_too() -> None:
     table = {"algorithm": [{"name": "area"}, {"name": "area", "label": "slow"}]}
-    assert override_with(table, "algorithm.slow.every=3")["algorithm"] == [
+    assert override_with(table, "algorithm.slow.size=3")["algorithm"] == [
         {"name": "area"},
-        {"name": "area", "label": "slow", "every": 3},
+        {"name": "area", "label": "slow", "size": 3},
     ]
 
 

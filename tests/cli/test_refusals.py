@@ -28,11 +28,11 @@ UNKNOWN = {
 }
 
 IMPOSSIBLE = {
-    "timing.exponential.rate=-1": "timing.exponential: rate = -1.0: must be above 0",
-    "timing.exponential.rate=[1.0, 2.0]": "rate lists 2 values for 5 clients; give one for each client",
+    "timing.exponential.rate=-1": "timing.exponential: rate = -1.0: must be a positive number",
+    "timing.exponential.rate=[1.0, 2.0]": "rate lists 2 numbers for 5 clients; give one for each client",
     "problem.clients=0": "problem: clients = 0: must be at least 1",
     "problem.clients=5000": "problem: 5000 clients, but only 1442 samples; use as many clients or fewer",
-    "problem.split={ classes = 11 }": "11 classes per client, but the data have only 10",
+    "problem.split={ classes = 11 }": "per_client = 11: the data have only 10 classes",
     "problem.split=owners": "the split owners needs data with natural owners, such as shakespeare",
     "problem.l2=-1": "l2 = -1.0: must not be negative",
     "problem={ data = 'quadratic', clients = 0 }": "problem: clients = 0: must be at least 1",
@@ -46,10 +46,10 @@ IMPOSSIBLE = {
     "device=gpu": "device = 'gpu': must be cpu, cuda or cuda:N",
     "device=mps": "device = 'mps': must be cpu, cuda or cuda:N",
     "algorithm.*.local.sgd.lr=-1": "algorithm[0].local.sgd: lr = -1.0: must be a positive number",
-    "algorithm.*.local.sgd.steps=0": "steps = 0: a job needs at least one local step",
-    "algorithm.*.local.sgd.batch=0": "batch = 0: must be at least 1; leave it out for a client's whole data",
-    "algorithm.fedbuff.size=0": "0 messages: must be at least 1",
-    "algorithm.fedbuff.concurrency=0": "concurrency = 0: at least one client must work",
+    "algorithm.*.local.sgd.steps=0": "steps = 0: must be at least 1",
+    "algorithm.*.local.sgd.batch=0": "batch = 0: must be at least 1",
+    "algorithm.fedbuff.size=0": "count = 0: must be at least 1",
+    "algorithm.fedbuff.concurrency=0": "concurrency = 0: must be at least 1",
     "algorithm.area.label='../x'": "label = '../x': use letters, digits and - _ . + only",
     "algorithm=[]": "at least one [[algorithm]] table",
     "problem.model=lenet5": "lenet5 needs images of at least 12 pixels a side, not 8; use mlp or softmax",
@@ -111,9 +111,9 @@ def _without(text: str, table: str) -> list[str]:
     return kept
 
 
-def test_an_algorithm_without_a_local_half_is_told_how_to_write_one(tmp_path: Path) -> None:
+def test_an_algorithm_without_a_local_trainer_is_told_how_to_write_one(tmp_path: Path) -> None:
     text = DIGITS.replace("local = { sgd = { lr = 0.5, batch = 16 } }", "")
-    assert "algorithm[1] (fedbuff) lacks its local half, such as local = { sgd" in refused(run(tmp_path, text))
+    assert "algorithm[1] (fedbuff) lacks its local trainer, such as local = { sgd" in refused(run(tmp_path, text))
 
 
 def test_a_client_with_no_data_is_named(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ until = { time = 20.0 }
 evaluate = { every = 1.0 }
 problem = { data = "digits", clients = 8, weighted = true }
 timing = { exponential = { rate = 10.0 } }
-algorithm = [{ name = "area", every = 4, local = { sgd = { lr = 1.0, batch = 16 } } }]
+algorithm = [{ name = "area", size = 4, local = { sgd = { lr = 1.0, batch = 16 } } }]
 
 [experiment.main.sweep]
 "algorithm.area.local.sgd.lr" = [0.1, 1.0, 10.0]
@@ -107,10 +107,10 @@ def test_only_what_the_paper_prints(file: Path, tmp_path: Path) -> None:
 
 def test_settings_can_be_changed_and_it_is_said(file: Path, tmp_path: Path) -> None:
     where = tmp_path / "out"
-    words = ["--only", "main/area", "--set", "trials=1", "--set", "algorithm.*.every=2", "--workers", "1"]
+    words = ["--only", "main/area", "--set", "trials=1", "--set", "algorithm.*.size=2", "--workers", "1"]
     done = offbeat("reproduce", file, "--out", where, *words)
     assert done.code == 0, done.err
-    assert "not the whole protocol: trials=1, algorithm.*.every=2" in done.out
+    assert "not the whole protocol: trials=1, algorithm.*.size=2" in done.out
     outcome = json.loads((where / "outcome.json").read_text())
     assert outcome["seeds"] == {"main": [0]}
     assert "--only main/area --set trials=1" in outcome["command"]
@@ -123,13 +123,13 @@ def test_a_setting_of_one_experiment_is_not_asked_of_the_others(file: Path, tmp_
     two = two.replace('"area/1:', '"main/area/1:') + '\n[experiment.other]\nlike = "main"\nsweep = {}\n'
     two += '\n[experiment.other.set]\nalgorithm = [{ name = "fedavg", local = { sgd = { lr = 1.0 } } }]\n'
     file.write_text(two, encoding="utf-8")
-    words = ["--only", "main", "--set", "algorithm.area.every=2", "--set", "trials=1", "--workers", "1"]
+    words = ["--only", "main", "--set", "algorithm.area.size=2", "--set", "trials=1", "--workers", "1"]
     done = offbeat("reproduce", file, "--out", tmp_path / "out", *words)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "out" / "outcome.json").read_text())["seeds"] == {"main": [0]}
     done = offbeat("reproduce", file, "--out", tmp_path / "both", *words[2:])
     assert done.code == 1
-    assert "experiment other: --set algorithm.area.every=2: 'area' chooses nothing" in done.err
+    assert "experiment other: --set algorithm.area.size=2: 'area' chooses nothing" in done.err
     assert "--only runs some of the experiments" in done.err
     assert not (tmp_path / "both").exists()
 

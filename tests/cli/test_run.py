@@ -172,6 +172,6 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
 
 def test_two_entries_of_one_algorithm_get_labels_of_their_own(tmp_path: Path) -> None:
     text = QUADRATIC.replace('"fedasync"', '"area"') + '[[algorithm]]\nname = "area"\nlabel = "slow"\n'
-    outcome = run(tmp_path, text + "every = 6\nlocal = { sgd = { lr = 0.01 } }\n", "--json")
+    outcome = run(tmp_path, text + "size = 6\nlocal = { sgd = { lr = 0.01 } }\n", "--json")
     assert [r["algorithm"] for r in outcome.runs] == ["area", "area-2", "slow"]
     assert (tmp_path / "out" / "area-2-0" / "result.json").exists()

@@ -79,7 +79,7 @@ def test_every_algorithm_under_every_seed_at_every_combination() -> None:
 
 
 def test_keys_of_one_algorithm_multiply_its_runs_alone() -> None:
-    found = grid('"algorithm.area.every" = [1, 2, 3]\n"algorithm.1.local.sgd.lr" = [0.1, 0.2]')
+    found = grid('"algorithm.area.size" = [1, 2, 3]\n"algorithm.1.local.sgd.lr" = [0.1, 0.2]')
     assert runs(found) == [("area", 0, e) for e in (1, 2, 3)] + [("fedasync", 0, lr) for lr in (0.1, 0.2)]
 
 

@@ -65,7 +65,7 @@ local = { sgd = { lr = 0.5, steps = 4, batch = 16 } }
 
 [[algorithm]]
 name = "sync-st"
-per_round = 9
+sampled = 9
 first = 2
 local = { sgd = { lr = 0.5, steps = 4, batch = 16 } }
 """
@@ -101,7 +101,7 @@ allocation = "dynamic"                  # or "static"
 
 [[algorithm]]
 name = "sync-st"
-per_round = 150                         # clients drawn per round over all tasks
+sampled = 150                           # clients drawn per round over all tasks
 first = 30                              # updates taken per task, the rest discarded; absent = wait for all
 """  # noqa: E501
 SMALL = ["clients.count=12", "task.*.data=digits", "task.*.split.per_client=20", "task.fashion.model=softmax"]
@@ -122,7 +122,7 @@ def test_the_file_of_the_issue_runs_on_digits(tmp_path: Path) -> None:
     short = [
         "until.time=30",
         "algorithm.fedast.requests=8",
-        "algorithm.sync-st.per_round=8",
+        "algorithm.sync-st.sampled=8",
         "algorithm.sync-st.first=2",
     ]
     runs = run(tmp_path, ISSUE, "--json", *sets(*SMALL, *short)).runs
@@ -203,7 +203,7 @@ def test_every_algorithm_for_several_tasks_runs_from_a_file(tmp_path: Path) -> N
         f'[[algorithm]]\nlabel = "each-{at}"\nname = "fedast"\naggregate = {aggregate}\n{local}'
         for at, aggregate in enumerate(
             [
-                "{ area = { every = 4 } }",
+                "{ area = { size = 4 } }",
                 "{ fedbuff = { weight = { polynomial = { power = 0.5 } } } }",
                 "{ fedbuff = { size = { period = 1.0 } } }",
                 "{ fedasync-mixing = { mixing = 0.3 } }",
@@ -261,10 +261,10 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
         (["task.0.target.accuracy=1.5"], "accuracy = 1.5: is a share in (0, 1]"),
         (["task.0.opens=9", "task.0.closes=3"], "a task opens before it closes"),
         (["algorithm.fedast.requests=2"], "requests = 2 for 3 tasks: each needs at least one"),
-        (["algorithm.sync-st.per_round=2"], "per_round = 2 for 3 tasks: each needs at least one client"),
+        (["algorithm.sync-st.sampled=2"], "sampled = 2 for 3 tasks: each needs at least one client"),
         (["algorithm.fedast.ratio=0"], "ratio = 0.0"),
         (["algorithm.fedast.ratio=-2"], "ratio = -2.0"),
-        (["algorithm.fedast.allocation=clever"], 'must be "static", "dynamic" or "variance"'),
+        (["algorithm.fedast.allocation=clever"], "expected one of 'static', 'dynamic', 'variance'"),
         (["algorithm.sync-st.name=fedavg"], "trains one model, but there are 3 tasks"),
         (["algorithm.fedast.aggregate={ fedavg = {} }"], "unknown name in algorithm[0] (fedast).aggregate"),
         (["algorithm.fedast.aggregate={ area = { concurrency = 3 } }"], "requests say how many clients work"),

@@ -18,17 +18,19 @@ import offbeat.local
 import offbeat.problems
 import offbeat.simulate
 import offbeat.theory
+from offbeat.algorithms import Decay, Hinge, Messages, Period, Poisson, Polynomial, optimal_rate
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
+from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Buffer, Decay, Every, Hinge, Period, Poisson, Polynomial, Reached, optimal_rate
 from offbeat.core import errors
 from offbeat.core.errors import SettingError, positive, unknown
 from offbeat.core.local import Local, Work
 from offbeat.core.server import Algorithm, Model
 from offbeat.core.vectors import dot, lengths, norm
+from offbeat.local.reached import Reached
 from offbeat.local.sgd import SGD
 
 # Errors
@@ -67,14 +69,14 @@ def test_a_number_that_must_be_positive_is_named_when_it_is_not(value: float) ->
         lambda: SGD(lr=0.1, batch=0),
         lambda: SGD(lr=0.1, clip=0.0),
         lambda: SGD(lr=0.1, decay=-1.0),
-        lambda: AREA(every=0),
+        lambda: AREA(size=0),
         lambda: AREA(concurrency=0),
         lambda: FedBuff(size=0),
         lambda: FedBuff(lr=-1.0),
         lambda: FedAsync(lr=0.0),
-        lambda: AsFedAvg(every=0),
+        lambda: AsFedAvg(size=0),
         lambda: FedAvg(lr=0.0),
-        lambda: Every(0),
+        lambda: Messages(0),
         lambda: Period(0.0),
         lambda: Poisson(-1.0),
         lambda: Decay(0.0),

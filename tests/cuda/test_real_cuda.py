@@ -26,7 +26,7 @@ except ImportError:  # run as a script
 
 
 ALGORITHMS = [
-    ob.Algorithm(ob.AREA(every=4), ob.SGD(lr=2.0, steps=3, batch=16), "area"),
+    ob.Algorithm(ob.AREA(size=4), ob.SGD(lr=2.0, steps=3, batch=16), "area"),
     ob.Algorithm(ob.FedBuff(size=4), ob.SGD(lr=0.1, steps=3, batch=16, shuffle=True), "fedbuff"),
     ob.Algorithm(SCAFFOLD(sampled=8), Scaffold(lr=0.1, steps=3, batch=16), "scaffold"),
     ob.Algorithm(QuAFL(sampled=8, period=0.1, bits=12), ob.SGD(lr=0.1, steps=8, batch=16), "quafl"),

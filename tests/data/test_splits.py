@@ -208,7 +208,7 @@ def test_a_client_left_without_data_is_named():
 
 
 def test_impossible_numbers_are_named():
-    with pytest.raises(SettingError, match="11 classes per client, but the data have only 10"):
+    with pytest.raises(SettingError, match="per_client = 11: the data have only 10 classes"):
         Classes(11)(MNIST, 4, rng())
     with pytest.raises(SettingError, match="only 3 owners"):
         Owners()(np.zeros(9), 4, rng(), np.repeat(np.arange(3), 3))

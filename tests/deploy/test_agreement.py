@@ -33,7 +33,7 @@ exponential = { rate = { normal = [5, 3], min = 0.5 } }
 
 [[algorithm]]
 name = "area"
-every = 4
+size = 4
 local = { sgd = { lr = 2.0, steps = 2, batch = 32 } }
 
 [[algorithm]]

@@ -24,7 +24,7 @@ exponential = { rate = 50.0 }
 
 [[algorithm]]
 name = "area"
-every = 2
+size = 2
 local = { sgd = { lr = 1.0, batch = 16 } }
 """
 

@@ -28,7 +28,7 @@ exponential = { rate = 20.0 }
 
 [[algorithm]]
 name = "area"
-every = 3
+size = 3
 local = { sgd = { lr = 1.0, batch = 16 } }
 
 [[algorithm]]
@@ -130,7 +130,7 @@ exponential = { rate = 1.0 }
 
 [[algorithm]]
 name = "area"
-every = 2
+size = 2
 local = { sgd = { lr = 0.2, steps = 4, batch = 32 } }
 
 [[algorithm]]

@@ -309,8 +309,8 @@ class Ideal:
 COURSES = {
     "fedasync": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2)),
     "fedbuff": (FedBuff(size=3), SGD(lr=0.05)),
-    "area": (AREA(every=3), SGD(lr=0.05, steps=2)),
-    "area by local envelope": (AREA(every=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
+    "area": (AREA(size=3), SGD(lr=0.05, steps=2)),
+    "area by local envelope": (AREA(size=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {
     "defedavg": (DeFedAvg(sampled=3), SGD(lr=0.05, steps=2)),

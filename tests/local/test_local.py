@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import AREA, Alone, Favano, FedAsync, FedAsyncMixing, FedAvg, QuAFL
+from offbeat.algorithms import AREA, Favano, FedAsync, FedAsyncMixing, FedAvg, LocalOnly, QuAFL
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Work
 from offbeat.core.server import Algorithm, Server
@@ -36,7 +36,7 @@ HALVES: dict[str, Local] = {
     "reached": FedAsyncMixing().pair(SGD(lr=0.1, steps=3)),
     "progress": Favano().pair(SGD(lr=0.1, steps=3)),
     "mixing": QuAFL(sampled=2).pair(Moreau(lr=0.1, steps=3, penalty=2.0)),
-    "own": Alone().pair(SGD(lr=0.1, steps=3)),
+    "own": LocalOnly().pair(SGD(lr=0.1, steps=3)),
 }
 EVERY_HALF = pytest.mark.parametrize("half", HALVES.values(), ids=list(HALVES))
 
@@ -108,7 +108,7 @@ def test_a_number_of_steps_is_that_many_single_steps(half: Local) -> None:
 
 def test_a_wrapper_keeps_the_inner_half_s_notes() -> None:
     """PersA-FL-ME under AREA: the accuracy reached is noted there too."""
-    result = run(PROBLEM, AREA(every=3), Moreau(lr=0.1, penalty=2.0), Times(Exponential(1.0)), Until(updates=30))
+    result = run(PROBLEM, AREA(size=3), Moreau(lr=0.1, penalty=2.0), Times(Exponential(1.0)), Until(updates=30))
     assert set(result.world.tally.notes) == {"nu"}
 
 
@@ -133,7 +133,7 @@ def test_a_vector_takes_four_bytes_a_number_and_a_note_four_in_all(
     assert Algorithm(server, local).local.wire(100) == bytes_
 
 
-@pytest.mark.parametrize("server", [AREA(), FedAsyncMixing(), Alone()], ids=["area", "mixing", "alone"])
+@pytest.mark.parametrize("server", [AREA(), FedAsyncMixing(), LocalOnly()], ids=["area", "mixing", "alone"])
 def test_a_wrapped_half_s_note_takes_four_bytes(server: Server) -> None:
     local = Algorithm(server, Moreau(lr=0.1)).local
     vectors = len(local.sends) - len(local.notes)

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from scipy.optimize import minimize_scalar
 from worlds import Line, Scripted, run
 
+from offbeat.algorithms import Criterion, Decay, Period, Poisson, optimal_rate
 from offbeat.algorithms.area import AREA, Residual
-from offbeat.algorithms.parts import Criterion, Decay, Period, Poisson, optimal_rate
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
@@ -57,7 +57,7 @@ def test_mean_of_y_is_x_plus_u_after_every_event(
     """mean(y_i) = x + u: what clients remember adds up to the model and what waits for aggregation."""
     jobs[0][0] = Durations(0.1, 1.0, 0.1)  # somebody's result arrives
     problem = Quadratic(len(jobs), dim=2, noise=0.3, dtype=torch.float64)
-    algorithm = Algorithm(AREA(every=every, concurrency=concurrency), SGD(lr=0.2, steps=2))
+    algorithm = Algorithm(AREA(size=every, concurrency=concurrency), SGD(lr=0.2, steps=2))
     until = Until(updates=60, time=200.0)
     simulation = prepare(problem, algorithm, Scripted(jobs, flips={1: flips}), until, executor=executor)
     for _ in simulation.steps():
@@ -82,7 +82,7 @@ def test_six_messages_of_three_clients_by_hand() -> None:
         (0, Fraction(3), Fraction(1, 6), Fraction(3)),  # from 1: reaches 7/2, m = 1/2
         (2, Fraction(13, 6), Fraction(0), Fraction(3)),  # from 0: reaches −3, m = −3; u = 1/6 − 1
     ]
-    simulation = prepare(THREE, Algorithm(AREA(every=2), HALF), ORDER, Until(updates=6))
+    simulation = prepare(THREE, Algorithm(AREA(size=2), HALF), ORDER, Until(updates=6))
     steps = simulation.steps()
     next(steps)  # Started
     for client, x, u, reply in expected:
@@ -96,7 +96,7 @@ def test_six_messages_of_three_clients_by_hand() -> None:
 
 def test_a_reply_carries_the_model_of_before_the_aggregation_its_message_triggers() -> None:
     """Algorithm 1: "send x_{s,k−1} and α_k to client i", and only then "the aggregation criterion is satisfied"."""
-    simulation = prepare(Line([8.0, 8.0]), Algorithm(AREA(every=1), HALF), Scripted([[1.0], [9.0]]), Until(updates=9))
+    simulation = prepare(Line([8.0, 8.0]), Algorithm(AREA(size=1), HALF), Scripted([[1.0], [9.0]]), Until(updates=9))
     steps = simulation.steps()
     next(steps), next(steps)
     reply = simulation.world.flights[2]
@@ -109,7 +109,7 @@ def test_k_counts_messages_and_server_steps() -> None:
     """k counts client messages and server steps. With Δ = 2 every third k is a server step."""
     schedule = Decay(c=60.0, d=1.0)
     simulation = prepare(
-        Line([0.0, 0.0]), Algorithm(AREA(every=2, schedule=schedule), HALF), Scripted([[1.0], [1.5]]), Until(updates=7)
+        Line([0.0, 0.0]), Algorithm(AREA(size=2, schedule=schedule), HALF), Scripted([[1.0], [1.5]]), Until(updates=7)
     )
     handed: dict[int, float | None] = {}
     for world in simulation.steps():
@@ -127,14 +127,14 @@ def test_the_step_size_that_came_with_the_model_is_the_one_that_is_used() -> Non
 def test_a_message_is_divided_by_the_number_of_all_clients() -> None:
     """Algorithm 1: "u_{s,k} ← u_{s,k−1} + (1/n) m_i". n counts all clients, not those in the buffer."""
     result = run(
-        Line([6.0] * 4), AREA(every=2, concurrency=1), HALF, Scripted([[1.0]]), Until(updates=1), executor="serial"
+        Line([6.0] * 4), AREA(size=2, concurrency=1), HALF, Scripted([[1.0]]), Until(updates=1), executor="serial"
     )
     assert result.world.server.u.item() == 3.0 / 4
 
 
 def test_the_first_residual_is_taken_against_the_initial_model() -> None:
     """Algorithm 2: "Initialization: set y_i = x_{s,0}"."""
-    result = run(Line([6.0], start=4.0), AREA(every=5), HALF, Scripted([[1.0]]), Until(updates=1))
+    result = run(Line([6.0], start=4.0), AREA(size=5), HALF, Scripted([[1.0]]), Until(updates=1))
     assert result.world.server.u.item() == 1.0  # (4 + 6)/2 − 4
 
 
@@ -156,7 +156,7 @@ def test_the_optimal_rate_minimises_the_bound_of_theorem_8(rates: list[float]) -
 
 def test_poisson_aggregates_at_its_rate_and_at_random() -> None:
     """Example 3: "the interarrival time between global updates be t_s ~ Exp(λ_s)"."""
-    result = run(Line([0.0]), AREA(every=Poisson(2.0)), HALF, Scripted([[50.0]]), Until(time=2000.0))
+    result = run(Line([0.0]), AREA(size=Poisson(2.0)), HALF, Scripted([[50.0]]), Until(time=2000.0))
     times = torch.tensor([e.time for e in result.events if e.event == "Rang"])
     gaps = times.diff()
     assert len(times) == pytest.approx(4000, abs=4 * 4000**0.5)
@@ -166,7 +166,7 @@ def test_poisson_aggregates_at_its_rate_and_at_random() -> None:
 
 def test_a_period_aggregates_on_the_beat() -> None:
     """Remark 2: "periodically after fixed time intervals"."""
-    result = run(Line([0.0]), AREA(every=Period(0.5)), HALF, Scripted([[0.3]]), Until(time=3.2))
+    result = run(Line([0.0]), AREA(size=Period(0.5)), HALF, Scripted([[0.3]]), Until(time=3.2))
     assert [e.time for e in result.events if e.event == "Rang"] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
 
 
@@ -179,7 +179,7 @@ def test_area_reaches_the_optimum_under_very_uneven_rates(schedule: Any, updates
     """§1: exact convergence however unevenly clients report. The rates differ by a factor of 50."""
     problem = Quadratic(4, dim=4, convexity=0.3, heterogeneity=5.0, dtype=torch.float64)
     timing = Times(Exponential((50.0, 10.0, 5.0, 1.0)))
-    result = run(problem, AREA(every=4, schedule=schedule), SGD(lr=0.3), timing, Until(updates=updates))
+    result = run(problem, AREA(size=4, schedule=schedule), SGD(lr=0.3), timing, Until(updates=updates))
     error = torch.linalg.vector_norm(result.model - problem.optimum()) / problem.distance
     assert float(error) < within
 
@@ -192,7 +192,7 @@ def test_with_local_steps_a_decaying_step_size_removes_the_bias() -> None:
     problem = Quadratic(4, dim=6, convexity=0.3, heterogeneity=5.0, dtype=torch.float64)
     timing, until = Times(Exponential((50.0, 10.0, 5.0, 1.0))), Until(updates=10000)
     decaying, constant = (
-        run(problem, AREA(every=4, schedule=schedule), SGD(lr=0.5, steps=5), timing, until).model
+        run(problem, AREA(size=4, schedule=schedule), SGD(lr=0.5, steps=5), timing, until).model
         for schedule in (Decay(c=500.0, d=1000.0), None)
     )
     pull = 1.0 - (1.0 - 0.5 * problem.h) ** 5

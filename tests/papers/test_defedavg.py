@@ -154,7 +154,7 @@ def test_the_global_step_size_multiplies_the_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"sampled": 0}, "at least one draw"), ({"renew": "x"}, "renew = 'x'")]
+    ("settings", "message"), [({"sampled": 0}, "sampled = 0: must be at least 1"), ({"renew": "x"}, "renew = 'x'")]
 )
 def test_settings_that_cannot_work_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(SettingError, match=message):
@@ -213,5 +213,5 @@ def test_a_round_takes_the_first_results_whoever_sends_them() -> None:
 
 
 def test_a_round_of_nothing_is_refused() -> None:
-    with pytest.raises(SettingError, match="size = 0: a round needs at least one result"):
+    with pytest.raises(SettingError, match="size = 0: must be at least 1"):
         DeFedAvgIID(size=0)

@@ -456,7 +456,7 @@ def test_a_client_works_on_one_request_at_a_time_in_the_order_of_sending() -> No
 def test_area_for_each_task_keeps_its_invariant() -> None:
     """mean(y_i) = x + u after every event, for every task, though clients queue several jobs of one task."""
     lines = [Line([6.0, 12.0, -6.0, 1.0], name="a"), Line([1.0, 2.0, 3.0, 9.0], start=5.0, name="b")]
-    server = FedAST(requests=10, allocation="dynamic", window=2, period=0.2, aggregate=AREA(every=3))
+    server = FedAST(requests=10, allocation="dynamic", window=2, period=0.2, aggregate=AREA(size=3))
     times = Times(Exponential((0.3, 1.0, 2.0, 4.0)), presence=OnOff(on=20.0, off=3.0), dropout=0.1)
     made = prepare(lines, Algorithm(server, SGD(lr=0.3)), times, Until(updates=600))
     for world in made.steps():
@@ -469,7 +469,7 @@ def test_area_for_each_task_keeps_its_invariant() -> None:
 def test_area_for_each_task_ends_at_the_optimum_of_each() -> None:
     lines = [Line([6.0, 12.0, -6.0, 1.0], name="a"), Line([1.0, 2.0, 3.0, 9.0], start=5.0, name="b")]
     times = Times(Exponential((0.3, 1.0, 2.0, 4.0)))
-    server = FedAST(requests=10, aggregate=AREA(every=3))
+    server = FedAST(requests=10, aggregate=AREA(size=3))
     tasks = run(lines, server, SGD(lr=0.05), times, Until(updates=6000)).world.server.tasks
     assert float(tasks[0].inner.model.vector) == pytest.approx(3.25, abs=0.1)
     assert float(tasks[1].inner.model.vector) == pytest.approx(3.75, abs=0.1)
@@ -477,7 +477,7 @@ def test_area_for_each_task_ends_at_the_optimum_of_each() -> None:
 
 def test_area_gets_the_model_of_before_its_own_aggregation() -> None:
     """What a task's server would have sent is what is sent, only to whom is FedAST's."""
-    office = Office(FedAST(requests=4, aggregate=AREA(every=1)))
+    office = Office(FedAST(requests=4, aggregate=AREA(size=1)))
     office.bring(0, 1000.0)
     (sent,) = (command for command in office.said if isinstance(command, Send))
     assert (float(sent.payload["model"]), sent.version, office.model(0)) == (0.0, 0, 1.0)
@@ -511,7 +511,7 @@ def test_a_server_that_steps_by_the_clock_does_so_for_each_task() -> None:
 
 
 def test_the_alarms_of_two_tasks_have_names_of_their_own() -> None:
-    office = Office(FedAST(requests=4, aggregate=AREA(every=Period(2.0))))
+    office = Office(FedAST(requests=4, aggregate=AREA(size=Period(2.0))))
     assert [c for c in office.said if isinstance(c, Alarm)] == [Alarm(2.0, "0:aggregate"), Alarm(2.0, "1:aggregate")]
 
 
@@ -569,9 +569,9 @@ def test_one_by_one_goes_back_to_an_earlier_task_that_opens_later() -> None:
         ({"requests": 0}, "requests = 0: must be at least 1"),
         ({"ratio": 0.0}, "ratio = 0.0"),
         ({"ratio": -1.0}, "ratio = -1.0"),
-        ({"size": 0}, "a buffer holds at least 1 update"),
-        ({"window": 1}, "a variance needs at least 2 updates"),
-        ({"allocation": "clever"}, 'must be "static", "dynamic" or "variance"'),
+        ({"size": 0}, "size = 0: must be at least 1"),
+        ({"window": 1}, "window = 1: must be at least 2"),
+        ({"allocation": "clever"}, "allocation = 'clever': must be one of 'static', 'dynamic', 'variance'"),
         ({"period": 0.0}, "period = 0.0"),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from worlds import Line, Scripted, run
 
+from offbeat.algorithms import Hinge, Period, Polynomial
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
-from offbeat.algorithms.parts import Hinge, Period, Polynomial
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Server
 from offbeat.local.sgd import SGD
@@ -63,18 +63,18 @@ def test_mixing_one_takes_the_client_s_model() -> None:
 
 @pytest.mark.parametrize("mixing", [0.0, -0.1, 1.1])
 def test_a_mixing_weight_outside_0_to_1_is_refused(mixing: float) -> None:
-    with pytest.raises(SettingError, match=r"mixing = .*must be in \(0, 1\]"):
+    with pytest.raises(SettingError, match=r"mixing = .*must be a share in \(0, 1\]"):
         FedAsyncMixing(mixing=mixing)
 
 
 def test_as_fedavg_replaces_the_model_by_the_mean_of_the_models_it_got() -> None:
     """AREA, §5: after Δ models have arrived, x is their mean; clients 0, 0, 1 and 0 report 3, 3, 9 and 3."""
     problem, clock = Line([3.0, 9.0], start=100.0), Scripted([[1.0], [2.5, 9.0]])
-    assert models(problem, AsFedAvg(every=2), HOME, clock, 4) == [100.0, 3.0, 3.0, 6.0]
+    assert models(problem, AsFedAvg(size=2), HOME, clock, 4) == [100.0, 3.0, 3.0, 6.0]
 
 
 def test_as_fedavg_by_the_clock_leaves_the_model_alone_when_nothing_came() -> None:
     clock = Scripted([[1.5]])
-    result = run(Line([3.0], start=100.0), AsFedAvg(every=Period(1.0)), HOME, clock, Until(time=2.0), executor="serial")
+    result = run(Line([3.0], start=100.0), AsFedAvg(size=Period(1.0)), HOME, clock, Until(time=2.0), executor="serial")
     assert [e.version for e in result.events if e.event == "Rang"] == [0, 1]
     assert result.model.item() == 3.0

@@ -80,5 +80,5 @@ def test_when_nobody_is_there_the_round_begins_with_the_first_to_come() -> None:
 
 @pytest.mark.parametrize("sampled", [0, -1])
 def test_a_round_without_clients_is_refused(sampled: int) -> None:
-    with pytest.raises(SettingError, match="at least one client"):
+    with pytest.raises(SettingError, match=f"sampled = {sampled}: must be at least 1"):
         FedAvg(sampled=sampled)

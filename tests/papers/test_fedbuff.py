@@ -9,9 +9,9 @@ import pytest
 import torch
 from worlds import Line, Scripted, run
 
+from offbeat.algorithms import Equal, Hinge, Period, Polynomial
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Hinge, Period, Polynomial, constant
 from offbeat.core.server import Algorithm, Server
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
@@ -69,7 +69,7 @@ def test_a_server_step_takes_exactly_k_updates_and_empties_the_buffer() -> None:
     assert result.world.server.buffer.count == 1
 
 
-@pytest.mark.parametrize("weight", [constant, Polynomial(0.5), Polynomial(2.0), Hinge(1.0, 0.0)])
+@pytest.mark.parametrize("weight", [Equal(), Polynomial(0.5), Polynomial(2.0), Hinge(1.0, 0.0)])
 def test_a_fresh_update_weighs_one(weight: Callable[[int], float]) -> None:
     """A weight of ½ for a fresh update is a common mistake."""
     assert weight(0) == 1.0

@@ -134,7 +134,7 @@ def test_the_exact_product_and_the_difference_agree_on_digits() -> None:
     torch.testing.assert_close(exact, difference, rtol=0, atol=1e-4)
 
 
-SERVERS: list[Server] = [FedAsync(lr=0.3), FedBuff(size=3), AREA(every=3), FedAvg(sampled=3)]
+SERVERS: list[Server] = [FedAsync(lr=0.3), FedBuff(size=3), AREA(size=3), FedAvg(sampled=3)]
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda s: type(s).__name__)

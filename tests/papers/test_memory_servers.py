@@ -61,7 +61,7 @@ def test_ca2fl_six_messages_by_hand() -> None:
 
 
 def test_the_running_means_are_the_means_of_what_is_remembered() -> None:
-    for server, field in ((MIFA(every=3), "last"), (CA2FL(size=3), "cache")):
+    for server, field in ((MIFA(size=3), "last"), (CA2FL(size=3), "cache")):
         result = run(
             Quadratic(5, dim=3, dtype=torch.float64), server, HALF, Times(Exponential(1.0)), Until(updates=300)
         )
@@ -71,11 +71,11 @@ def test_the_running_means_are_the_means_of_what_is_remembered() -> None:
 
 
 def test_mifa_steps_every_so_many_messages() -> None:
-    result = run(THREE, MIFA(every=3), HALF, ORDER, Until(updates=6))
+    result = run(THREE, MIFA(size=3), HALF, ORDER, Until(updates=6))
     assert [e.version for e in result.events if e.event == "Arrived"] == [0, 0, 1, 1, 1, 2]
 
 
-@pytest.mark.parametrize("server", [MIFA(every=4), CA2FL(size=4)], ids=["mifa", "ca2fl"])
+@pytest.mark.parametrize("server", [MIFA(size=4), CA2FL(size=4)], ids=["mifa", "ca2fl"])
 def test_memory_takes_away_the_bias_towards_fast_clients(server: Server) -> None:
     """Rates 50, 10, 5 and 1: FedBuff settles near the fast client's optimum, these two far nearer to x*."""
     problem = Quadratic(4, dim=4, convexity=0.3, heterogeneity=5.0, dtype=torch.float64)

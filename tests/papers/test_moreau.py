@@ -101,7 +101,7 @@ def test_the_accuracy_reached_is_noted() -> None:
     assert 0 < total / 40 <= most <= 1e-4
 
 
-SERVERS: list[Server] = [FedAsync(lr=0.3), FedBuff(size=3), AREA(every=3), FedAvg(sampled=3)]
+SERVERS: list[Server] = [FedAsync(lr=0.3), FedBuff(size=3), AREA(size=3), FedAvg(sampled=3)]
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda s: type(s).__name__)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.algorithms import SCAFFOLD, Alone, FedAsync, FedAvg
+from offbeat.algorithms import SCAFFOLD, FedAsync, FedAvg, LocalOnly
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
 from offbeat.data.splits import Classes
@@ -44,7 +44,7 @@ METHODS = {
     "SCAFFOLD": Algorithm(SCAFFOLD(sampled=5), Scaffold(lr=0.4, option=1, **Q)),
     "Per-FedAvg": Algorithm(FedAvg(sampled=10), MAML(lr=0.8, alpha=0.1, **Q)),
     "pFedMe": Algorithm(FedAvg(sampled=10), Moreau(lr=50.0, penalty=0.02, inner=10, inner_lr=0.4, **Q)),
-    "local only": Algorithm(Alone(), SGD(lr=0.2, **Q)),
+    "local only": Algorithm(LocalOnly(), SGD(lr=0.2, **Q)),
 }
 # PersA-FL's appendix D to the letter: η = 0.01 for all, β = 1, α = 0.01, λ = 25 and K = 10 inner steps.
 PRINTED = {
@@ -52,7 +52,7 @@ PRINTED = {
     "PersA-FL-MAML": Algorithm(FedAsync(lr=1.0), MAML(lr=0.01, alpha=0.01, **Q)),
     "PersA-FL-ME": Algorithm(FedAsync(lr=1.0), Moreau(lr=0.01, penalty=25.0, inner=10, **Q)),
     "FedAvg": Algorithm(FedAvg(sampled=10), SGD(lr=0.01, **Q)),
-    "local only": Algorithm(Alone(), SGD(lr=0.01, **Q)),
+    "local only": Algorithm(LocalOnly(), SGD(lr=0.01, **Q)),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import AREA, Alone, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff
+from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff, LocalOnly
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
@@ -74,7 +74,7 @@ def test_one_client_is_one_client_whatever_the_server() -> None:
 )
 def test_alone_every_client_reaches_its_own_optimum(local: SGD | Moreau) -> None:
     problem = Quadratic(5, dim=3, heterogeneity=5.0, convexity=0.3, dtype=torch.float64)
-    result = run(problem, Alone(), local, Times(Exponential(1.0)), Until(updates=1000))
+    result = run(problem, LocalOnly(), local, Times(Exponential(1.0)), Until(updates=1000))
     own = torch.stack([result.personal(client) for client in range(5)])
     torch.testing.assert_close(own, problem.c, rtol=0, atol=1e-3)
     assert torch.equal(result.model, problem.initial())  # nothing reaches the server
@@ -82,14 +82,14 @@ def test_alone_every_client_reaches_its_own_optimum(local: SGD | Moreau) -> None
 
 def test_alone_a_client_goes_on_from_its_own_model() -> None:
     """Three jobs of one halving step each: 8·(1 − 1/8), and the other client is 0 throughout."""
-    result = run(Line([8.0, 0.0]), Alone(), SGD(lr=0.5), Scripted([[1.0], [100.0]]), Until(updates=3))
+    result = run(Line([8.0, 0.0]), LocalOnly(), SGD(lr=0.5), Scripted([[1.0], [100.0]]), Until(updates=3))
     assert (result.personal(0).item(), result.personal(1).item()) == (7.0, 0.0)
 
 
 def test_alone_nothing_travels() -> None:
-    assert Algorithm(Alone(), SGD(lr=0.1)).local.wire(100) == (0, 0)
-    with pytest.raises(SettingError, match="Scaffold needs 'control' but Alone sends only 'model'"):
-        Algorithm(Alone(), Scaffold(lr=0.1))
+    assert Algorithm(LocalOnly(), SGD(lr=0.1)).local.wire(100) == (0, 0)
+    with pytest.raises(SettingError, match="Scaffold needs 'control' but LocalOnly sends only 'model'"):
+        Algorithm(LocalOnly(), Scaffold(lr=0.1))
 
 
 def test_centralised_training_is_descent_on_the_pooled_data() -> None:

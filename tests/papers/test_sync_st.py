@@ -13,8 +13,8 @@ from scipy.stats import binom, chisquare
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import SyncBayesST, SyncST, SyncUCBST
-from offbeat.algorithms.parts import Buffer
-from offbeat.algorithms.syncst import BayesState, RoundTask, Synchronised, UCBState
+from offbeat.algorithms.buffer import Buffer
+from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Model
 from offbeat.experiment.run import Run
@@ -43,14 +43,14 @@ def test_the_first_k_results_make_a_round_by_hand() -> None:
     """D.1: "only aggregates the first k client updates for each task and discards the rest"."""
     line, clock = Line([6.0, 12.0, -6.0]), Scripted([[1.0], [2.0], [3.5]])
     for first, at, model in ((None, 3.5, 2.0), (2, 2.0, 4.5), (1, 1.0, 3.0)):  # reached: 3, 6 and −3
-        server = SyncST(per_round=3, first=first)
+        server = SyncST(sampled=3, first=first)
         world = prepare(line, Algorithm(server, HALF), clock, Until(versions=1)).run()
         assert (world.now, world.server.tasks[0].model.vector.item()) == (at, model)
 
 
 def test_all_tasks_wait_for_the_slowest_of_them() -> None:
     """§2: "the server waits for the slowest update across all the tasks before commencing the next round"."""
-    result = run(lines(3, 12), SyncST(per_round=9), HALF, Times(Exponential(1.0)), Until(updates=900))
+    result = run(lines(3, 12), SyncST(sampled=9), HALF, Times(Exponential(1.0)), Until(updates=900))
     arrived = [row for row in result.events if row.event == "Arrived"]
     for at in range(0, 900, 9):
         assert sorted(row.task for row in arrived[at : at + 9]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -62,14 +62,14 @@ def test_all_tasks_wait_for_the_slowest_of_them() -> None:
 def test_a_late_result_counts_for_nothing() -> None:
     """One of two comes 1000 times later than the other: the model is made by the other alone."""
     line = Line([8.0, -1e6])
-    made = prepare(line, Algorithm(SyncST(per_round=2, first=1), HALF), Scripted([[1.0], [1000.0]]), Until(time=2000.5))
+    made = prepare(line, Algorithm(SyncST(sampled=2, first=1), HALF), Scripted([[1.0], [1000.0]]), Until(time=2000.5))
     world = made.run()
     assert world.server.tasks[0].model.vector.item() == pytest.approx(8.0)
     assert world.tally.updates == 2000 + 2
 
 
 def test_each_round_is_a_new_random_partition() -> None:
-    result = run(lines(2, 10), SyncST(per_round=10), HALF, Times(Constant(1.0)), Until(updates=6000))
+    result = run(lines(2, 10), SyncST(sampled=10), HALF, Times(Constant(1.0)), Until(updates=6000))
     mine = [row.client for row in result.events if row.event == "Arrived" and row.task == 0]
     assert len(mine) == 3000
     assert chisquare([mine.count(client) for client in range(10)]).pvalue > 0.01
@@ -78,7 +78,7 @@ def test_each_round_is_a_new_random_partition() -> None:
 
 
 def test_shares_divide_the_clients() -> None:
-    result = run(lines(2, 10), SyncST(per_round=10, shares=(1.0, 4.0)), HALF, Times(Constant(1.0)), Until(updates=100))
+    result = run(lines(2, 10), SyncST(sampled=10, shares=(1.0, 4.0)), HALF, Times(Constant(1.0)), Until(updates=100))
     tasks = [row.task for row in result.events if row.event == "Arrived"]
     assert (tasks.count(0), tasks.count(1)) == (20, 80)
 
@@ -88,13 +88,13 @@ def test_shares_divide_the_clients() -> None:
 
 def test_a_round_takes_the_harmonic_sum() -> None:
     """ "(1/λ) Σ_{k=1}^{R_1+…+R_M} 1/k": the slowest of all, over all tasks."""
-    result = run(lines(2, 10), SyncST(per_round=10), HALF, Times(Exponential(2.0)), Until(updates=40_000))
+    result = run(lines(2, 10), SyncST(sampled=10), HALF, Times(Exponential(2.0)), Until(updates=40_000))
     assert mean_round(result) == pytest.approx(sum(1 / k for k in range(1, 11)) / 2.0, rel=0.02)
 
 
 def test_with_first_k_a_round_takes_the_last_k_terms_of_the_sum() -> None:
     """The k-th of n: (1/λ) Σ_{i=n−k+1}^{n} 1/i."""
-    server = SyncST(per_round=10, first=4)
+    server = SyncST(sampled=10, first=4)
     result = run(lines(1, 400), server, HALF, Times(Exponential(2.0)), Until(updates=40_000))
     assert mean_round(result) == pytest.approx(sum(1 / i for i in range(7, 11)) / 2.0, rel=0.02)
 
@@ -104,7 +104,7 @@ def test_with_first_k_two_tasks_wait_for_the_later_of_their_k_th() -> None:
         return float(1.0 - binom.sf(1, 5, 1.0 - math.exp(-t)) ** 2)
 
     expected, _ = quad(late, 0.0, 50.0)
-    server = SyncST(per_round=10, first=2)
+    server = SyncST(sampled=10, first=2)
     result = run(lines(2, 400), server, HALF, Times(Exponential(1.0)), Until(updates=40_000))
     assert mean_round(result) == pytest.approx(expected, rel=0.02)
 
@@ -116,7 +116,7 @@ def test_with_first_k_two_tasks_wait_for_the_later_of_their_k_th() -> None:
 @pytest.mark.parametrize("first", [None, 2])
 def test_it_goes_on_when_jobs_get_lost_and_clients_come_and_go(kind: Any, first: int | None) -> None:
     rough = Times(Exponential(1.0), presence=OnOff(on=5.0, off=5.0), dropout=0.3)
-    result = run(lines(3, 5), kind(per_round=5, first=first), HALF, rough, Until(updates=300, time=1e5))
+    result = run(lines(3, 5), kind(sampled=5, first=first), HALF, rough, Until(updates=300, time=1e5))
     assert result.world.stopped == "updates"
     assert min(task.model.version for task in result.world.server.tasks) > 15
 
@@ -145,7 +145,7 @@ def test_with_fewer_clients_than_tasks_all_tasks_have_their_turn() -> None:
 def test_finished_and_new_tasks_change_the_next_round(kind: Any, first: int | None) -> None:
     made = prepare(
         lines(3, 12),
-        Algorithm(kind(per_round=12, first=first, targets=(0.6, None, None)), HALF),
+        Algorithm(kind(sampled=12, first=first, targets=(0.6, None, None)), HALF),
         Times(Exponential(1.0)),
         Until(time=60.0),
         evaluate_every=1.0,
@@ -165,11 +165,11 @@ def test_finished_and_new_tasks_change_the_next_round(kind: Any, first: int | No
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"per_round": 0}, "per_round = 0"),
+        ({"sampled": 0}, "sampled = 0"),
         ({"first": 0}, "first = 0"),
         ({"lr": 0.0}, "lr = 0.0"),
-        ({"shares": (1.0, 0.0)}, "each must be positive"),
-        ({"per_round": 2}, "per_round = 2 for 3 tasks"),
+        ({"shares": (1.0, 0.0)}, r"shares\[1\] = 0.0: must be a positive number"),
+        ({"sampled": 2}, "sampled = 2 for 3 tasks"),
         ({"shares": (1.0, 2.0)}, "shares has 2 values for 3 tasks"),
         ({"targets": (0.5,)}, "targets has 1 values for 3 tasks"),
     ],
@@ -191,7 +191,7 @@ def _tasks(count: int) -> list[RoundTask]:
     return [RoundTask(Model(torch.zeros(1)), Buffer(), active=True) for _ in range(count)]
 
 
-def assigned(server: Synchronised[Any], state: Any, clients: Sequence[int], places: dict[int, int]) -> Any:
+def assigned(server: TaskRounds[Any], state: Any, clients: Sequence[int], places: dict[int, int]) -> Any:
     return {m: sorted(mine) for m, mine in server.assign(state, clients, places, None).items()}  # type: ignore[arg-type]
 
 
@@ -216,7 +216,7 @@ def test_the_less_a_pair_was_tried_the_more_it_is_worth_by_hand() -> None:
 
 def test_the_loss_is_of_the_model_that_was_sent() -> None:
     """½ (0 − c)² for client c's centre, reported with its first result."""
-    made = prepare(Line([2.0, 4.0]), Algorithm(SyncUCBST(per_round=2), HALF), Times(Constant(1.0)), Until(updates=2))
+    made = prepare(Line([2.0, 4.0]), Algorithm(SyncUCBST(sampled=2), HALF), Times(Constant(1.0)), Until(updates=2))
     assert made.run().server.seen == {(0, 0): [1.0, 2.0], (1, 0): [1.0, 8.0]}
 
 
@@ -224,7 +224,7 @@ def test_the_loss_is_of_the_model_that_was_sent() -> None:
 def test_every_pair_is_tried_and_large_losses_are_asked_for_more_often(first: int | None) -> None:
     """Task 0 is hard for clients 0 to 3 alone, task 1 for 4 to 7; small steps, so that it stays so."""
     problems = [Line([9.0] * 4 + [1.0] * 4, name="a"), Line([1.0] * 4 + [9.0] * 4, name="b")]
-    server = SyncUCBST(per_round=8, first=first, explore=0.1)
+    server = SyncUCBST(sampled=8, first=first, explore=0.1)
     result = run(problems, server, SGD(lr=1e-5), Times(Exponential(1.0)), Until(updates=2000))
     seen = {pair: times for pair, (times, _) in result.world.server.seen.items()}
     assert len(seen) == 16
@@ -243,7 +243,7 @@ def test_it_learns_to_keep_slow_clients_from_the_big_task() -> None:
     """A random partition puts one of the two slow ones on the big task 77 % of the time: 50 instead of 10."""
     random, learnt = (
         run(BIG_AND_SMALL, server, HALF, TWO_SLOW, Until(updates=12 * 100)).world.server
-        for server in (SyncST(per_round=12), SyncBayesST(per_round=12, fairness=0.0))
+        for server in (SyncST(sampled=12), SyncBayesST(sampled=12, fairness=0.0))
     )
     assert random.began / 99 > 35.0
     assert sum(learnt.costs[-40:]) / 40 < 20.0
@@ -253,7 +253,7 @@ def test_it_learns_to_keep_slow_clients_from_the_big_task() -> None:
 def test_the_time_of_a_client_is_counted_from_its_own_job(first: int | None) -> None:
     """A late one has been at work for longer than the round in which it reports."""
     times = Times(Constant(1.0), speeds=Factors((7.0, *[1.0] * 11)))
-    result = run(lines(2, 12), SyncBayesST(per_round=12, first=first), HALF, times, Until(updates=400))
+    result = run(lines(2, 12), SyncBayesST(sampled=12, first=first), HALF, times, Until(updates=400))
     known = {client: total / count for client, (count, total) in result.world.server.durations.items()}
     assert known == pytest.approx({0: 7.0} | dict.fromkeys(range(1, 12), 1.0))
 
@@ -271,7 +271,7 @@ def test_a_round_costs_its_length_and_the_unevenness_of_participation() -> None:
 
 def test_with_fairness_clients_take_part_more_evenly() -> None:
     """Only half of the clients fit into a round, and some are slow: still nobody is left out."""
-    result = run(lines(2, 12), SyncBayesST(per_round=6), HALF, Times(Constant(1.0), speeds=SLOW), Until(updates=600))
+    result = run(lines(2, 12), SyncBayesST(sampled=6), HALF, Times(Constant(1.0), speeds=SLOW), Until(updates=600))
     counts = result.world.server.counts
     assert len(counts) == 12
     assert min(counts.values()) > 25

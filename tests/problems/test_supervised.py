@@ -200,7 +200,7 @@ def test_on_real_data_serial_and_batched_agree_and_learn(local: SGD) -> None:
 
 @pytest.mark.parametrize("executor", ["serial", "batched"])
 def test_on_real_data_a_resumed_run_ends_bit_for_bit_the_same(executor: str) -> None:
-    algorithm, until = Algorithm(AREA(every=3), SGD(lr=0.2, steps=2, batch=8)), Until(updates=60)
+    algorithm, until = Algorithm(AREA(size=3), SGD(lr=0.2, steps=2, batch=8)), Until(updates=60)
     whole, half = (prepare(DIGITS, algorithm, TIMING, until, executor=executor) for _ in range(2))
     whole.run()
     steps = half.steps()

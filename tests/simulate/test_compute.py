@@ -11,10 +11,10 @@ import pytest
 import torch
 from worlds import Line, Scenario, Scripted, play, run, send
 
+from offbeat.algorithms import Decay
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Decay
 from offbeat.core.events import Job, Send, Stop
 from offbeat.core.random import SAMPLE, key
 from offbeat.local.sgd import SGD
@@ -159,7 +159,7 @@ def test_one_client_s_result_does_not_keep_its_batch_alive() -> None:
 
 def test_step_sizes_that_decay_differ_within_a_batch_and_agree_with_serial() -> None:
     problem = Quadratic(6, dim=3, noise=0.5, dtype=torch.float64)
-    server, timing = AREA(every=3, schedule=Decay(c=5.0, d=10.0)), Times(Exponential(1.0))
+    server, timing = AREA(size=3, schedule=Decay(c=5.0, d=10.0)), Times(Exponential(1.0))
     a, b = (
         run(problem, server, SGD(lr=1.0, steps=2), timing, Until(updates=200), executor=e)
         for e in ("serial", "batched")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from worlds import Line, Scenario, Scripted, play, run, seen, send
 
+from offbeat.algorithms import Decay
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
-from offbeat.algorithms.parts import Decay
 from offbeat.core.errors import DivergedError, HandlerError, SettingError
 from offbeat.core.events import Send, Stop
 from offbeat.core.server import Algorithm, Model, Server
@@ -37,7 +37,7 @@ def test_a_run_ends_at_its_horizon_and_handles_what_happens_then() -> None:
 
 def test_a_run_ends_after_so_many_updates_or_server_steps() -> None:
     assert run(Line([1.0]), FedAsync(), HALF, ONE, Until(updates=4)).world.tally.updates == 4
-    result = run(Line([1.0]), AREA(every=3), HALF, ONE, Until(versions=2))
+    result = run(Line([1.0]), AREA(size=3), HALF, ONE, Until(versions=2))
     assert (result.world.tally.updates, result.world.server.model.version, result.world.stopped) == (6, 2, "versions")
 
 

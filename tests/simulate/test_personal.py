@@ -10,7 +10,7 @@ import pytest
 import torch
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import AREA, SCAFFOLD, Alone, FedAsync, FedAvg, FedBuff, QuAFL
+from offbeat.algorithms import AREA, SCAFFOLD, FedAsync, FedAvg, FedBuff, LocalOnly, QuAFL
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.random import PERSONAL, key, signed
@@ -54,7 +54,7 @@ def by_hand(result: Run, client: int, steps: int, lr: float, penalty: float = 0.
     ("name", "lr", "penalty"), [("sgd", 0.2, 0.0), ("prox", 0.2, 0.0), ("maml", 0.3, 0.0), ("moreau", 0.3, 0.5)]
 )
 @pytest.mark.parametrize(
-    "server", [FedAsync(lr=0.3), AREA(every=4), FedBuff(size=4)], ids=["fedasync", "area", "fedbuff"]
+    "server", [FedAsync(lr=0.3), AREA(size=4), FedBuff(size=4)], ids=["fedasync", "area", "fedbuff"]
 )
 def test_every_method_s_own_step_is_fine_tuning_by_hand(server: Server, name: str, lr: float, penalty: float) -> None:
     """SGD and FedProx: steps of lr. MAML: steps of α. Moreau: inner steps on h. Under a wrapping server (AREA) too."""
@@ -98,7 +98,7 @@ def test_without_a_budget_it_is_the_server_s_model() -> None:
 
 
 def test_local_only_models_are_what_the_clients_have() -> None:
-    result = trained(Alone(), LOCALS["sgd"])
+    result = trained(LocalOnly(), LOCALS["sgd"])
     assert torch.equal(result.personal(3, steps=7), result.world.memories[3, 0][1]["own"])
 
 
@@ -113,15 +113,15 @@ def test_clients_with_memories_are_fine_tuned_too() -> None:
 
 
 def test_one_client_and_all_clients_at_once_give_the_same_models() -> None:
-    result = trained(AREA(every=4), LOCALS["moreau"])
+    result = trained(AREA(size=4), LOCALS["moreau"])
     ((clients, models),) = result.simulation.personal(0, result.model, range(12), 3)
     for client in clients:
         torch.testing.assert_close(models[client], result.personal(client, steps=3), rtol=0, atol=1e-6)
 
 
 def test_looking_at_personal_models_changes_nothing() -> None:
-    plain = trained(AREA(every=4), LOCALS["sgd"])
-    watched = trained(AREA(every=4), LOCALS["sgd"], evaluate_every=0.5, personal=Personal(steps=3))
+    plain = trained(AREA(size=4), LOCALS["sgd"])
+    watched = trained(AREA(size=4), LOCALS["sgd"], evaluate_every=0.5, personal=Personal(steps=3))
     assert torch.equal(plain.model, watched.model)
 
 

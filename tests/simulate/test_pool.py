@@ -98,7 +98,7 @@ def digits() -> Supervised:
 
 @pytest.mark.parametrize(
     ("server", "local"),
-    [(AREA(every=2), SGD(lr=0.1, steps=3, batch=8, shuffle=True)), (FedBuff(size=2), MAML(lr=0.1, alpha=0.1, batch=4))],
+    [(AREA(size=2), SGD(lr=0.1, steps=3, batch=8, shuffle=True)), (FedBuff(size=2), MAML(lr=0.1, alpha=0.1, batch=4))],
 )
 def test_networks_are_trained_as_by_the_serial_one(digits: Supervised, pool: Pool, server: Any, local: Any) -> None:
     serial, spread = (
@@ -149,8 +149,8 @@ def test_work_is_done_ahead_but_not_counted_before_it_is_needed(pool: Pool) -> N
 def test_a_worker_that_dies_costs_a_retry_and_nothing_else(tmp_path: Path) -> None:
     with Pool(workers=2) as pool:
         problem = Deadly(6, noise=0.5, deadly=frozenset({2}), grave=str(tmp_path / "grave"))
-        spread = run(problem, AREA(every=2), SGD(lr=0.1), EQUAL, SHORT, executor=pool)
-    serial = run(Quadratic(6, noise=0.5), AREA(every=2), SGD(lr=0.1), EQUAL, SHORT, executor="serial")
+        spread = run(problem, AREA(size=2), SGD(lr=0.1), EQUAL, SHORT, executor=pool)
+    serial = run(Quadratic(6, noise=0.5), AREA(size=2), SGD(lr=0.1), EQUAL, SHORT, executor="serial")
     assert Path(problem.grave).exists()
     assert seen(serial.events) == seen(spread.events)
     assert torch.equal(serial.model, spread.model)
@@ -172,7 +172,7 @@ def test_killing_workers_in_the_middle_of_a_run_changes_nothing() -> None:
 def test_a_job_that_kills_every_worker_is_an_error_that_names_it() -> None:
     with Pool(workers=1, attempts=2) as pool:
         with pytest.raises(WorkerError, match=r"of client 3 was given to 2 workers and all of them died \(killed by"):
-            run(Deadly(6, deadly=frozenset({3})), AREA(every=2), SGD(lr=0.1), EQUAL, SHORT, executor=pool)
+            run(Deadly(6, deadly=frozenset({3})), AREA(size=2), SGD(lr=0.1), EQUAL, SHORT, executor=pool)
         before = pids(pool)
     assert not any(alive(pid) for pid in before)
 

@@ -159,8 +159,8 @@ def test_every_algorithm_for_several_tasks_does_so_too(row: Any) -> None:
 
 
 MIXED = [
-    Plan(NOISY, Algorithm(AREA(every=4), SGD(lr=0.1)), seed=1),
-    Plan(OTHER, Algorithm(AREA(every=2), SGD(lr=0.05, steps=3)), ROUGH, seed=2),
+    Plan(NOISY, Algorithm(AREA(size=4), SGD(lr=0.1)), seed=1),
+    Plan(OTHER, Algorithm(AREA(size=2), SGD(lr=0.05, steps=3)), ROUGH, seed=2),
     Plan(NOISY, Algorithm(FedBuff(size=4), Prox(lr=0.1, steps=2, mu=0.5)), seed=3),
     Plan(NOISY, Algorithm(FedBuff(size=4), Prox(lr=0.1, steps=2, mu=5.0)), seed=3),  # another local half
     Plan(Quadratic(5, dim=5, noise=0.5, seed=9), Algorithm(FedAsync(), SGD(lr=0.05)), seed=4),  # fewer clients

@@ -63,7 +63,7 @@ def test_memories_held_work_and_networks_travel_and_nothing_changes(cluster: Clu
         agrees(row, cluster)
     digits = Supervised.split(load("digits"), 6, model="mlp", options={"hidden": [8]})
     serial, spread = (
-        run(digits, AREA(every=2), SGD(lr=0.1, steps=3, batch=8), EQUAL, SHORT, executor=e) for e in ("serial", cluster)
+        run(digits, AREA(size=2), SGD(lr=0.1, steps=3, batch=8), EQUAL, SHORT, executor=e) for e in ("serial", cluster)
     )
     assert torch.equal(serial.model, spread.model)
 
@@ -83,7 +83,7 @@ def test_killing_a_worker_in_the_middle_of_a_run_changes_nothing(cluster: Cluste
 def test_a_job_that_kills_every_worker_is_an_error_that_names_it(cluster: Cluster) -> None:
     cluster.attempts = 2
     with pytest.raises(WorkerError, match=r"ray: job .* of client 3 was given to 2 workers and all of them died"):
-        run(Deadly(6, deadly=frozenset({3})), AREA(every=2), SGD(lr=0.1), EQUAL, SHORT, executor=cluster)
+        run(Deadly(6, deadly=frozenset({3})), AREA(size=2), SGD(lr=0.1), EQUAL, SHORT, executor=cluster)
 
 
 def test_an_error_of_the_problem_is_the_caller_s(cluster: Cluster) -> None:

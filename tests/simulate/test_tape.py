@@ -222,7 +222,7 @@ def test_a_long_chain_that_nobody_reads_needs_few_rows(kind: type[Arena]) -> Non
     assert norm(x) == pytest.approx(norm(values(2)[0] - 2.0 * values(2)[1]), rel=1e-2)
 
 
-@pytest.mark.parametrize("server", [AREA(every=4), FedBuff(size=4)], ids=["area", "fedbuff"])
+@pytest.mark.parametrize("server", [AREA(size=4), FedBuff(size=4)], ids=["area", "fedbuff"])
 def test_a_long_run_needs_a_few_rows_a_client(server: Server[Any]) -> None:
     clients = 64
     problem, timing = Quadratic(clients, dim=3, noise=0.1), Times(Exponential(1.0))

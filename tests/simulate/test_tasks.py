@@ -147,9 +147,9 @@ def test_tasks_must_have_the_same_clients() -> None:
         [
             FedAST(requests=9, ratio=2.0, lr=0.5, targets=(0.7, 0.8, None)),
             FedAST(requests=9, ratio=2.0, allocation="dynamic", window=2, period=0.1, targets=(0.7, 0.8, None)),
-            FedAST(requests=9, aggregate=AREA(every=2), targets=(0.7, 0.8, None)),
+            FedAST(requests=9, aggregate=AREA(size=2), targets=(0.7, 0.8, None)),
             OneByOne(requests=9, size=2, targets=(0.7, 0.8, 0.9)),
-            SyncST(per_round=5, first=2, targets=(0.7, 0.8, None)),
+            SyncST(sampled=5, first=2, targets=(0.7, 0.8, None)),
         ]
     ),
     terms=st.lists(st.tuples(st.floats(0.0, 15.0), st.floats(16.0, 60.0)), min_size=3, max_size=3),
@@ -189,6 +189,6 @@ def test_whatever_comes_and_goes_clients_work_on_one_job_at_a_time_and_dropped_j
 def test_a_task_that_the_run_ends_is_closed_for_its_server_too() -> None:
     problems = [Quadratic(4, dim=2, label=name) for name in ("a", "b")]
     timing, until = Times(Exponential(1.0)), Until(time=1e4, versions=5)
-    world = prepare(problems, Algorithm(SyncST(per_round=4), SGD(lr=0.1)), timing, until).run()
+    world = prepare(problems, Algorithm(SyncST(sampled=4), SGD(lr=0.1)), timing, until).run()
     assert world.stopped == "versions"
     assert world.now < 1e3

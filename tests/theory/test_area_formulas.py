@@ -44,7 +44,7 @@ def test_events_of_a_run_have_the_predicted_probabilities() -> None:
     from offbeat.timing import Exponential, Times
 
     each = (1.0, 2.0, 5.0)
-    algorithm = Algorithm(AREA(every=Poisson(4.0)), SGD(lr=0.01))
+    algorithm = Algorithm(AREA(size=Poisson(4.0)), SGD(lr=0.01))
     result = run(Quadratic(3), algorithm, Times(Exponential(each)), Until(updates=3000), keep_events=True)
     events = Events.from_rates(each, 4.0)
     counts = [sum(row.client == i and row.event == "Arrived" for row in result.events) for i in range(3)]

@@ -35,7 +35,7 @@ def test_area_reaches_the_optimum_with_a_client_100_times_slower() -> None:
     """Constant step, exact gradients, one local step: its fixed point is the optimum itself."""
     simulation = prepare(
         PROBLEM,
-        Algorithm(AREA(every=2, schedule=Steady(0.5)), SGD(lr=0.5)),
+        Algorithm(AREA(size=2, schedule=Steady(0.5)), SGD(lr=0.5)),
         Times(Exponential(RATES)),
         Until(updates=24_000),
     )
@@ -75,7 +75,7 @@ def test_equal_shares_have_no_bias_and_many_local_steps_drift() -> None:
 def test_area_with_several_local_steps_rests_at_the_drifted_point() -> None:
     local = SGD(lr=0.3, steps=5)
     h, c = PROBLEM.h.numpy(), PROBLEM.c.numpy()
-    simulation = prepare(PROBLEM, Algorithm(AREA(every=2), local), Times(Exponential((1.0,) * 5)), Until(updates=3000))
+    simulation = prepare(PROBLEM, Algorithm(AREA(size=2), local), Times(Exponential((1.0,) * 5)), Until(updates=3000))
     simulation.run()
     rest = limits.limit_point(h, c, lr=0.3, steps=5)
     assert simulation.world.server.model.vector.numpy() == pytest.approx(rest, abs=1e-6)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from offbeat.core.errors import DataError, SettingError
 from offbeat.core.events import Job
-from offbeat.timing import PhoneNetwork, PhoneSpeeds, PhoneTraining, Times, recorded
+from offbeat.timing import PhoneNetwork, PhoneSpeeds, PhoneTraining, Times, Trace
 
 TRAINING = {
     "source": "here",
@@ -95,8 +95,8 @@ def test_a_missing_table_says_where_it_was_sought(tmp_path, monkeypatch):
     [
         ("{", "not readable as JSON"),
         ("[]", "expected a table"),
-        ('{"a": -1}', "must be above 0"),
-        ('{"a": "fast"}', "finite number"),
+        ('{"a": -1}', "must be a positive number"),
+        ('{"a": "fast"}', "must be a"),
     ],
 )
 def test_a_broken_latency_table_is_named(tmp_path, text, says):
@@ -110,7 +110,7 @@ def test_a_broken_latency_table_is_named(tmp_path, text, says):
     [
         ({"trace_population_count": None}, "expected a list of numbers"),
         ({"trace_population_count": [1]}, "do not have as many classes"),
-        ({"cnn": {"mean": [1, 2], "std": [1, -1]}}, "must not be negative"),
+        ({"cnn": {"mean": [1, 2], "std": [1, -1]}}, "must be a number, 0 or above"),
         ({"cnn": {"mean": [1, 2]}}, "std = None"),
     ],
 )
@@ -156,7 +156,7 @@ def write(folder, name, text):
 
 
 def test_a_recorded_trace_is_replayed_with_its_network_and_stays(tmp_path):
-    clock = recorded(write(tmp_path, "t.csv", CSV)).bind(3, seed=0)
+    clock = Times(trace=Trace(write(tmp_path, "t.csv", CSV))).bind(3, seed=0)
     assert [clock.durations(job(0, k), 9, 9)[:3] for k in range(3)] == [(0.5, 12.5, 3), (0.25, 11.5, 2), (0.5, 12.5, 3)]
     assert clock.durations(job(1, 7), 0, 0)[:3] == (1, 40, 6)
     assert [clock.flip(0, t) for t in (0.0, 30.0, 55.0)] == [30.0, 50.0, 90.0]
@@ -165,12 +165,12 @@ def test_a_recorded_trace_is_replayed_with_its_network_and_stays(tmp_path):
 
 def test_a_trace_in_json_is_the_same_and_may_carry_its_period(tmp_path):
     rows = [{"client": 1, "compute": 2}, {"client": 1, "on": 0, "off": 4}, {"client": 2, "compute": 3}]
-    bare = recorded(write(tmp_path, "a.json", json.dumps(rows)))
-    timed = recorded(write(tmp_path, "b.json", json.dumps({"rows": rows, "period": 10})))
+    bare = Times(trace=Trace(write(tmp_path, "a.json", json.dumps(rows))))
+    timed = Times(trace=Trace(write(tmp_path, "b.json", json.dumps({"rows": rows, "period": 10}))))
     assert bare.network is None
     assert bare.bind(1, 0).flip(0, 0.0) is None
     assert timed.bind(1, 0).flip(0, 0.0) == 4.0
-    assert recorded(str(tmp_path / "b.json"), period=20.0).bind(1, 0).flip(0, 4.0) == 20.0
+    assert Times(trace=Trace(str(tmp_path / "b.json"), period=20.0)).bind(1, 0).flip(0, 4.0) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_a_trace_in_json_is_the_same_and_may_carry_its_period(tmp_path):
         ("compute\n3\n", "names its client"),
         ("client,compute,speed\na,1,2\n", "names its client, and may have"),
         ("client,compute\na,1\nb,\n", "client 'b' has no compute time"),
-        ("client,compute\na,-1\n", "must not be negative"),
+        ("client,compute\na,-1\n", "must be a number, 0 or above"),
         ("client,compute,on,off\na,1,5,\n", "both on and off"),
         ("client,compute,on,off\na,1,5,\na,1,,7\n", "both on and off"),
         ("client,compute,upload\na,1,\na,,2\n", "a transfer belongs to a job"),
         ("client,compute\na,1,2\n", "names its client"),
-        ("client,compute\na,nan\n", "finite number"),
+        ("client,compute\na,nan\n", "must be a"),
         ("client,compute\n\xe4,1\n", "is not readable as CSV"),
         ("client,compute,on,off\na,1,5,3\n", "stays are in order"),
         ("client,compute,upload\na,1,2\na,1,\n", "lack a download or an upload"),
@@ -195,9 +195,9 @@ def test_a_trace_in_json_is_the_same_and_may_carry_its_period(tmp_path):
 def test_a_broken_trace_is_named(tmp_path, text, says):
     (tmp_path / "t.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match=rf"(?s)t\.csv.* .*{says}"):
-        recorded(str(tmp_path / "t.csv"))
+        Trace(str(tmp_path / "t.csv")).read()
 
 
 def test_a_trace_is_found_in_the_users_folder(traces):
     write(traces, "mine.csv", "client,compute\na,1\n")
-    assert recorded("mine.csv").bind(1, 0).compute.mean(0) == 1.0
+    assert Times(trace=Trace("mine.csv")).bind(1, 0).compute.mean(0) == 1.0

@@ -12,7 +12,6 @@ from offbeat.core.events import Job
 from offbeat.core.random import AVAILABLE, CLIENT, DELAY, Stream, key
 from offbeat.timing import (
     Bandwidth,
-    Classes,
     Constant,
     Delays,
     Diurnal,
@@ -23,15 +22,16 @@ from offbeat.timing import (
     LogNormal,
     Normal,
     Pareto,
-    Replay,
+    RecordedTimes,
     ShiftedExponential,
+    SpeedClasses,
     Spread,
     Times,
     Uniform,
     laws,
 )
 
-SPEEDS = Classes({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
+SPEEDS = SpeedClasses({"slow": (0.25, 1.3), "normal": (0.5, 1.0), "fast": (0.25, 0.7)})
 
 
 def job(client=0, number=0, steps=10, task=0):
@@ -177,7 +177,7 @@ def test_links_take_any_law_and_draw_their_rates_apart():
 
 
 def test_records_are_replayed_in_order_and_wrap_around():
-    clock = Times(Replay(((1.0, 2.0, 3.0), (7.0,))), speeds=Factors((1.0, 1.0, 2.0))).bind(3, 0)
+    clock = Times(RecordedTimes(((1.0, 2.0, 3.0), (7.0,))), speeds=Factors((1.0, 1.0, 2.0))).bind(3, 0)
     assert [clock.durations(job(0, k), 0, 0).compute for k in range(5)] == [1, 2, 3, 1, 2]
     assert [clock.durations(job(c, 1), 0, 0).compute for c in range(3)] == [2, 7, 4]
     assert clock.compute.mean(2) == 4.0

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from worlds import run
 
+from offbeat.algorithms import Poisson
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Poisson
 from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 WRITE = "OFFBEAT_WRITE_TRANSCRIPTS"
 
 RUNS: dict[str, Any] = {
-    "area": (AREA(every=Poisson(0.5)), Times(Exponential((2.0, 1.0, 0.5, 0.25)))),
+    "area": (AREA(size=Poisson(0.5)), Times(Exponential((2.0, 1.0, 0.5, 0.25)))),
     "fedbuff": (FedBuff(size=3, concurrency=3), Times(Exponential(1.0), presence=OnOff(on=6.0, off=2.0), dropout=0.2)),
     "fedavg": (FedAvg(sampled=2), Times(Exponential(1.0), network=Delays(download=(0.1, 0.2), ratio=(4.0, 6.0)))),
 }

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from worlds import same_world
 
 from offbeat import AREA, SGD, Algorithm, FedAsync, FedAvg, FedBuff, Quadratic, Server
-from offbeat.algorithms import AsFedAvg, FedAsyncMixing
-from offbeat.algorithms.parts import Poisson
+from offbeat.algorithms import AsFedAvg, FedAsyncMixing, Poisson
 from offbeat.core.errors import FolderError
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
@@ -23,12 +22,12 @@ from offbeat.watch.checkpoint import restore, save
 from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
 
 SERVERS = [
-    AREA(every=4),
-    AREA(every=Poisson(2.0), concurrency=4),
+    AREA(size=4),
+    AREA(size=Poisson(2.0), concurrency=4),
     FedBuff(size=3),
     FedAsync(),
     FedAsyncMixing(mixing=0.2),
-    AsFedAvg(every=4),
+    AsFedAvg(size=4),
     FedAvg(sampled=3),
 ]
 

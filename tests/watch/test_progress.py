@@ -28,7 +28,7 @@ from offbeat.watch.record import Recorder
 
 def simulation(until: Until, updates: int) -> Simulation:
     """Four clients that report every second, after so many updates."""
-    algorithm = Algorithm(AREA(every=2), SGD(lr=0.1))
+    algorithm = Algorithm(AREA(size=2), SGD(lr=0.1))
     made = prepare(Quadratic(4), algorithm, Times(Constant(1.0)), until)
     for world in made.steps():
         if world.tally.updates == updates:

@@ -25,7 +25,7 @@ from offbeat.watch.session import InterruptedRunError, Patience, drive, interrup
 
 
 def make(watchers: list[Watcher], world: World | None, lr: float = 0.1) -> Simulation:
-    algorithm = Algorithm(AREA(every=2), SGD(lr=lr))
+    algorithm = Algorithm(AREA(size=2), SGD(lr=lr))
     return prepare(
         Quadratic(4, noise=0.3),
         algorithm,

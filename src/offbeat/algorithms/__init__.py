@@ -1,20 +1,22 @@
-"""One paper's algorithm a file; `parts` holds the verbs that they share."""
+"""One paper's algorithm a file, and what they share: buffers, criteria, flow, schedules, staleness weights."""
 
-from offbeat.algorithms.alone import Alone
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
+from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.algorithms.local_only import LocalOnly
 from offbeat.algorithms.mifa import MIFA
-from offbeat.algorithms.parts import Decay, Every, Hinge, Period, Poisson, Polynomial, Steady, constant, optimal_rate
 from offbeat.algorithms.quafl import QuAFL
 from offbeat.algorithms.scaffold import SCAFFOLD
+from offbeat.algorithms.schedules import Decay, Schedule, Steady
+from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.algorithms.syncst import SyncBayesST, SyncST, SyncUCBST
 
 __all__ = [
@@ -22,13 +24,13 @@ __all__ = [
     "CA2FL",
     "MIFA",
     "SCAFFOLD",
-    "Alone",
     "AsFedAvg",
     "AsySG",
+    "Criterion",
     "DeFedAvg",
     "DeFedAvgIID",
     "Decay",
-    "Every",
+    "Equal",
     "Favano",
     "FedAST",
     "FedAsync",
@@ -36,15 +38,18 @@ __all__ = [
     "FedAvg",
     "FedBuff",
     "Hinge",
+    "LocalOnly",
+    "Messages",
     "OneByOne",
     "Period",
     "Poisson",
     "Polynomial",
     "QuAFL",
+    "Schedule",
+    "Staleness",
     "Steady",
     "SyncBayesST",
     "SyncST",
     "SyncUCBST",
-    "constant",
     "optimal_rate",
 ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from offbeat.algorithms.parts import AGGREGATE, Criterion, Flow, OneModel, Schedule, alarm, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.algorithms.schedules import Schedule
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, View
@@ -37,26 +40,26 @@ class AreaState(OneModel):
 
 @dataclass(frozen=True)
 class AREA(Flow[AreaState]):
-    """Clients send what changed since they last spoke, so that fast ones do not count more (AREA, algorithm 1).
+    """Clients send what changed since their last message, so that fast clients do not count more.
 
-    On a message m_i: u ← u + m_i/n and the client gets the model of *before* any aggregation its message triggers.
-    When the criterion fires: x ← x + u, u ← 0. The invariant mean(y_i) = x + u holds after every event.
+    AREA, algorithm 1. On a message m_i: u ← u + m_i/n, and the client gets the model of *before* any aggregation that
+    its message triggers. When the criterion fires: x ← x + u, u ← 0. The invariant mean(y_i) = x + u holds after every
+    event.
 
-    every: aggregation criterion, Δ messages as a number, or Period, or Poisson (λ_s).
-    schedule: step size α_k by iteration k (client messages *and* server steps); None: the local half's own lr.
-    concurrency: see `Flow`; the paper is client-driven.
+    size: messages per server step, Δ; or a criterion by the clock, `Period` or `Poisson`.
+    schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
+        trainer's own.
     """
 
-    every: int | Criterion = 1
+    size: int | Criterion = 1
     schedule: Schedule | None = None
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("residual",)
+    reads: ClassVar[tuple[str, ...]] = ("residual",)
+    own_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        criterion(self.every)
+        check_size(self.size)
 
     def pair(self, local: Local) -> Local:
         return Residual.around(local)
@@ -66,20 +69,20 @@ class AREA(Flow[AreaState]):
 
     def started(self, state: AreaState, view: View) -> Commands:
         yield from super().started(state, view)
-        yield from alarm(criterion(self.every), view)
+        yield from alarm(criterion(self.size), view)
 
     def arrived(self, state: AreaState, update: Update, view: View) -> Commands:
         state.k += 1
         state.messages += 1
         state.u = state.u + (1.0 / view.clients) * update["residual"]
         yield from self.next(state, update.job.client, view)  # carries x_{s,k−1}: before the aggregation below
-        if criterion(self.every).due(state.messages):
+        if criterion(self.size).due(state.messages):
             self._aggregate(state)
 
     def rang(self, state: AreaState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             self._aggregate(state)
-            yield from alarm(criterion(self.every), view)
+            yield from alarm(criterion(self.size), view)
 
     def _aggregate(self, state: AreaState) -> None:
         state.k += 1

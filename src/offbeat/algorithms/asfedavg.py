@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from offbeat.algorithms.parts import AGGREGATE, Buffer, Criterion, Flow, OneModel, Reached, alarm, criterion
+from offbeat.algorithms.buffer import Buffer
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.core.events import Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
+from offbeat.local.reached import Reached
 
 
 @dataclass
@@ -19,20 +23,19 @@ class AsFedAvgState(OneModel):
 
 @dataclass(frozen=True)
 class AsFedAvg(Flow[AsFedAvgState]):
-    """Clients send models; after Δ of them the server's model is their mean (AREA, §5).
+    """Clients send models; the server's model becomes the mean of the last few that arrived (AREA, §5).
 
-    every: messages per server step, Δ; or Period or Poisson.   concurrency: see `Flow`.
+    size: models per server step, Δ; or a criterion by the clock, `Period` or `Poisson`.
     """
 
-    every: int | Criterion = 4
+    size: int | Criterion = 4
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("model",)
+    reads: ClassVar[tuple[str, ...]] = ("model",)
+    own_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        criterion(self.every)
+        check_size(self.size)
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)
@@ -42,11 +45,11 @@ class AsFedAvg(Flow[AsFedAvgState]):
 
     def started(self, state: AsFedAvgState, view: View) -> Commands:
         yield from super().started(state, view)
-        yield from alarm(criterion(self.every), view)
+        yield from alarm(criterion(self.size), view)
 
     def arrived(self, state: AsFedAvgState, update: Update, view: View) -> Commands:
         state.buffer.add(1.0, update["model"])
-        if criterion(self.every).due(state.buffer.count):
+        if criterion(self.size).due(state.buffer.count):
             state.model.replace(state.buffer.take_mean())
         yield from self.next(state, update.job.client, view)
 
@@ -54,4 +57,4 @@ class AsFedAvg(Flow[AsFedAvgState]):
         if key == AGGREGATE:
             if state.buffer.count:
                 state.model.replace(state.buffer.take_mean())
-            yield from alarm(criterion(self.every), view)
+            yield from alarm(criterion(self.size), view)

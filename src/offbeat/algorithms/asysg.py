@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
-from offbeat.algorithms.parts import Buffer, Flow
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.flow import Flow
+from offbeat.core.errors import at_least, positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -15,26 +17,25 @@ from offbeat.core.vectors import Vector
 
 @dataclass(frozen=True)
 class AsySG(Flow[BuffState]):
-    """w ← w − lr · mean of `size` stale gradients; clients take no step of their own.
+    """Asynchronous SGD: clients send gradients and take no step of their own.
 
-    size: gradients per server step, n; 1 is plain asynchronous SGD.   lr: step size.
-    cap: delay-adaptive step, each gradient counts min(1, cap/τ) for staleness τ; None: all count 1.
-    concurrency: see `Flow`.
+    w ← w − lr · mean of `size` stale gradients.
+
+    size: gradients per server step, n; 1 is plain asynchronous SGD.
+    lr: step size.
+    cap: delay-adaptive steps, a gradient of staleness τ counts min(1, cap/τ); by default all count 1.
     """
 
     size: int = 1
     lr: float = 0.1
     cap: float | None = None
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("gradient",)
+    reads: ClassVar[tuple[str, ...]] = ("gradient",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(1, size=self.size)
         positive(lr=self.lr, cap=self.cap)
-        if self.size < 1:
-            raise SettingError(f"size = {self.size}: must be at least 1")
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:
         return BuffState(Model(models[0]), Buffer())

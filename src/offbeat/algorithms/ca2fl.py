@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from offbeat.algorithms.parts import Buffer, Flow, OneModel, check_memory
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.buffer import Buffer, check_memory
+from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.core.errors import at_least, positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -22,12 +23,14 @@ class Ca2flState(OneModel):
 
 @dataclass(frozen=True)
 class CA2FL(Flow[Ca2flState]):
-    """v = h + (1/K) Σ over the buffer (delta_i − h_i), w ← w − lr·v, then h_i ← delta_i for those in the buffer.
+    """FedBuff whose mean is corrected by the last update of every client, which the server caches.
 
-    h_i is the last delta of client i that was used (0 before), h their mean over all n clients.
+    v = h + (1/K) Σ over the buffer (delta_i − h_i), w ← w − lr·v, then h_i ← delta_i for those in the buffer, where
+    h_i is the last delta of client i that was used (0 before) and h the mean of these over all n clients.
 
-    size: updates per server step, K.   lr: server step size, η.   memory: bytes that the n·d cache may take.
-    concurrency: see `Flow`.
+    size: updates per server step, K.
+    lr: server step size, η.
+    memory: bytes that the cache of n vectors may take.
     """
 
     size: int = 10
@@ -36,9 +39,8 @@ class CA2FL(Flow[Ca2flState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(1, size=self.size)
         positive(lr=self.lr, memory=self.memory)
-        if self.size < 1:
-            raise SettingError(f"size = {self.size}: must be at least 1")
 
     def begin(self, models: Sequence[Vector], view: View) -> Ca2flState:
         check_memory("CA2FL", models[0], view.clients, self.memory)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
-from offbeat.algorithms.parts import Buffer, OneModel
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.flow import OneModel
+from offbeat.core.errors import at_least, one_of, positive
 from offbeat.core.events import Job, Recall, Send, Update
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Vector
+
+Renew = Literal["always", "drawn"]
 
 
 @dataclass
@@ -25,16 +29,18 @@ class DeFedAvgState(OneModel):
 
 @dataclass(frozen=True)
 class DeFedAvg(Server[DeFedAvgState]):
-    """Each round: draw n clients with replacement, take what is in their send buffers, step, broadcast to all.
+    """Rounds over the newest results of clients drawn with replacement, while all clients keep training.
 
+    Each round: draw n clients, take what is in their send buffers, step, broadcast to all.
     w ← w − lr · (1/n) Σ over the drawn multiset of delta_i; a client drawn twice counts twice. Every client trains on
     the newest model it has been sent, whether it is drawn or not: its receive buffer holds the newest broadcast, its
     send buffer its newest result. A drawn client whose send buffer is empty is waited for; one that has answered
     goes on with the newest model at once.
 
-    sampled: draws a round, n.   lr: global step size, η.
-    renew: "always": a new broadcast replaces what waits and a new result replaces the last (§2.3, first variant);
-        "drawn": a client trains again only after it was drawn (second variant, for clients short of energy).
+    sampled: clients drawn per round, n.
+    lr: server step size, η.
+    renew: "always": clients train on every new model (§2.3, first variant); "drawn": a client trains again only after
+        it was drawn (second variant, for clients short of energy).
 
     Differs from the paper: a client that is done with the newest model and was not drawn waits for the next one
     instead of training on the same one again; what it would send has the same distribution.
@@ -42,14 +48,12 @@ class DeFedAvg(Server[DeFedAvgState]):
 
     sampled: int = 10
     lr: float = 1.0
-    renew: str = "always"
+    renew: Renew = "always"
 
     def __post_init__(self) -> None:
+        at_least(1, sampled=self.sampled)
         positive(lr=self.lr)
-        if self.sampled < 1:
-            raise SettingError(f"sampled = {self.sampled}: a round needs at least one draw")
-        if self.renew not in ("always", "drawn"):
-            raise SettingError(f'renew = {self.renew!r}: must be "always" or "drawn"')
+        one_of(Renew, renew=self.renew)
 
     def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgState:
         return DeFedAvgState(Model(models[0]), Buffer(), {})
@@ -90,21 +94,22 @@ class DeFedAvg(Server[DeFedAvgState]):
 
 @dataclass(frozen=True)
 class DeFedAvgIID(Server[BuffState]):
-    """The first n results make a round: w ← w − lr · mean of their deltas, broadcast to all.
+    """The first results of a round make the next model, and clients keep training while messages travel.
 
-    Every client sends each of its results as soon as it has it, and goes on at once with the newest model in its
-    receive buffer. A client that has trained on the newest one already is sent it again when its result arrives.
+    w ← w − lr · mean of the first n deltas, broadcast to all. Every client sends each of its results as soon as it has
+    it, and goes on at once with the newest model in its receive buffer. A client that has trained on the newest one
+    already is sent it again when its result arrives.
 
-    size: results a round, n.   lr: global step size, η.
+    size: updates per server step, n.
+    lr: server step size, η.
     """
 
     size: int = 10
     lr: float = 1.0
 
     def __post_init__(self) -> None:
+        at_least(1, size=self.size)
         positive(lr=self.lr)
-        if self.size < 1:
-            raise SettingError(f"size = {self.size}: a round needs at least one result")
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:
         return BuffState(Model(models[0]), Buffer())

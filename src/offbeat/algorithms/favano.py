@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-from offbeat.algorithms.parts import OneModel
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.flow import OneModel
+from offbeat.core.errors import at_least, one_of, positive
 from offbeat.core.events import Alarm, Job, Recall, Send, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Payload, Vector
 
+Normalise = Literal["expected", "stochastic", "none"]
 _ROUND = "round"
 
 
@@ -34,20 +35,23 @@ class Progress(Wrapper):
 
 
 @dataclass
-class RoundsState(OneModel):
+class InterruptedState(OneModel):
     sum: Vector | None = None  # of what this round's clients gave
     waiting: list[int] = field(default_factory=list)  # drawn clients that have not answered
     answered: list[int] = field(default_factory=list)
 
 
-S = TypeVar("S", bound=RoundsState)
+S = TypeVar("S", bound=InterruptedState)
 
 
 @dataclass(frozen=True)
 class Interrupting(Server[S]):
     """Rounds by the clock: draw s clients, interrupt them, w ← (w + Σ what they give)/(s + 1), let them go on.
 
-    sampled: s.   period: Δt between rounds.   Subclasses say what a client gives and what it goes on from.
+    Subclasses say what a client gives and what it goes on from.
+
+    sampled: clients drawn per round, s.
+    period: time between rounds, Δt.
     """
 
     sampled: int = 10
@@ -56,9 +60,8 @@ class Interrupting(Server[S]):
     restarts: ClassVar[bool] = True  # from the new model; otherwise from the one that clients met this round
 
     def __post_init__(self) -> None:
+        at_least(1, sampled=self.sampled)
         positive(period=self.period)
-        if self.sampled < 1:
-            raise SettingError(f"sampled = {self.sampled}: a round needs at least one client")
 
     def given(self, state: S, update: Update) -> Vector:
         """The model that this answer stands for."""
@@ -108,37 +111,33 @@ class Interrupting(Server[S]):
 
 
 @dataclass
-class FavanoState(RoundsState):
+class FavanoState(InterruptedState):
     taken: dict[int, list[int]] = field(default_factory=dict)  # client -> [answers, answers with q > 0, sum of q]
 
 
 @dataclass(frozen=True)
 class Favano(Interrupting[FavanoState]):
-    """Every `period`: draw s clients, take what they have now, w ← (w + Σ unbiased models)/(s + 1).
+    """Rounds by the clock: the server takes what the drawn clients have at that moment.
 
-    A drawn client that has done q ≤ K local steps from w_i reports w_i − (progress)/a: divided by a, slow clients are
-    not under-weighted. It then starts anew from w; the others go on where they are.
+    w ← (w + Σ unbiased models)/(s + 1). A drawn client that has done q ≤ K local steps from w_i reports
+    w_i − (progress)/a: divided by a, slow clients are not under-weighted. It then starts anew from w; the others go on
+    where they are. K is the local trainer's `steps`.
 
-    sampled: s.   period: Δt between rounds.
-    normalise: "expected": a = E[q], the mean number of steps this client has been seen to do;
-        "stochastic": a = P(q > 0)·q, the steps it did this time and how often it was seen to have done any;
-        "none": a = 1, progress as it is, so that the fast weigh more: not the paper's, but what others compare with.
-    K is the local half's `steps`.
+    normalise: what a client's progress is divided by, a. "expected": E[q], the mean number of steps this client has
+        been seen to do; "stochastic": P(q > 0)·q, the steps it did this time and how often it was seen to have done
+        any; "none": 1, so that fast clients weigh more, which is not the paper's but what others compare with.
 
     Differs from the paper: E[q] and P(q > 0) are estimated from the answers so far, this one included; the paper takes
     them as known.
     """
 
-    normalise: str = "expected"
+    normalise: Normalise = "expected"
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("start", "delta")
+    reads: ClassVar[tuple[str, ...]] = ("start", "delta")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.normalise not in ("expected", "stochastic", "none"):
-            raise SettingError(f'normalise = {self.normalise!r}: must be "expected", "stochastic" or "none"')
+        one_of(Normalise, normalise=self.normalise)
 
     def pair(self, local: Local) -> Local:
         return Progress.around(local)

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, sqrt
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from offbeat.algorithms.allocate import divide, variance
+from offbeat.algorithms.criteria import Messages
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Every, Flow
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.flow import Flow
+from offbeat.core.errors import SettingError, at_least, one_of, positive
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
+
+Allocation = Literal["static", "dynamic", "variance"]
 
 
 @dataclass
@@ -43,19 +46,24 @@ class FedASTState(State):
 
 @dataclass(frozen=True)
 class FedAST(Server[FedASTState]):
-    """Every task has R_m requests on their way and a buffer of b_m; every arrival sends K_m ∈ {0, 1, 2} new ones.
+    """Several tasks over one pool of clients: each task has its own buffer and a number of requests under way.
 
-    New requests go to clients drawn uniformly among all available ones, busy or not: a busy client queues them. When
-    b_m updates have come, x_m ← x_m − lr · mean of the deltas, which is the paper's η_s η_c τ · mean(Δ).
+    Task m has R_m requests under way and a buffer of b_m; every arrival sends K_m ∈ {0, 1, 2} new ones. They go to
+    clients drawn uniformly among all available ones, busy or not: a busy client queues them. When b_m updates have
+    come, x_m ← x_m − lr · mean of the deltas, which is the paper's η_s η_c τ · mean(Δ).
 
-    requests: ΣR over all tasks.   ratio: R_m / b_m (at most about 37).   size: a fixed b_m instead; 1 is
-        FedAST-NoBuffer.   lr: server step size, η_s.
+    requests: requests under way over all tasks, ΣR.
+    ratio: requests per update of a task's buffer, R_m / b_m; at most about 37.
+    size: updates per server step of every task, b_m, instead of the ratio; 1 is FedAST-NoBuffer.
+    lr: server step size, η_s.
     allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
-        normalised variance of the task's last `window` updates (V), b_m in proportion; K_m moves gradually there, and
+        normalised variance of the task's last `window` updates, b_m in proportion; K_m moves gradually there, and
         the new b_m counts from the task's next round on; "variance": the same with the variance alone (equation 2), for
         tasks whose step sizes are of different orders.
-    targets: by task, the accuracy at which it is done; its requests go to the others at once. None: none.
-    aggregate: the server of each task; a `size` in updates becomes b_m, one by the clock stays. None: FedBuff(lr=lr).
+    window: updates of a task over which the variance is taken, V.
+    period: how often requests are divided anew, in multiples of M·ΣR arrivals.
+    targets: by task, the accuracy at which it is done; its requests go to the others at once.
+    aggregate: server of each task, by default FedBuff; the size of its buffer becomes b_m, a criterion stays.
 
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
     """
@@ -64,24 +72,22 @@ class FedAST(Server[FedASTState]):
     ratio: float = 37.0
     size: int | None = None
     lr: float = 0.1
-    allocation: str = "static"
+    allocation: Allocation = "static"
     window: int = 8
     period: float = 0.75
-    targets: tuple[float | None, ...] = ()
+    targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     aggregate: Flow[Any] | None = None
+    several: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(ratio=self.ratio, lr=self.lr, period=self.period)
-        if self.requests < 1:
-            raise SettingError(f"requests = {self.requests}: must be at least 1")
-        if self.size is not None and self.size < 1:
-            raise SettingError(f"size = {self.size}: a buffer holds at least 1 update")
-        if self.window < 2:
-            raise SettingError(f"window = {self.window}: a variance needs at least 2 updates")
-        if self.allocation not in ("static", "dynamic", "variance"):
-            raise SettingError(f'allocation = {self.allocation!r}: must be "static", "dynamic" or "variance"')
+        at_least(1, requests=self.requests, size=self.size)
+        at_least(2, window=self.window)
+        one_of(Allocation, allocation=self.allocation)
         if self.aggregate is not None and self.aggregate.concurrency is not None:
-            raise SettingError("aggregate.concurrency: requests say how many clients work; leave it out")
+            raise SettingError(
+                f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
+            )
 
     # The tasks' own servers
 
@@ -279,10 +285,7 @@ class FedAST(Server[FedASTState]):
 
 @dataclass(frozen=True)
 class OneByOne(FedAST):
-    """The naive way: all requests to one task until it is done, then to the next (FedAST, §1).
-
-    Settings as for FedAST.
-    """
+    """Several tasks one after the other, each with all requests until it is done (FedAST, §1)."""
 
     def first(self, state: FedASTState) -> Mapping[int, float]:
         return dict([(m, 1.0) for m, task in enumerate(state.tasks) if task.active][:1])
@@ -290,8 +293,8 @@ class OneByOne(FedAST):
 
 @lru_cache(maxsize=256)
 def _sized(server: Flow[Any], size: int) -> Flow[Any]:
-    own = getattr(server, "size", None)
-    return replace(server, size=size) if isinstance(own, int | Every) else server  # type: ignore[call-arg]
+    own = None if server.own_size else getattr(server, "size", None)
+    return replace(server, size=size) if isinstance(own, int | Messages) else server  # type: ignore[call-arg]
 
 
 def _changes(given: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

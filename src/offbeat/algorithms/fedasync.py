@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from offbeat.algorithms.parts import Flow, OneModel, Reached, Staleness, constant
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.algorithms.staleness import Equal, Staleness
+from offbeat.core.errors import positive, share
 from offbeat.core.events import Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
+from offbeat.local.reached import Reached
 
 
 @dataclass(frozen=True)
 class FedAsync(Flow[OneModel]):
-    """w ← w − lr · s(τ) · delta on every arrival (PersA-FL, algorithm 1, line 4, where s = 1).
+    """A server step for every update.
 
-    lr: server step size, β.   weight: staleness weight s(τ), 1 for a fresh update.   concurrency: see `Flow`.
+    w ← w − lr · s(τ) · delta on every arrival (PersA-FL, algorithm 1, line 4, where s = 1).
+
+    lr: server step size, β.
+    weight: staleness weight s(τ), 1 for a fresh update.
     """
 
     lr: float = 1.0
-    weight: Staleness = constant
+    weight: Staleness = field(default_factory=Equal)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,23 +44,22 @@ class FedAsync(Flow[OneModel]):
 
 @dataclass(frozen=True)
 class FedAsyncMixing(Flow[OneModel]):
-    """w ← (1 − a)·w + a·w_i with a = mixing · s(τ): Xie's form; clients send models.
+    """Clients send models; the server's model moves towards each one that arrives (Xie et al. 2019).
 
-    mixing: weight of a fresh model, α in (0, 1).   weight: staleness weight s(τ).   concurrency: see `Flow`.
-    a is made anew for every update; it does not shrink from one to the next.
+    w ← (1 − a)·w + a·w_i with a = mixing · s(τ), made anew for every update; it does not shrink from one to the next.
+
+    mixing: weight of a fresh model, α in (0, 1].
+    weight: staleness weight s(τ), 1 for a fresh model.
     """
 
     mixing: float = 0.6
-    weight: Staleness = constant
+    weight: Staleness = field(default_factory=Equal)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("model",)
+    reads: ClassVar[tuple[str, ...]] = ("model",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.mixing <= 1:
-            raise SettingError(f"mixing = {self.mixing}: must be in (0, 1]")
+        share(mixing=self.mixing)
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from offbeat.algorithms.parts import Buffer, OneModel
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.buffer import Buffer
+from offbeat.algorithms.flow import OneModel
+from offbeat.core.errors import SettingError, at_least, positive
 from offbeat.core.events import Job, Send, Update
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Payload, Vector
@@ -24,14 +25,15 @@ S = TypeVar("S", bound=RoundState)
 
 
 @dataclass(frozen=True)
-class Synchronous(Server[S]):
-    """Each round: send the model to `sampled` clients, wait, w ← w − lr · mean of their deltas.
+class Rounds(Server[S]):
+    """Synchronous rounds: send the model to some clients, wait for them, step along the mean of their updates.
 
-    sampled: clients drawn uniformly without replacement each round, s; None: everybody.
-    lr: server step size; 1 makes the new model the mean of the clients' models.
-    first: take the first so many results of a round and ignore the rest; None: wait for all.
     A client whose job is lost is asked again; one that has left is replaced by an idle one that was not asked in this
     round, and if there is none the round goes on without it.
+
+    sampled: clients drawn per round, uniformly without replacement, s; by default all.
+    lr: server step size; 1 makes the new model the mean of the clients' models.
+    first: over-selection: take the first so many results of a round and ignore the rest; by default wait for all.
     """
 
     sampled: int | None = None
@@ -40,12 +42,9 @@ class Synchronous(Server[S]):
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        for name in ("sampled", "first"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name} = {value}: a round needs at least one client")
+        at_least(1, sampled=self.sampled, first=self.first)
         if self.first is not None and self.sampled is not None and self.first > self.sampled:
-            raise SettingError(f"first = {self.first} of sampled = {self.sampled}: cannot take more than are asked")
+            raise SettingError(f"first = {self.first}: must not exceed sampled = {self.sampled}")
 
     def payload(self, state: S) -> Payload:
         """What this round's clients are sent."""
@@ -101,8 +100,11 @@ class Synchronous(Server[S]):
 
 
 @dataclass(frozen=True)
-class FedAvg(Synchronous[RoundState]):
-    __doc__ = Synchronous.__doc__
+class FedAvg(Rounds[RoundState]):
+    """Synchronous rounds; with `first`, over-selection.
+
+    w ← w − lr · mean of the deltas of the round's clients.
+    """
 
     def begin(self, models: Sequence[Vector], view: View) -> RoundState:
         return RoundState(Model(models[0]), Buffer())

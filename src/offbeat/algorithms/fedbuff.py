@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from offbeat.algorithms.parts import (
-    AGGREGATE,
-    Buffer,
-    Criterion,
-    Flow,
-    OneModel,
-    Staleness,
-    alarm,
-    constant,
-    criterion,
-)
+from offbeat.algorithms.buffer import Buffer
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
@@ -29,21 +22,23 @@ class BuffState(OneModel):
 
 @dataclass(frozen=True)
 class FedBuff(Flow[BuffState]):
-    """Collect K deltas, then w ← w − lr · mean (algorithm 2).
+    """A server step for every few updates, which are collected in a buffer.
 
-    size: updates per server step, K; or Period or Poisson, then the mean is over what came in between.
+    Algorithm 2: collect K deltas, then w ← w − lr · mean.
+
+    size: updates per server step, K; or a criterion by the clock, `Period` or `Poisson`, and the mean is over what
+        came in between.
     lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.
-    weight: staleness weight s(τ) of each delta, 1 for a fresh one; the mean still divides by K.
-    concurrency: clients at work at once, the next drawn among the idle; None: client-driven (see `Flow`).
+    weight: staleness weight s(τ) of each update, 1 for a fresh one; the mean still divides by K.
     """
 
     size: int | Criterion = 10
     lr: float = 1.0
-    weight: Staleness = constant
+    weight: Staleness = field(default_factory=Equal)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        criterion(self.size)
+        check_size(self.size)
         positive(lr=self.lr)
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:

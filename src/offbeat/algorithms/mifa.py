@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from offbeat.algorithms.parts import Flow, OneModel, check_memory
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.buffer import check_memory
+from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.core.errors import at_least, positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -21,23 +23,26 @@ class MifaState(OneModel):
 
 @dataclass(frozen=True)
 class MIFA(Flow[MifaState]):
-    """w ← w − lr · (1/n) Σ_i (the last delta of client i): absent clients count with what they last said.
+    """The server remembers the last update of every client, so that absent clients count, too.
 
-    every: messages per server step.   lr: server step size, η.   memory: bytes that the n·d table may take.
-    concurrency: see `Flow`.
+    w ← w − lr · (1/n) Σ_i (the last delta of client i).
+
+    size: updates per server step.
+    lr: server step size, η.
+    memory: bytes that the table of n vectors may take.
 
     Differs from the paper: a client that has not spoken yet counts 0; the paper has all clients speak first.
     """
 
-    every: int = 1
+    size: int = 1
     lr: float = 1.0
     memory: float = 4e9
+    own_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(1, size=self.size)
         positive(lr=self.lr, memory=self.memory)
-        if self.every < 1:
-            raise SettingError(f"every = {self.every}: must be at least 1")
 
     def begin(self, models: Sequence[Vector], view: View) -> MifaState:
         check_memory("MIFA", models[0], view.clients, self.memory)
@@ -49,7 +54,7 @@ class MIFA(Flow[MifaState]):
         state.mean = state.mean + (1.0 / view.clients) * change
         state.last[client] = delta
         state.messages += 1
-        if state.messages == self.every:
+        if state.messages == self.size:
             state.messages = 0
             state.model.step(-self.lr, state.mean)
         yield from self.next(state, client, view)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 
-from offbeat.algorithms.favano import Interrupting, RoundsState
+from offbeat.algorithms.favano import InterruptedState, Interrupting
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
@@ -31,8 +32,8 @@ def quantise(x: Vector, reference: Vector, uniform: Vector, bits: int) -> Vector
 class Mixing(Wrapper):
     """Starts from (server's model + s · own)/(s + 1), keeps its own model, sends it quantised."""
 
-    sampled: int = 1
-    bits: int = 8
+    sampled: int = field(default=1, metadata={"setting": False})
+    bits: int = field(default=8, metadata={"setting": False})
 
     @property
     def sends(self) -> tuple[str, ...]:
@@ -70,10 +71,13 @@ def _from(base: Vector, work: Work) -> Work:
 
 
 @dataclass(frozen=True)
-class QuAFL(Interrupting[RoundsState]):
-    """Server: w ← (w + Σ Q(w_i))/(s + 1); a drawn client goes on from (Q(w) + s · w_i)/(s + 1), w of before the step.
+class QuAFL(Interrupting[InterruptedState]):
+    """FAVANO's rounds with quantised messages and clients that mix the server's model with their own.
 
-    sampled: s.   period: Δt between rounds.   bits: per number in either direction.
+    The server's step is w ← (w + Σ Q(w_i))/(s + 1); a drawn client goes on from (Q(w) + s · w_i)/(s + 1), with the w
+    of before the step.
+
+    bits: bits per number in either direction.
 
     Differs from the paper: its lattice code is replaced by random rounding of the difference from a vector that the
     receiver knows; it is unbiased and its error shrinks with that difference, as the lattice's does.
@@ -81,9 +85,7 @@ class QuAFL(Interrupting[RoundsState]):
 
     bits: int = 8
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("model",)
+    reads: ClassVar[tuple[str, ...]] = ("model",)
 
     restarts = False
 
@@ -96,8 +98,8 @@ class QuAFL(Interrupting[RoundsState]):
         wrapped = Mixing.around(local)
         return replace(wrapped, sampled=self.sampled, bits=self.bits)
 
-    def begin(self, models: Sequence[Vector], view: View) -> RoundsState:
-        return RoundsState(Model(models[0]))
+    def begin(self, models: Sequence[Vector], view: View) -> InterruptedState:
+        return InterruptedState(Model(models[0]))
 
-    def given(self, state: RoundsState, update: Update) -> Vector:
+    def given(self, state: InterruptedState, update: Update) -> Vector:
         return update["model"]

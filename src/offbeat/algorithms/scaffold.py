@@ -1,12 +1,13 @@
-"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1); its local half is `offbeat.local.Scaffold`."""
+"""SCAFFOLD (Karimireddy et al. 2020, algorithm 1); its local trainer is `offbeat.local.Scaffold`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from offbeat.algorithms.fedavg import RoundState, Synchronous
-from offbeat.algorithms.parts import Buffer
+from offbeat.algorithms.buffer import Buffer
+from offbeat.algorithms.fedavg import Rounds, RoundState
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Payload, Vector
@@ -14,24 +15,21 @@ from offbeat.core.vectors import Payload, Vector
 
 @dataclass
 class ScaffoldState(RoundState):
-    control: Vector = None  # type: ignore[assignment]  # c
+    control: Vector = field(kw_only=True)  # c
     changes: Vector | None = None  # Σ of what changed in the c_i since the last step
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Synchronous[ScaffoldState]):
-    """FedAvg's rounds; besides, c ← c + (1/n) Σ over the round of (c_i⁺ − c_i), and clients are sent c.
+class SCAFFOLD(Rounds[ScaffoldState]):
+    """FedAvg's rounds with control variates, which correct the clients' drift.
 
-    sampled: s.   lr: η_g.   first: see FedAvg; of late results only the controls count, so that c = mean(c_i) stays.
+    Besides FedAvg's step, c ← c + (1/n) Σ over the round of (c_i⁺ − c_i), and clients are sent c. Of results that come
+    too late for their round only the controls count, so that c = mean(c_i) stays.
     """
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("delta", "control")
+    reads: ClassVar[tuple[str, ...]] = ("delta", "control")
 
-    @property
-    def sends(self) -> tuple[str, ...]:
-        return ("model", "control")
+    sends: ClassVar[tuple[str, ...]] = ("model", "control")
 
     def begin(self, models: Sequence[Vector], view: View) -> ScaffoldState:
         return ScaffoldState(Model(models[0]), Buffer(), control=models[0] * 0.0)

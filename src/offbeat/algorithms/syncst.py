@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from offbeat.algorithms.allocate import divide
-from offbeat.algorithms.parts import Buffer
-from offbeat.core.errors import SettingError, positive
+from offbeat.algorithms.buffer import Buffer
+from offbeat.core.errors import SettingError, at_least, not_negative, positive
 from offbeat.core.events import Job, Send, Stop, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
@@ -39,28 +39,28 @@ S = TypeVar("S", bound=SyncState)
 
 
 @dataclass(frozen=True)
-class Synchronised(Server[S]):
-    """Each round: idle clients are divided over the tasks; when every task has its results, all tasks step.
+class TaskRounds(Server[S]):
+    """Synchronous rounds of several tasks: idle clients are divided over the tasks, and all tasks step together.
 
-    per_round: clients drawn per round over all tasks.   first: results taken per task, the rest ignored (the paper's
-    k = 30); None: wait for all.   lr: server step size.   shares: by task, its part of the clients; empty: equal.
-    targets: by task, the accuracy at which it is done; its clients go to the others. None: none.
+    sampled: clients drawn per round over all tasks.
+    first: over-selection: take the first so many results of each task (the paper's k = 30) and ignore the rest; by
+        default wait for all.
+    lr: server step size.
+    shares: each task's part of the clients, in the order of the tasks; by default equal.
+    targets: by task, the accuracy at which it is done; its clients go to the others.
     """
 
-    per_round: int = 100
+    sampled: int = 100
     first: int | None = None
     lr: float = 1.0
     shares: tuple[float, ...] = ()
-    targets: tuple[float | None, ...] = ()
+    targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
+    several: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        for name in ("per_round", "first"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name} = {value}: must be at least 1")
-        if any(share <= 0 for share in self.shares):
-            raise SettingError(f"shares = {list(self.shares)}: each must be positive")
+        at_least(1, sampled=self.sampled, first=self.first)
+        positive(**{f"shares[{m}]": share for m, share in enumerate(self.shares)})
 
     def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> dict[int, list[int]]:
         """Which of these clients train which task; `places` are the tasks' numbers of clients."""
@@ -81,8 +81,8 @@ class Synchronised(Server[S]):
             given = getattr(self, name)
             if given and len(given) != len(models):
                 raise SettingError(f"{name} has {len(given)} values for {len(models)} tasks; give one for each")
-        if self.per_round < len(models):
-            raise SettingError(f"per_round = {self.per_round} for {len(models)} tasks: each needs at least one client")
+        if self.sampled < len(models):
+            raise SettingError(f"sampled = {self.sampled} for {len(models)} tasks: each needs at least one client")
 
     def started(self, state: S, view: View) -> Commands:
         for m in view.tasks:
@@ -148,7 +148,7 @@ class Synchronised(Server[S]):
         for task in state.tasks:
             task.out = 0  # results of earlier rounds are no longer waited for
         active = [m for m, task in enumerate(state.tasks) if task.active]
-        clients = view.idle(self.per_round) if active else []
+        clients = view.idle(self.sampled) if active else []
         if not clients:
             return
         state.rounds, state.began = state.rounds + 1, view.now
@@ -164,11 +164,8 @@ class Synchronised(Server[S]):
 
 
 @dataclass(frozen=True)
-class SyncST(Synchronised[SyncState]):
-    """Each round a random partition of the clients over the tasks (FedAST, §2).
-
-    per_round, first, lr, shares, targets: see `Synchronised`.
-    """
+class SyncST(TaskRounds[SyncState]):
+    """Synchronous rounds of several tasks, with a random partition of the clients (FedAST, §2)."""
 
     def begin(self, models: Sequence[Vector], view: View) -> SyncState:
         self.check(models)
@@ -189,7 +186,7 @@ def _cut(clients: Sequence[int], places: Mapping[int, int]) -> dict[int, list[in
 
 
 @dataclass(frozen=True)
-class Scored(Wrapper):
+class ReportsLoss(Wrapper):
     """Reports besides its result the loss of the model it received, on its first mini-batch."""
 
     @property
@@ -212,11 +209,13 @@ class UCBState(SyncState):
 
 
 @dataclass(frozen=True)
-class SyncUCBST(Synchronised[UCBState]):
-    """Clients go where a bandit expects the largest local loss (after Bhuyan and Moharir 2022).
+class SyncUCBST(TaskRounds[UCBState]):
+    """Sync-ST whose clients go where a bandit expects the largest loss (after Bhuyan and Moharir 2022).
 
     Client i's score for task m is its mean reported loss there plus explore · sqrt(2 ln(rounds)/times asked); the pairs
-    with the highest scores are served first. per_round, first, lr, shares, targets: see `Synchronised`.
+    with the highest scores are served first.
+
+    explore: how much trying a client on another task counts against its known loss.
 
     Differs from the paper: it names the method without its details; losses of a task are divided by their mean over all
     clients, so that tasks with other losses can be compared.
@@ -224,12 +223,14 @@ class SyncUCBST(Synchronised[UCBState]):
 
     explore: float = 1.0
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("delta", "loss")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(explore=self.explore)
+
+    reads: ClassVar[tuple[str, ...]] = ("delta", "loss")
 
     def pair(self, local: Local) -> Local:
-        return Scored.around(local)
+        return ReportsLoss.around(local)
 
     def begin(self, models: Sequence[Vector], view: View) -> UCBState:
         self.check(models)
@@ -277,12 +278,15 @@ class BayesState(SyncState):
 
 
 @dataclass(frozen=True)
-class SyncBayesST(Synchronised[BayesState]):
-    """The partition of a round is chosen by Bayesian optimisation of its cost (after Zhou et al. 2022).
+class SyncBayesST(TaskRounds[BayesState]):
+    """Sync-ST whose partition is chosen by Bayesian optimisation of a round's cost (after Zhou et al. 2022).
 
     Cost = length of the round + fairness · unevenness of participation. Of `candidates` random partitions the one with
     the largest expected improvement is taken, under a Gaussian process fitted to the last `memory` rounds.
-    per_round, first, lr, shares, targets: see `Synchronised`.
+
+    candidates: random partitions to choose from in each round.
+    fairness: weight of uneven participation in the cost of a round.
+    memory: rounds that the Gaussian process is fitted to.
 
     Differs from the paper: it names the method without its details; a partition is described to the process by each
     task's mean known time of its clients and their mean participation, not by its members.
@@ -294,9 +298,8 @@ class SyncBayesST(Synchronised[BayesState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(candidates=self.candidates, memory=self.memory)
-        if self.fairness < 0:
-            raise SettingError(f"fairness = {self.fairness}: must not be negative")
+        at_least(1, candidates=self.candidates, memory=self.memory)
+        not_negative(fairness=self.fairness)
 
     def begin(self, models: Sequence[Vector], view: View) -> BayesState:
         self.check(models)

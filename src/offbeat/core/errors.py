@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, get_args
 
 
 class OffbeatError(Exception):
@@ -57,8 +59,51 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
     return SettingError(f"unknown {kind} {name!r}; {hint}")
 
 
+def finite(**settings: float | None) -> None:
+    """Refuse settings that are not finite numbers; here and below, None is a setting left out."""
+    _refuse(settings, lambda value: True, "must be a finite number")
+
+
 def positive(**settings: float | None) -> None:
-    """Refuse settings that must be positive numbers; None is a setting left out."""
+    """Refuse settings that are not finite numbers above 0."""
+    _refuse(settings, lambda value: value > 0, "must be a positive number")
+
+
+def not_negative(**settings: float | None) -> None:
+    """Refuse settings that are not finite numbers from 0 on."""
+    _refuse(settings, lambda value: value >= 0, "must be a number, 0 or above")
+
+
+def share(**settings: float | None) -> None:
+    """Refuse settings that are not in (0, 1]."""
+    _refuse(settings, lambda value: 0 < value <= 1, "must be a share in (0, 1]")
+
+
+def _refuse(settings: Mapping[str, Any], fits: Callable[[float], bool], wanted: str) -> None:
     for name, value in settings.items():
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise SettingError(f"{name} = {value}: must be a positive number")
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if value is not None and not (number and math.isfinite(value) and fits(value)):
+            raise SettingError(f"{name} = {value!r}: {wanted}")
+
+
+def at_least(least: int, **settings: int | None) -> None:
+    """Refuse settings that are not whole numbers from `least` on."""
+    for name, value in settings.items():
+        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise SettingError(f"{name} = {value!r}: must be a whole number")
+        if value is not None and value < least:
+            raise SettingError(f"{name} = {value!r}: must be at least {least}")
+
+
+def ordered(**settings: float) -> None:
+    """Refuse two settings of which the first exceeds the second."""
+    (low, first), (high, second) = settings.items()
+    if first > second:
+        raise SettingError(f"{low} = {first!r}: must not exceed {high} = {second!r}")
+
+
+def one_of(values: Any, **settings: Any) -> None:
+    """Refuse settings that are not among the values of this Literal."""
+    for name, value in settings.items():
+        if value not in get_args(values):
+            raise SettingError(f"{name} = {value!r}: must be one of {', '.join(map(repr, get_args(values)))}")

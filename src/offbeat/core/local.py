@@ -1,15 +1,15 @@
-"""The client's half of an algorithm: pure functions of stacked clients."""
+"""What clients do in an algorithm: pure functions of stacked clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 import torch
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import SettingError, at_least, positive
 from offbeat.core.problem import Numbers, Oracle
 from offbeat.core.random import bits, unit
 from offbeat.core.vectors import Payload, Vector, descend
@@ -19,9 +19,10 @@ Carry = dict[str, Vector]  # what a client keeps from one local step to the next
 
 @dataclass
 class Work:
-    """The jobs of n clients, as their local halves see them: one row a client, rows never mix.
+    """The jobs of n clients, as their local trainers see them: one row a client, rows never mix.
 
-    lr: step size, a number or a column [n, 1].   steps: local steps, a number or a column [n, 1].
+    lr: step size, a number or a column [n, 1].
+    steps: local steps, a number or a column [n, 1].
     """
 
     payload: Payload
@@ -63,13 +64,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Local:
-    """Base of local halves: `init`, then `step` a number of times, then `final`.
+    """Base of local trainers: `init`, then `step` a number of times, then `final`.
 
-    A local half is written once, for rows: everything it gets is [n, d] (or a column [n, 1]) and it may combine values
-    within a row but never across rows. One client is n = 1, a hundred are one call.
+    A local trainer is written once, for rows: everything it gets is [n, d] (or a column [n, 1]), and it may combine
+    values within a row but never across rows. One client is n = 1, a hundred are one call.
 
-    lr: local step size.   steps: local steps a job.   batch: mini-batch size, None for a client's whole data.
-    shuffle: walk through the data in a new random order every epoch instead of drawing with replacement.
+    lr: local step size, η.
+    steps: local steps per job.
+    batch: mini-batch size; by default all of a client's data.
+    shuffle: go through the data in a new random order every epoch instead of drawing with replacement.
     """
 
     lr: float
@@ -79,10 +82,7 @@ class Local:
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)
-        if self.steps < 1:
-            raise SettingError(f"steps = {self.steps}: a job needs at least one local step")
-        if self.batch is not None and self.batch < 1:
-            raise SettingError(f"batch = {self.batch}: must be at least 1; leave it out for a client's whole data")
+        at_least(1, steps=self.steps, batch=self.batch)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -133,13 +133,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Wrapper(Local):
-    """A local half that trains as another one does and reports differently; `Residual.around(SGD(...))`."""
+    """A local trainer that trains as another one does and reports differently; `Residual.around(SGD(...))`."""
 
-    inner: Local = None  # type: ignore[assignment]
+    inner: Local = field(kw_only=True, metadata={"setting": False})
 
     @classmethod
     def around(cls, inner: Local) -> Self:
-        """This wrapper around a local half, unless it is one already."""
+        """This wrapper around a local trainer, unless it is one already."""
         if isinstance(inner, cls):
             return inner
         if not inner.trains:
@@ -155,7 +155,7 @@ class Wrapper(Local):
         return self.inner.notes
 
     def noted(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
-        """(the notes, the new memory) of the inner half."""
+        """(the notes, the new memory) of the inner trainer."""
         upload, memory = self.inner.final(carry, work)
         return {name: upload[name] for name in self.notes}, memory
 

@@ -1,10 +1,10 @@
-"""The server's half of an algorithm: frozen settings, an explicit state, handlers that yield commands."""
+"""The server of an algorithm: frozen settings, an explicit state, handlers that yield commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import (
@@ -113,7 +113,13 @@ class Server(Generic[S]):
 
     Handlers change the fields of `state`, never a tensor in place; they do no I/O, read no clock but `view.now`, draw
     from no generator but `view.rng`.
+
+    Its fields are its settings, the lines `name: meaning` of its docstring their texts; a field with
+    `metadata={"setting": False}` cannot be set in an experiment file. What it reads and sends, if that is constant, is
+    a class variable: `reads = ("gradient",)`.
     """
+
+    several: ClassVar[bool] = False  # whether it trains several tasks
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -135,8 +141,14 @@ class Server(Generic[S]):
         return (model,)
 
     def pair(self, local: Local) -> Local:
-        """The local half as this server needs it; a server that wants another message wraps it here."""
+        """The local trainer as this server needs it; a server that wants another message wraps it here."""
         return local
+
+    def fit(self, clock: Any) -> Self:
+        """This server for the clients of a clock, before the first event: settings that have a `fit` are fitted."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        fitted = {name: value.fit(clock) for name, value in settings.items() if hasattr(value, "fit")}
+        return replace(self, **fitted) if fitted else self
 
     def started(self, state: S, view: View) -> Commands:
         """The run begins."""
@@ -204,9 +216,9 @@ def answers(server: Server[Any], state: Any, event: Event, view: View) -> Comman
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A server and the local half that it is paired with; for several tasks, a tuple with the half of each.
+    """A server and the local trainer that it is paired with; for several tasks, a tuple with the trainer of each.
 
-    The two are checked against each other: a server that reads what the local half does not send, or a local half
+    The two are checked against each other: a server that reads what the local trainer does not send, or a local trainer
     that needs what the server does not send, is refused here and not in the middle of a run.
     """
 
@@ -216,22 +228,22 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         several = isinstance(self.local, tuple)
-        halves = self.local if isinstance(self.local, tuple) else (self.local,)
-        paired = tuple(self._paired(half) for half in halves)
+        trainers = self.local if isinstance(self.local, tuple) else (self.local,)
+        paired = tuple(self._paired(trainer) for trainer in trainers)
         object.__setattr__(self, "local", paired if several else paired[0])
         object.__setattr__(self, "name", self.name or type(self.server).__name__.lower())
 
     def locals(self, tasks: int) -> tuple[Local, ...]:
-        """The local half of each of so many tasks."""
+        """The local trainer of each of so many tasks."""
         if not isinstance(self.local, tuple):
             return (self.local,) * tasks
         if len(self.local) != tasks:
-            raise SettingError(f"{self.name} has {len(self.local)} local halves for {tasks} tasks; give one for each")
+            raise SettingError(f"{self.name} has {len(self.local)} local trainers for {tasks} tasks; give one for each")
         return self.local
 
-    def _paired(self, half: Local) -> Local:
-        paired = self.server.pair(half)
-        server, local = type(self.server).__name__, type(half).__name__
+    def _paired(self, trainer: Local) -> Local:
+        paired = self.server.pair(trainer)
+        server, local = type(self.server).__name__, type(trainer).__name__
         _check(f"{server} reads", self.server.reads, f"{local} sends", paired.sends)
         _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
         return paired
@@ -242,5 +254,5 @@ def _check(wanter: str, wanted: Sequence[str], giver: str, given: Sequence[str])
     if lacking:
         raise SettingError(
             f"{wanter} {', '.join(map(repr, lacking))} but {giver} only {', '.join(map(repr, given))}: "
-            f"these two halves do not belong together"
+            f"these two do not belong together"
         )

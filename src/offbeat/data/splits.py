@@ -7,7 +7,6 @@ ever left without data: that is an error which names the client.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, at_least, positive
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
@@ -42,10 +41,7 @@ class IID:
 
 @dataclass(frozen=True)
 class NearlyIID:
-    """All clients but the last have the same number of samples of every class; the last has the rest.
-
-    This is AREA's split of appendix E.1.
-    """
+    """All clients but the last have the same number of samples of every class; the last has the rest (AREA, E.1)."""
 
     def __call__(
         self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
@@ -60,12 +56,12 @@ class NearlyIID:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Class proportions drawn from a Dirichlet distribution; the smaller alpha, the less alike the clients.
+    """Class proportions drawn from a Dirichlet distribution.
 
-    alpha: concentration, a.
-    per_client: None: the proportions of a class run over the clients, every sample is given once (AREA, §5).
-        A number: that many samples for each client, whose proportions run over the classes; a class that is
-        used up is gone through again (FedAST, appendix C.4).
+    alpha: concentration; the smaller it is, the more the clients' data differ.
+    per_client: samples of each client, whose proportions run over the classes; a class that is used up is gone through
+        again (FedAST, C.4). By default the proportions of a class run over the clients, and every sample is given
+        once (AREA, §5).
     min_size: without per_client, clients with fewer samples than this take some from the largest clients.
     """
 
@@ -74,12 +70,8 @@ class Dirichlet:
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise SettingError(f"the Dirichlet concentration alpha = {self.alpha} has to be positive and finite")
-        if self.per_client is not None and self.per_client < 1:
-            raise SettingError(f"per_client = {self.per_client}: a client needs at least one sample")
-        if self.min_size < 1:
-            raise SettingError(f"min_size = {self.min_size}: a client needs at least one sample")
+        positive(alpha=self.alpha)
+        at_least(1, per_client=self.per_client, min_size=self.min_size)
 
     def __call__(
         self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
@@ -104,13 +96,14 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Classes:
-    """Every client has samples of this many classes only (PersA-FL, §5; DeFedAvg, §4.1).
+    """Every client has samples of a few classes only (PersA-FL, §5; DeFedAvg, §4.1).
 
     The classes are dealt at random and evenly: each is held by the same number of clients, give or take one,
     and cut into equal parts for them. With fewer than (classes / per_client) clients some are nobody's.
 
-    even: false, and every client draws its classes for itself: some are held by more clients than others.
-    equal: false, and a class is cut at random places: clients have more of one of their classes than of another.
+    per_client: classes of each client.
+    even: whether every class is held by equally many clients; if not, every client draws its classes for itself.
+    equal: whether a class is cut into equal parts for its clients; if not, it is cut at random places.
     """
 
     per_client: int
@@ -118,8 +111,7 @@ class Classes:
     equal: bool = True
 
     def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise SettingError(f"{self.per_client} classes per client: it takes at least one")
+        at_least(1, per_client=self.per_client)
 
     def __call__(
         self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
@@ -127,7 +119,7 @@ class Classes:
         classes = _by_class(labels, _samples(labels, clients, owner), rng)
         if self.per_client > len(classes):
             raise SettingError(
-                f"{self.per_client} classes per client, but the data have only {len(classes)}; ask for fewer"
+                f"per_client = {self.per_client}: the data have only {len(classes)} classes; ask for fewer"
             )
         holders: list[list[int]] = [[] for _ in classes]
         for client in range(clients):

@@ -11,7 +11,6 @@ from offbeat.algorithms import (
     CA2FL,
     MIFA,
     SCAFFOLD,
-    Alone,
     AsFedAvg,
     AsySG,
     DeFedAvg,
@@ -22,27 +21,17 @@ from offbeat.algorithms import (
     FedAsyncMixing,
     FedAvg,
     FedBuff,
+    LocalOnly,
     OneByOne,
     QuAFL,
     SyncBayesST,
     SyncST,
     SyncUCBST,
 )
-from offbeat.algorithms.parts import (
-    Criterion,
-    Decay,
-    Every,
-    Flow,
-    Hinge,
-    Period,
-    Poisson,
-    Polynomial,
-    Schedule,
-    Staleness,
-    Steady,
-    constant,
-    optimal_rate,
-)
+from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson
+from offbeat.algorithms.flow import Flow
+from offbeat.algorithms.schedules import Decay, Schedule, Steady
+from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.core.errors import SettingError, unknown
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
@@ -50,17 +39,15 @@ from offbeat.experiment.parse import Convert, build, one, plain
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
 
 T = TypeVar("T")
-Rates = Callable[[], Sequence[float]]  # the clients' message rates, where the timing model has them
 
 
 def algorithm_from(
     table: Any,
     where: str,
-    rates: Rates,
     locals_: Sequence[Local | None] = (None,),
     targets: Sequence[float | None] = (),
 ) -> Algorithm:
-    """An algorithm from a table with a name, the server's settings, and a local half for tasks that have none."""
+    """An algorithm from a table with a name, the server's settings, and a local trainer for tasks that have none."""
     if not isinstance(table, Mapping) or "name" not in table:
         raise SettingError(f"{where} lacks a name; known: {', '.join(ALGORITHMS)}")
     name = table["name"]
@@ -72,7 +59,7 @@ def algorithm_from(
         several = ", ".join(n for n, e in ALGORITHMS.items() if e.several)
         raise SettingError(f"{place} trains one model, but there are {len(locals_)} tasks; use one of {several}")
     settings = {k: v for k, v in table.items() if k not in ("name", "label", "local")}
-    convert = {key: _CONVERT[how](rates) for key, how in entry.convert.items()}
+    convert = {key: _CONVERT[how] for key, how in entry.convert.items()}
     server = build(entry.kind, {**entry.preset, **settings}, place, convert)
     if entry.several and any(target is not None for target in targets):
         server = replace(server, targets=tuple(targets))  # type: ignore[call-arg]
@@ -88,7 +75,7 @@ def _half(local: Local | None, entry: Entry, table: Mapping[str, Any], place: st
     if local is None and entry.several:
         return SGD(lr=0.1, steps=27, batch=32)  # FedAST, appendix C.5
     if local is None:
-        raise SettingError(f"{place} lacks its local half, such as local = {{ sgd = {{ lr = 0.1 }} }}")
+        raise SettingError(f"{place} lacks its local trainer, such as local = {{ sgd = {{ lr = 0.1 }} }}")
     if entry.local and type(local) is not LOCALS[entry.local][0]:
         name = table["name"]
         raise SettingError(f"{place}: {name} trains with local = {{ {entry.local} = {{ … }} }}, not {table['local']!r}")
@@ -96,7 +83,7 @@ def _half(local: Local | None, entry: Entry, table: Mapping[str, Any], place: st
 
 
 def local_from(table: Any, where: str) -> Local:
-    """A local half from { sgd = { … } }."""
+    """A local trainer from { sgd = { … } }."""
     name, settings = one(table, where, LOCALS)
     return build(LOCALS[name][0], settings, f"{where}.{name}")
 
@@ -105,7 +92,7 @@ def local_from(table: Any, where: str) -> Local:
 class Entry:
     """A row of the table of algorithms: its class, its line in `offbeat list`, which settings are objects.
 
-    local: the local half that makes it this algorithm; empty: any that fits.   pooled: one client with all data.
+    local: the local trainer that makes it this algorithm; empty: any that fits.   pooled: one client with all data.
     several: whether it trains several tasks.   preset: settings that make it this algorithm, unless given.
     """
 
@@ -123,8 +110,8 @@ _WEIGHT = {"weight": "weight"}
 ALGORITHMS: dict[str, Entry] = {
     "area": Entry(
         AREA,
-        "clients send what changed since they last spoke; no bias towards fast clients: every, schedule, concurrency",
-        {"every": "criterion", "schedule": "schedule"},
+        "clients send what changed since they last spoke; no bias towards fast clients: size, schedule, concurrency",
+        {"size": "criterion", "schedule": "schedule"},
     ),
     "fedbuff": Entry(
         FedBuff,
@@ -137,8 +124,8 @@ ALGORITHMS: dict[str, Entry] = {
     ),
     "as-fedavg": Entry(
         AsFedAvg,
-        "the server's model becomes the mean of the last few arriving ones: every, concurrency",
-        {"every": "criterion"},
+        "the server's model becomes the mean of the last few arriving ones: size, concurrency",
+        {"size": "criterion"},
     ),
     "asysg": Entry(
         AsySG, "asynchronous SGD, steps along `size` stale gradients: size, lr, cap, concurrency", local="gradient"
@@ -152,7 +139,7 @@ ALGORITHMS: dict[str, Entry] = {
     ),
     "favano": Entry(Favano, "rounds by the clock, clients interrupted where they are: sampled, period, normalise"),
     "quafl": Entry(QuAFL, "FAVANO's rounds with quantised messages and clients that mix: sampled, period, bits"),
-    "mifa": Entry(MIFA, "the server remembers every client's last delta: every, lr, memory, concurrency"),
+    "mifa": Entry(MIFA, "the server remembers every client's last delta: size, lr, memory, concurrency"),
     "ca2fl": Entry(CA2FL, "FedBuff calibrated by every client's cached delta: size, lr, memory, concurrency"),
     "persafl-maml": Entry(
         FedAsync, "PersA-FL on the MAML loss: FedAsync with local maml: lr, weight, concurrency", _WEIGHT, "maml"
@@ -168,7 +155,7 @@ ALGORITHMS: dict[str, Entry] = {
     "scaffold": Entry(SCAFFOLD, "FedAvg with control variates against drift: sampled, lr, first", local="scaffold"),
     "per-fedavg": Entry(FedAvg, "FedAvg on the MAML loss: sampled, lr, first", local="maml"),
     "pfedme": Entry(FedAvg, "FedAvg on the Moreau envelope, lr is its β: sampled, lr, first", local="moreau"),
-    "local-only": Entry(Alone, "every client by itself: concurrency"),
+    "local-only": Entry(LocalOnly, "every client by itself: concurrency"),
     "centralised": Entry(FedAvg, "one client with everybody's data, the reference: lr", pooled=True),
     "fedast": Entry(
         FedAST,
@@ -190,7 +177,7 @@ ALGORITHMS: dict[str, Entry] = {
         several=True,
     ),
     "sync-st": Entry(
-        SyncST, "several tasks in rounds, a random partition of clients: per_round, first, lr, shares", several=True
+        SyncST, "several tasks in rounds, a random partition of clients: sampled, first, lr, shares", several=True
     ),
     "sync-ucb-st": Entry(
         SyncUCBST, "Sync-ST whose clients go where a bandit expects large losses: explore, and Sync-ST's", several=True
@@ -224,52 +211,40 @@ LOCALS: dict[str, tuple[Callable[..., Local], str]] = {
 }
 
 
-def _criterion(rates: Rates) -> Convert:
-    def convert(value: Any, where: str) -> Criterion:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return _placed(where, Every, value)
-        name, setting = one(value, where, ("messages", "period", "poisson"))
-        place = f"{where}.{name}"
-        if name == "messages":
-            return _placed(place, Every, plain(setting, int, place))
-        if name == "period":
-            return _placed(place, Period, plain(setting, float, place))
-        return _placed(place, Poisson, optimal_rate(rates()) if setting == "optimal" else plain(setting, float, place))
-
-    return convert
+def _criterion(value: Any, where: str) -> Criterion:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _placed(where, Messages, value)
+    name, setting = one(value, where, ("messages", "period", "poisson"))
+    place = f"{where}.{name}"
+    if name == "messages":
+        return _placed(place, Messages, plain(setting, int, place))
+    if name == "period":
+        return _placed(place, Period, plain(setting, float, place))
+    return _placed(place, Poisson, setting if setting == "optimal" else plain(setting, float, place))
 
 
-def _schedule(rates: Rates) -> Convert:
-    def convert(value: Any, where: str) -> Schedule:
-        name, setting = one(value, where, ("constant", "decay"))
-        if name == "constant":
-            return _placed(where, Steady, plain(setting, float, f"{where}.constant"))
-        return build(Decay, setting, f"{where}.decay")
-
-    return convert
+def _schedule(value: Any, where: str) -> Schedule:
+    name, setting = one(value, where, ("constant", "decay"))
+    if name == "constant":
+        return _placed(where, Steady, plain(setting, float, f"{where}.constant"))
+    return build(Decay, setting, f"{where}.decay")
 
 
-def _weight(rates: Rates) -> Convert:
-    def convert(value: Any, where: str) -> Staleness:
-        name, setting = one(value, where, ("constant", "polynomial", "hinge"))
-        if name == "constant":
-            return constant
-        if name == "polynomial":
-            return build(Polynomial, setting, f"{where}.polynomial")
-        return build(Hinge, setting, f"{where}.hinge")
-
-    return convert
+def _weight(value: Any, where: str) -> Staleness:
+    name, setting = one(value, where, ("constant", "polynomial", "hinge"))
+    if name == "constant":
+        return Equal()
+    if name == "polynomial":
+        return build(Polynomial, setting, f"{where}.polynomial")
+    return build(Hinge, setting, f"{where}.hinge")
 
 
-def _aggregate(rates: Rates) -> Convert:
-    def convert(value: Any, where: str) -> Flow[Any]:
-        name, settings = one(value, where, _PER_TASK)
-        entry = ALGORITHMS[name]
-        own = {key: _CONVERT[how](rates) for key, how in entry.convert.items()}
-        server: Any = build(entry.kind, settings, f"{where}.{name}", own)
-        return server  # type: ignore[no-any-return]
-
-    return convert
+def _aggregate(value: Any, where: str) -> Flow[Any]:
+    name, settings = one(value, where, _PER_TASK)
+    entry = ALGORITHMS[name]
+    own = {key: _CONVERT[how] for key, how in entry.convert.items()}
+    server: Any = build(entry.kind, settings, f"{where}.{name}", own)
+    return server  # type: ignore[no-any-return]
 
 
 def _placed(where: str, kind: Callable[[Any], T], value: Any) -> T:
@@ -279,7 +254,7 @@ def _placed(where: str, kind: Callable[[Any], T], value: Any) -> T:
         raise SettingError(f"{where}: {error}") from None
 
 
-_CONVERT: dict[str, Callable[[Rates], Convert]] = {
+_CONVERT: dict[str, Convert] = {
     "criterion": _criterion,
     "schedule": _schedule,
     "weight": _weight,

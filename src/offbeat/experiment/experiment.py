@@ -176,19 +176,9 @@ class Experiment:
 
     def algorithm(self, index: int, seed: int) -> Algorithm:
         """The algorithm of this index."""
-
-        def rates() -> Sequence[float]:
-            clock = self.timing.bind(self.tasks[0].problem.clients, seed, [task.name for task in self.tasks])
-            found = getattr(clock, "rates", None)
-            if not isinstance(self.timing, Times) or found is None:
-                raise SettingError(
-                    'poisson = "optimal" needs the exponential timing model, which has rates; give a number'
-                )
-            return list(found)
-
         locals_ = [task.local for task in self.tasks]
         targets = [task.target.accuracy if task.target else None for task in self.tasks]
-        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", rates, locals_, targets)
+        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", locals_, targets)
 
     def check(self) -> None:
         """Build the first run of every algorithm, so that a mistake is found before anything is written."""

@@ -34,7 +34,7 @@ def build(kind: Callable[..., T], table: Any, where: str, convert: Mapping[str, 
     convert = convert or {}
     if not isinstance(table, Mapping):
         raise SettingError(f"{where} = {table!r}: expected a table of settings, such as {{ {_example(kind)} }}")
-    fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.init and f.metadata.get("setting", True)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     values = {}
     for name, value in table.items():
@@ -64,10 +64,14 @@ def plain(value: Any, hint: Any, where: str) -> Any:
             return float(value)
         if option in _SIMPLE and type(value) is option:
             return value
+        if origin is typing.Literal and value in typing.get_args(option):
+            return value
         if origin is tuple and isinstance(value, list):
             return tuple(plain(v, typing.get_args(option)[0], f"{where}[{i}]") for i, v in enumerate(value))
         if origin in (list, dict) and isinstance(value, origin):
             return value
+    if typing.get_origin(hint) is typing.Literal:
+        raise SettingError(f"{where} = {value!r}: expected one of {', '.join(map(repr, typing.get_args(hint)))}")
     names = " or ".join(_WORDS.get(typing.get_origin(o) or o, "something else") for o in options if o is not type(None))
     raise SettingError(f"{where} = {value!r}: expected {names}")
 

@@ -76,10 +76,11 @@ def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str],
     if problems[0].clients != len(roster):
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
     algorithm = experiment.algorithm(spec.index, spec.seed)
+    clock = experiment.timing.bind(len(roster), spec.seed, [task.name for task in experiment.tasks])
     return Plan(
         run,
         list(roster),
-        algorithm.server,
+        algorithm.server.fit(clock),
         algorithm.locals(len(problems)),
         [problem.initial().cpu() for problem in problems],
         experiment.top.until,

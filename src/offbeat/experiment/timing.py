@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from offbeat.core.errors import SettingError, unknown
 from offbeat.experiment.parse import Convert, build, one, plain
 from offbeat.timing import (
     Bandwidth,
-    Classes,
     Constant,
     Delays,
     Diurnal,
@@ -26,15 +25,15 @@ from offbeat.timing import (
     PhoneSpeeds,
     PhoneTraining,
     ShiftedExponential,
+    SpeedClasses,
     Spread,
     Times,
     Timing,
+    Trace,
     Uniform,
-    recorded,
 )
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay
-from offbeat.timing.presence import Attendance
 from offbeat.timing.speeds import Speeds
 
 TIMINGS = {
@@ -65,8 +64,8 @@ TIMINGS = {
 def timing_from(table: Any, where: str = "timing") -> Timing:
     """The timing model that a [timing] table describes.
 
-    >>> timing_from({"exponential": {"rate": 10.0}, "available": 0.3})
-    Times(compute=Exponential(rate=10.0), network=None, speeds=None, presence=None, available=0.3, dropout=0.0)
+    >>> timing_from({"exponential": {"rate": 10.0}, "available": 0.3}).compute
+    Exponential(rate=10.0)
     """
     if not isinstance(table, Mapping) or not table:
         raise SettingError(f"{where} = {table!r} does not say how long a job takes; give one of {', '.join(TIMINGS)}")
@@ -80,10 +79,10 @@ def timing_from(table: Any, where: str = "timing") -> Timing:
         "presence": _only(table, where, _PRESENCE),
         "speeds": speeds,
     }
-    trace = build(_Trace, table["trace"], f"{where}.trace") if "trace" in table else None
+    trace = build(Trace, table["trace"], f"{where}.trace") if "trace" in table else None
     shares = {name: plain(table[name], float, f"{where}.{name}") for name in _SHARES if name in table}
     try:
-        return replace(_replayed(trace, parts), **shares) if trace else Times(**parts, **shares)
+        return Times(**parts, **shares, trace=trace)
     except SettingError as error:
         raise SettingError(f"{where}: {error}") from None
 
@@ -136,7 +135,7 @@ def _speeds(value: Any, where: str) -> Speeds:
         return build(PhoneSpeeds, {} if value == "phones" else value["phones"], where)
     if isinstance(value, Mapping):
         of = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items()}
-        return build(Classes, {"of": of}, where, {"of": lambda x, _: x})
+        return build(SpeedClasses, {"of": of}, where, {"of": lambda x, _: x})
     raise SettingError(f"{where} = {value!r}: expected {TIMINGS['speeds']}")
 
 
@@ -157,22 +156,6 @@ def _delay(table: Any, where: str) -> Delay:
     return delay
 
 
-def _replayed(trace: _Trace, parts: dict[str, Any]) -> Times:
-    times = trace.read()
-    for name in ("compute", "network", "presence"):
-        if parts[name] is not None and getattr(times, name) is not None:
-            raise SettingError(f"the trace and {parts[name]!r} both give the {name}; keep one")
-    return replace(times, **{name: part for name, part in parts.items() if part is not None})
-
-
-def _intervals(table: Any, where: str) -> Attendance:
-    trace = build(_Trace, table, where)
-    presence = trace.read().presence
-    if presence is None:
-        raise SettingError(f"{where}: {trace.file} records no stays; it needs the columns on and off")
-    return presence
-
-
 @dataclass(frozen=True)
 class _CutNormal:
     normal: tuple[float, float]
@@ -185,15 +168,6 @@ class _CutNormal:
             return Normal(*self.normal, self.min)
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None
-
-
-@dataclass(frozen=True)
-class _Trace:
-    file: str
-    period: float | None = None
-
-    def read(self) -> Times:
-        return recorded(self.file, self.period)
 
 
 def _made(kind: Callable[..., Any], **convert: Convert) -> Convert:
@@ -215,5 +189,5 @@ _NETWORK: dict[str, Convert] = {
     "delays": _made(Delays),
     "phone_network": _made(PhoneNetwork),
 }
-_PRESENCE: dict[str, Convert] = {"diurnal": _made(Diurnal), "on_off": _made(OnOff), "intervals": _intervals}
+_PRESENCE: dict[str, Convert] = {"diurnal": _made(Diurnal), "on_off": _made(OnOff), "intervals": _made(Trace)}
 _SHARES = ("available", "dropout")

@@ -1,8 +1,9 @@
-"""One stochastic gradient and nothing else: the local half of asynchronous SGD."""
+"""One stochastic gradient and nothing else: the local trainer of asynchronous SGD."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Carry, Local, Work
@@ -11,26 +12,19 @@ from offbeat.core.vectors import Payload
 
 @dataclass(frozen=True)
 class Gradient(Local):
-    """Sends the gradient at the model it received; there is no local step size.
+    """One gradient at the model that was received, and no local step."""
 
-    batch: mini-batch size, None for all data.
-    """
-
-    lr: float = 1.0  # these two stand here so that the half can be copied like any other
-    steps: int = 1
+    lr: float = field(default=1.0, metadata={"setting": False})
+    steps: int = field(default=1, metadata={"setting": False})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr != 1.0 or self.steps != 1:
             raise SettingError("gradient takes no step of its own: leave lr and steps out, the server's lr is the step")
 
-    @property
-    def sends(self) -> tuple[str, ...]:
-        return ("gradient",)
+    sends: ClassVar[tuple[str, ...]] = ("gradient",)
 
-    @property
-    def trains(self) -> bool:
-        return False
+    trains: ClassVar[bool] = False
 
     def step(self, carry: Carry, work: Work) -> Carry:
         return {"g": work.gradient(work.payload["model"])}

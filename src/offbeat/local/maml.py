@@ -1,39 +1,40 @@
-"""PersA-FL's option B: local steps on the MAML loss (algorithm 2, lines 8–9; Per-FedAvg's local half too)."""
+"""PersA-FL's option B: local steps on the MAML loss (algorithm 2, lines 8–9; Per-FedAvg's local trainer too)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import not_negative, one_of, positive
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Vector, lengths
 
-HESSIANS = ("exact", "difference", "none")
+Hessian = Literal["exact", "difference", "none"]
 
 
 @dataclass(frozen=True)
 class MAML(Local):
-    """w ← w − lr · (I − alpha·∇²f(w; D″)) ∇f(w − alpha·∇f(w; D′); D): a model from which one step goes far.
+    """Steps on the MAML loss: a model that one step on a client's own data makes good for that client.
 
-    lr: local step size, η.   steps: local steps, Q.   alpha: the personalising step, α; 0 is plain SGD.
-    hessian: its product with a vector "exact" by differentiation, as a central "difference" of gradients, or "none"
-        (first-order MAML, which drops it).   delta: half-width of the difference, along a unit vector.
-    D, D′ and D″ are three independent mini-batches.
+    w ← w − lr · (I − alpha·∇²f(w; D″)) ∇f(w − alpha·∇f(w; D′); D), with three independent mini-batches D, D′ and D″.
+
+    alpha: personalising step size, α; 0 is plain SGD.
+    hessian: how the Hessian's product with a vector is computed: "exact" by differentiation, as a central "difference"
+        of gradients, or "none": first-order MAML, which drops it.
+    delta: half-width of the difference, along a unit vector, δ.
 
     Differs from the paper: its formula (D1) divides the central difference by δ; a difference over 2δ needs 2δ.
     """
 
     alpha: float = 0.01
-    hessian: str = "exact"
+    hessian: Hessian = "exact"
     delta: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        not_negative(alpha=self.alpha)
+        one_of(Hessian, hessian=self.hessian)
         positive(delta=self.delta)
-        if self.alpha < 0:
-            raise SettingError(f"alpha = {self.alpha}: must not be negative")
-        if self.hessian not in HESSIANS:
-            raise SettingError(f"hessian = {self.hessian!r}: must be one of {', '.join(HESSIANS)}")
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]

@@ -1,24 +1,29 @@
-"""PersA-FL's option C: local steps on the Moreau envelope (algorithm 2, lines 10–12; pFedMe's local half too)."""
+"""PersA-FL's option C: local steps on the Moreau envelope (algorithm 2, lines 10–12; pFedMe's local trainer too)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import SettingError, at_least, not_negative, positive
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Payload, Vector, lengths
 
 
 @dataclass(frozen=True)
 class Moreau(Local):
-    """w ← w − lr·λ·(w − θ̃), θ̃ close to the minimiser of h(θ) = f(θ; D) + λ/2·|θ − w|².
+    """Steps on the Moreau envelope: each client solves a proximal problem around the model.
 
-    lr: local step size, η.   steps: local steps, Q.   penalty: λ.   accuracy: ν; the inner problem is solved until
-    |∇h(θ̃)| ≤ ν.   inner: most gradient steps on it.   inner_lr: their size; None: 1/(2λ), safe while L ≤ λ.
-    momentum: of the inner solver (Nesterov's form), 0 for plain descent.
-    The accuracy reached at a job's last step is noted as "nu". Clients that are done wait, row by row.
+    w ← w − lr·λ·(w − θ̃), θ̃ close to the minimiser of h(θ) = f(θ; D) + λ/2·|θ − w|². The accuracy reached at a job's
+    last step is noted as "nu". Clients that are done wait, row by row.
+
+    penalty: weight of the proximal term, λ.
+    accuracy: the inner problem is solved until |∇h(θ̃)| is at most this, ν.
+    inner: gradient steps on the inner problem, at most.
+    inner_lr: step size of the inner solver; by default 1/(2λ), safe while L ≤ λ.
+    momentum: momentum of the inner solver, in Nesterov's form; 0 is plain descent.
     """
 
     penalty: float = 15.0
@@ -30,18 +35,14 @@ class Moreau(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(penalty=self.penalty, accuracy=self.accuracy, inner_lr=self.inner_lr)
-        if self.inner < 1:
-            raise SettingError(f"inner = {self.inner}: the inner problem needs at least one step")
-        if not 0 <= self.momentum < 1:
+        at_least(1, inner=self.inner)
+        not_negative(momentum=self.momentum)
+        if self.momentum >= 1:
             raise SettingError(f"momentum = {self.momentum}: must be in [0, 1)")
 
-    @property
-    def sends(self) -> tuple[str, ...]:
-        return ("delta", "nu")
+    sends: ClassVar[tuple[str, ...]] = ("delta", "nu")
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ("nu",)
+    notes: ClassVar[tuple[str, ...]] = ("nu",)
 
     @property
     def rate(self) -> float:

@@ -1,39 +1,37 @@
-"""SCAFFOLD's local half (Karimireddy et al. 2020, algorithm 1)."""
+"""SCAFFOLD's local trainer (Karimireddy et al. 2020, algorithm 1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import one_of
 from offbeat.core.local import Carry, Work
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
 
+Option = Literal[1, 2]
+
 
 @dataclass(frozen=True)
 class Scaffold(SGD):
-    """y ← y − lr · (g(y) − c_i + c): steps corrected by the difference of the client's and everybody's drift.
+    """SGD corrected by control variates: each step adds the difference between the average drift and the client's.
 
-    option: how the client's control c_i is renewed after K steps from x to y:
-        1: c_i ← gradient of all its data at x (another pass; steadier)
-        2: c_i ← c_i − c + (x − y)/(K·lr) (free)
-    Sends the delta x − y and what changed in c_i; keeps c_i. The rest as for SGD.
+    y ← y − lr · (g(y) − c_i + c). Sends the delta x − y and what changed in c_i; keeps c_i.
+
+    option: how the client's control c_i is renewed after K steps from x to y. 1: the gradient of all its data at x,
+        which takes another pass and is steadier; 2: c_i − c + (x − y)/(K·lr), which is free.
     """
 
-    option: int = 2
+    option: Option = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.option not in (1, 2):
-            raise SettingError(f"option = {self.option}: SCAFFOLD has the options 1 and 2")
+        one_of(Option, option=self.option)
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("model", "control")
+    needs: ClassVar[tuple[str, ...]] = ("model", "control")
 
-    @property
-    def sends(self) -> tuple[str, ...]:
-        return ("delta", "control")
+    sends: ClassVar[tuple[str, ...]] = ("delta", "control")
 
     def remember(self, model: Vector) -> Payload:
         return {"control": model * 0.0}

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent: the local half of most algorithms (FedBuff, algorithm 1, lines 4–9)."""
+"""Stochastic gradient descent: the local trainer of most algorithms (FedBuff, algorithm 1, lines 4–9)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import not_negative, positive
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Vector, descend, lengths
 
 
 @dataclass(frozen=True)
 class SGD(Local):
-    """w ← w − lr · g(w), `steps` times; sends delta = received − reached.
+    """Stochastic gradient descent: w ← w − lr · g(w), `steps` times.
 
-    lr: local step size, η.   steps: local steps, Q (M in AREA).   batch: mini-batch size, None for all data.
-    decay: weight decay, adds decay · w to the gradient.   clip: bound on the gradient's length, decay not included.
+    Sends delta = received − reached.
+
+    decay: weight decay: adds decay · w to the gradient.
+    clip: bound on the length of the gradient, decay not included; by default none.
     """
 
     decay: float = 0.0
@@ -24,9 +26,8 @@ class SGD(Local):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        not_negative(decay=self.decay)
         positive(clip=self.clip)
-        if self.decay < 0:
-            raise SettingError(f"decay = {self.decay}: must not be negative")
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w, pull = carry["w"], self.pull(carry["w"], work)

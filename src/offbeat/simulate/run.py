@@ -48,11 +48,12 @@ def prepare(
     halves = algorithm.locals(len(problems))
     if isinstance(executor, str):
         executor = named_executor(executor, problems, halves, world=world)
+    clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
     simulation = Simulation(
         problems,
-        algorithm.server,
+        algorithm.server.fit(clock),
         halves,
-        timing.bind(problems[0].clients, seed, [each.name for each in problems]),
+        clock,
         executor,
         until,
         seed,

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.algorithms.parts import Decay, optimal_rate as optimal_rate
+from offbeat.algorithms.criteria import optimal_rate as optimal_rate
+from offbeat.algorithms.schedules import Decay
 from offbeat.core.errors import SettingError
 from offbeat.theory.advice import Advice, changed, halvings, largest_term
 from offbeat.theory.bound import Bound, check, check_whole, check_zero, horizon

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.algorithms.area import AREA
+from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson, criterion, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.algorithms.parts import Every, Period, criterion, optimal_rate
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Wrapper
 from offbeat.core.problem import Problem
@@ -74,7 +74,7 @@ def advise(
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
     known = estimate.constants(problems[0], local.batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
-    server = algorithm.server
+    server = algorithm.server.fit(clock)
     if isinstance(server, AREA):
         return _area(server, local, known, rates, until)
     if isinstance(server, FedBuff):
@@ -124,12 +124,20 @@ def _innermost(algorithm: Algorithm, tasks: int) -> Local:
     return local
 
 
+def _server_rate(when: Criterion, messages: float) -> float:
+    """Aggregations per unit of time, given the messages."""
+    match when:
+        case Messages(count):
+            return messages / count
+        case Period(time):
+            return 1.0 / time
+        case Poisson(rate) if rate != "optimal":
+            return rate
+    raise SettingError(f"size = {when!r}: how often it aggregates is not known")
+
+
 def _area(server: AREA, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    every, total = criterion(server.every), sum(rates)
-    if isinstance(every, Every):
-        rate = total / every.count
-    else:
-        rate = 1.0 / every.time if isinstance(every, Period) else every.rate
+    total, rate = sum(rates), _server_rate(criterion(server.size), sum(rates))
     events = area.Events.from_rates(rates, rate)
     K = _count(until, events.total, events.total / total, 1.0 / events.server)
     chosen = f"{server.schedule(0) if server.schedule else local.lr:.4g}"
@@ -156,7 +164,7 @@ def _area(server: AREA, local: Local, c: Constants, rates: Sequence[float], unti
 
 def _fedbuff(server: FedBuff, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
     when = criterion(server.size)
-    if not isinstance(when, Every):
+    if not isinstance(when, Messages):
         raise SettingError("the theorem is about a buffer of a fixed size")
     arrivals = Arrivals(rates, when.count, server.concurrency)
     T, tau = _steps(until, arrivals)

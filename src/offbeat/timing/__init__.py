@@ -9,20 +9,19 @@ from offbeat.timing.delays import (
     LogNormal,
     Normal,
     Pareto,
-    Replay,
+    RecordedTimes,
     ShiftedExponential,
     Uniform,
 )
 from offbeat.timing.network import Bandwidth, Delays, Links
 from offbeat.timing.phones import PhoneNetwork, PhoneSpeeds, PhoneTraining
 from offbeat.timing.presence import Diurnal, Intervals, OnOff
-from offbeat.timing.speeds import Classes, Factors, Spread
-from offbeat.timing.trace import recorded
+from offbeat.timing.speeds import Factors, SpeedClasses, Spread
+from offbeat.timing.trace import Trace
 
 __all__ = [
     "Bandwidth",
     "BoundTimes",
-    "Classes",
     "Clock",
     "Constant",
     "Delays",
@@ -40,11 +39,12 @@ __all__ = [
     "PhoneNetwork",
     "PhoneSpeeds",
     "PhoneTraining",
-    "Replay",
+    "RecordedTimes",
     "ShiftedExponential",
+    "SpeedClasses",
     "Spread",
     "Times",
     "Timing",
+    "Trace",
     "Uniform",
-    "recorded",
 ]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_negative, share
 from offbeat.core.events import Job
 from offbeat.core.random import DELAY, Stream, key, longer, uniform
 from offbeat.timing.base import Durations
-from offbeat.timing.checks import number, share
 from offbeat.timing.delays import Exponential
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay, Part, Scaled
 from offbeat.timing.presence import Attendance, Presence
 from offbeat.timing.speeds import Speeds
+from offbeat.timing.trace import Trace
 
 _only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, without its constructor: for every job
 
@@ -23,10 +23,13 @@ _only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, with
 class Times:
     """How long jobs take and who is there to do them.
 
-    compute: time of a job's local steps; None: none.     speeds: by how much each client computes slower.
-    network: download and upload; None: no time.          presence: who is there when; None: everybody, always.
+    compute: time of a job's local steps; by default none.
+    network: time of downloads and uploads; by default none.
+    speeds: how much slower each client computes; by default all compute at the same speed.
+    presence: which clients are there when; by default all, always.
     available: share of the clients that take new work at any moment, drawn anew each time they are asked.
     dropout: probability that a job's result is lost on the way back.
+    trace: recorded compute times, transfers and stays, replayed; it stands for the parts that it records.
 
     >>> from offbeat.core.events import Job
     >>> from offbeat.timing import Constant, Factors
@@ -35,27 +38,39 @@ class Times:
     15.0
     """
 
-    compute: Delay | None = None
-    network: Network | None = None
+    compute: Delay | None = field(default=None, metadata={"flat": True})
+    network: Network | None = field(default=None, metadata={"flat": True})
     speeds: Speeds | None = None
-    presence: Attendance | None = None
+    presence: Attendance | None = field(default=None, metadata={"flat": True})
     available: float = 1.0
     dropout: float = 0.0
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
-        if self.compute is None and self.network is None:
+        if self.compute is None and self.network is None and self.trace is None:
             raise SettingError("nothing takes any time; give a compute time or a network")
-        if self.speeds is not None and self.compute is None:
-            raise SettingError(f"speeds = {self.speeds!r} but there is no compute time for them to stretch; give one")
-        share("available", self.available)
-        if not 0 <= number("dropout", self.dropout) < 1:
-            raise SettingError(f"dropout = {self.dropout!r}: a probability from 0 to below 1")
+        if self.speeds is not None and self.compute is None and self.trace is None:
+            raise SettingError(f"speeds = {self.speeds!r}: there is no compute time for them to stretch; give one")
+        share(available=self.available)
+        not_negative(dropout=self.dropout)
+        if self.dropout >= 1:
+            raise SettingError(f"dropout = {self.dropout!r}: must be a probability below 1")
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str] = ("",)) -> BoundTimes:
         """Draw what is fixed for a run. `tasks` are the tasks' names, in the order of their numbers."""
         if clients < 1:
             raise SettingError(f"clients = {clients!r}: give at least one")
-        return BoundTimes(self, clients, seed, tasks)
+        return BoundTimes(self.replayed(), clients, seed, tasks)
+
+    def replayed(self) -> Times:
+        """The same with what its trace records in place of the trace."""
+        if self.trace is None:
+            return self
+        recorded = {name: part for name, part in self.trace.read()._asdict().items() if part is not None}
+        for name in recorded:
+            if getattr(self, name) is not None:
+                raise SettingError(f"{name} = {getattr(self, name)!r}: the trace {self.trace.file} gives it; keep one")
+        return replace(self, trace=None, **recorded)
 
 
 class BoundTimes:

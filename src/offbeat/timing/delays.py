@@ -10,43 +10,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offbeat.core.errors import SettingError, unknown
+from offbeat.core.errors import SettingError, not_negative, one_of, ordered, positive, unknown
 from offbeat.timing import laws
-from offbeat.timing.checks import at_least_zero, one_each, positive
-from offbeat.timing.parts import Replayed, Scaled
+from offbeat.timing.parts import Per, Replayed, Scaled
 
 Sizes = float | Mapping[str, float]  # one number, or one for each task by its name
 
 
 @dataclass(frozen=True)
 class Normal:
-    """A number for each client, drawn once: normal, and what falls below `min` becomes `min`."""
+    """A number for each client, drawn once from a normal distribution.
+
+    mean: mean of the distribution.
+    std: standard deviation.
+    min: smallest value; a draw below it becomes this.
+    """
 
     mean: float
     std: float
     min: float
 
     def __post_init__(self) -> None:
-        positive("mean", self.mean)
-        at_least_zero("std", self.std)
-        positive("min", self.min)
+        positive(mean=self.mean, min=self.min)
+        not_negative(std=self.std)
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """The time between two messages of client i is exponential with rate λ_i, whatever its steps (AREA, §5).
+    """Exponential, memoryless job times, whatever the number of local steps (AREA, §5).
 
-    rate: λ; one number for all, a `Normal`, or a tuple with one rate for each client.
+    rate: jobs per unit of time, λ: one number for all clients, a normal distribution, or a list with one rate for each
+        client.
     """
 
     rate: float | Normal | tuple[float, ...]
-    per: ClassVar[str] = "job"
+    per: ClassVar[Per] = "job"
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, Normal):
             return
         for value in self.rate if isinstance(self.rate, tuple) else (self.rate,):
-            positive("rate", value)
+            positive(rate=value)
 
     def rates(self, clients: int, seed: int) -> list[float]:
         """λ_i of every client."""
@@ -54,7 +58,7 @@ class Exponential:
             law = laws.normal(self.rate.mean, self.rate.std, self.rate.min)
             return laws.each(law, clients, seed, laws.RATE)
         if isinstance(self.rate, tuple):
-            return one_each("rate", self.rate, clients)
+            return laws.one_each("rate", self.rate, clients)
         return [float(self.rate)] * clients
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
@@ -65,13 +69,13 @@ class Exponential:
 
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """β + Exp(mean 2β) for a local step; one draw for each job, times its number of steps (FedAST, appendix C.6).
+    """β + Exp(mean 2β) per local step: one draw for each job, times its number of steps (FedAST, C.6).
 
     per_step: size of the task, β of a client at normal speed; a number, or one for each task by its name.
     """
 
     per_step: Sizes
-    per: ClassVar[str] = "step"
+    per: ClassVar[Per] = "step"
 
     def __post_init__(self) -> None:
         check_sizes("per_step", self.per_step)
@@ -85,15 +89,16 @@ class ShiftedExponential:
 class Constant:
     """Always the same time.
 
-    time: a number, or one for each task by its name.   per: "job" or "step".
+    time: a number, or one for each task by its name.
+    per: whether it is the time of a "job" or of a local "step".
     """
 
     time: Sizes
-    per: str = "job"
+    per: Per = "job"
 
     def __post_init__(self) -> None:
         check_sizes("time", self.time)
-        check_per(self.per)
+        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of the unit law."""
@@ -102,18 +107,19 @@ class Constant:
 
 @dataclass(frozen=True)
 class Flops:
-    """Floating-point operations of a step over the speed of the fastest client (DeFedAvg, §4.1.3).
+    """Floating-point operations of a local step over the speed of the fastest client (DeFedAvg, §4.1.3).
 
-    per_step: operations, a number or one for each task by its name.   speed: operations in a unit of time.
+    per_step: operations of a local step; a number, or one for each task by its name.
+    speed: operations per unit of time.
     """
 
     per_step: Sizes
     speed: float
-    per: ClassVar[str] = "step"
+    per: ClassVar[Per] = "step"
 
     def __post_init__(self) -> None:
         check_sizes("per_step", self.per_step)
-        positive("speed", self.speed)
+        positive(speed=self.speed)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of the unit law."""
@@ -123,21 +129,22 @@ class Flops:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Evenly spread over [low, high].
+    """Times spread evenly between two bounds.
 
-    per: "job" or "step".
+    low: shortest time.
+    high: longest time.
+    per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
     low: float
     high: float
-    per: str = "job"
+    per: Per = "job"
 
     def __post_init__(self) -> None:
-        at_least_zero("low", self.low)
-        positive("high", self.high)
-        if self.low > self.high:
-            raise SettingError(f"low = {self.low!r} exceeds high = {self.high!r}; exchange them")
-        check_per(self.per)
+        not_negative(low=self.low)
+        positive(high=self.high)
+        ordered(low=self.low, high=self.high)
+        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -146,22 +153,25 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """e to the power of a normal number: a moderate tail.
+    """Log-normal times: a moderate tail.
 
-    sigma: standard deviation of the logarithm.   median, mean: exactly one of them.   per: "job" or "step".
+    sigma: standard deviation of the logarithm, σ.
+    median: median time; give it or the mean.
+    mean: mean time; give it or the median.
+    per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
     sigma: float
     median: float | None = None
     mean: float | None = None
-    per: str = "job"
+    per: Per = "job"
 
     def __post_init__(self) -> None:
-        at_least_zero("sigma", self.sigma)
+        not_negative(sigma=self.sigma)
+        positive(median=self.median, mean=self.mean)
         if (self.median is None) == (self.mean is None):
             raise SettingError(f"median = {self.median}, mean = {self.mean}: give exactly one of the two")
-        positive("median or mean", self.mean if self.median is None else self.median)
-        check_per(self.per)
+        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -174,19 +184,20 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Pareto:
-    """At least `scale`, and longer than t with probability (scale / t)^shape: a heavy tail.
+    """Pareto times, longer than t with probability (scale / t)^shape: a heavy tail.
 
-    shape: the mean is infinite at 1 and below, the variance at 2 and below.   per: "job" or "step".
+    scale: shortest time.
+    shape: the smaller, the heavier the tail; the mean is infinite at 1 and below, the variance at 2 and below.
+    per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
     scale: float
     shape: float
-    per: str = "job"
+    per: Per = "job"
 
     def __post_init__(self) -> None:
-        positive("scale", self.scale)
-        positive("shape", self.shape)
-        check_per(self.per)
+        positive(scale=self.scale, shape=self.shape)
+        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -194,42 +205,35 @@ class Pareto:
 
 
 @dataclass(frozen=True)
-class Replay:
+class RecordedTimes:
     """Recorded times of whole jobs, replayed in order and again from the start.
 
     records: the times of each recorded client; client i replays record i modulo their number.
     """
 
     records: tuple[tuple[float, ...], ...]
-    per: ClassVar[str] = "job"
+    per: ClassVar[Per] = "job"
 
     def __post_init__(self) -> None:
         if not self.records or not all(self.records):
             raise SettingError("records: every recorded client needs at least one time")
         for record in self.records:
             for time in record:
-                at_least_zero("time", time)
+                not_negative(records=time)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Replayed:
         """A part that draws nothing."""
         return Replayed(self.records, factors)
 
 
-def check_per(per: str) -> None:
-    """Refuse anything but "job" and "step"."""
-    if per not in ("job", "step"):
-        raise SettingError(f'per = {per!r}: a time is drawn per "job" or per "step"')
-
-
 def check_sizes(name: str, value: Sizes) -> None:
     """Refuse sizes that are not positive."""
     if not isinstance(value, Mapping):
-        positive(name, value)
-        return
-    if not value:
-        raise SettingError(f"{name} is empty; give a number, or one for each task by its name")
-    for task, size in value.items():
-        positive(f"{name}.{task}", size)
+        positive(**{name: value})
+    elif not value:
+        raise SettingError(f"{name} = {value!r}: must be a number, or one for each task by its name")
+    else:
+        positive(**{f"{name}.{task}": size for task, size in value.items()})
 
 
 def sizes(name: str, value: Sizes, tasks: Sequence[str]) -> list[float]:

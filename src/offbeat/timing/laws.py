@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from offbeat.core.errors import SettingError
 from offbeat.core.random import CLIENT, Stream, key
 
 # What is fixed for each client in a run; two of them never share a key.
@@ -112,6 +113,13 @@ def _mean_inverse(mean: float, std: float, floor: float, points: int = 400) -> f
     weights = (1 if i in (0, points) else 4 if i % 2 else 2 for i in range(points + 1))
     values = (_Z.pdf(low + i * width) / (floor + std * i * width) for i in range(points + 1))
     return _Z.cdf(low) / floor + sum(w * v for w, v in zip(weights, values, strict=True)) * width / 3
+
+
+def one_each(name: str, values: Sequence[float], clients: int) -> list[float]:
+    """The values, if there is exactly one for each client."""
+    if len(values) != clients:
+        raise SettingError(f"{name} lists {len(values)} numbers for {clients} clients; give one for each client")
+    return list(values)
 
 
 def each(law: Law, clients: int, seed: int, what: int) -> list[float]:

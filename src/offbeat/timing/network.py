@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, ordered, positive
 from offbeat.core.random import CLIENT, key
 from offbeat.timing import laws
-from offbeat.timing.checks import pair, positive
 from offbeat.timing.parts import Delay, Part, Scaled
 
 Parts = tuple[Part, Part]  # download, upload
@@ -24,17 +23,17 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes over bandwidth, the same for every client (DeFedAvg, §4.1.3: 400 each way).
+    """Bytes over bandwidth, the same for every client; times are in seconds.
 
-    down, up: Mbit/s, so that times are in seconds.
+    down: download bandwidth in Mbit/s (DeFedAvg, §4.1.3: 400).
+    up: upload bandwidth in Mbit/s.
     """
 
     down: float
     up: float
 
     def __post_init__(self) -> None:
-        positive("down", self.down)
-        positive("up", self.up)
+        positive(down=self.down, up=self.up)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str]) -> Parts:
         """Parts whose amount is bytes."""
@@ -45,10 +44,10 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Delays:
-    """Random delays each way whatever the size of the model, exponential for each job (PersA-FL, §5).
+    """Random delays each way, exponential for each job whatever the size of the model (PersA-FL, §5).
 
-    download: mean download time; a number, or (low, high) to draw one for each client.
-    ratio: (low, high) of mean upload over mean download, drawn for each client.
+    download: mean download time; a number, or two bounds between which each client's is drawn.
+    ratio: bounds of mean upload time over mean download time, between which each client's is drawn.
 
     Differs from the paper: it states the ratio, 4 to 6, and no distribution; this one is ours.
     """
@@ -57,11 +56,15 @@ class Delays:
     ratio: tuple[float, float] = (4.0, 6.0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.download, tuple):
-            pair("download", self.download)
-        else:
-            positive("download", self.download)
-        pair("ratio", self.ratio)
+        for name, value in (("download", self.download), ("ratio", self.ratio)):
+            if not isinstance(value, tuple):
+                positive(**{name: value})
+            elif len(value) != 2:
+                raise SettingError(f"{name} = {value!r}: must be two numbers, the lowest and the highest")
+            else:
+                bounds = {f"{name}[0]": value[0], f"{name}[1]": value[1]}
+                positive(**bounds)
+                ordered(**bounds)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str]) -> Parts:
         """Parts whose factors are the clients' mean times."""
@@ -76,7 +79,11 @@ class Delays:
 
 @dataclass(frozen=True)
 class Links:
-    """Any delays each way, drawn for each job whatever the size of the model."""
+    """Any delays each way, drawn for each job whatever the size of the model.
+
+    download: time of a download.
+    upload: time of an upload.
+    """
 
     download: Delay
     upload: Delay
@@ -84,7 +91,7 @@ class Links:
     def __post_init__(self) -> None:
         for name, delay in (("download", self.download), ("upload", self.upload)):
             if delay.per != "job":
-                raise SettingError(f"{name} = {delay!r} is drawn per step, but a transfer has none; use one per job")
+                raise SettingError(f"{name} = {delay!r}: is drawn per step, but a transfer has none; use one per job")
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str]) -> Parts:
         """Both ways, with what they draw for a client independent of each other and of its compute."""

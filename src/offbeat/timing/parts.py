@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from offbeat.core.events import Job
 from offbeat.core.random import Stream
 from offbeat.timing.laws import Law
+
+Per = Literal["job", "step"]
 
 
 class Part(Protocol):
@@ -32,7 +34,7 @@ class Delay(Protocol):
     """A description of delays, one for each job or one for each local step."""
 
     @property
-    def per(self) -> str:
+    def per(self) -> Per:
         """ "job", or "step": one draw for each job, multiplied by its number of steps."""
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Part:

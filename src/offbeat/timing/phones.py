@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
-from offbeat.core.errors import DataError, SettingError, unknown
+from offbeat.core.errors import DataError, SettingError, not_negative, positive, unknown
 from offbeat.timing import laws
-from offbeat.timing.checks import at_least_zero, positive
 from offbeat.timing.network import Parts
 from offbeat.timing.parts import Classed
 
@@ -26,9 +25,10 @@ _KILOBYTE = 1000
 
 @dataclass(frozen=True)
 class PhoneSpeeds:
-    """Each client is a phone of the table, drawn evenly; its factor is its latency over the median latency.
+    """Each client is a phone of a table, drawn evenly; its factor is its latency over the median latency.
 
-    table: {"phone": milliseconds}, such as ai-benchmark's MobileNet-V2 latencies.
+    table: JSON file {"phone": milliseconds}, such as ai-benchmark's MobileNet-V2 latencies.
+    folder: folder of the table; by default $OFFBEAT_DATA/traces.
     """
 
     table: str = "mobilenet_v2_fp16_latency_by_phone.json"
@@ -48,10 +48,12 @@ class PhoneSpeeds:
 class PhoneTraining:
     """Measured training time of one batch on a slow, a middle and a fast phone, with normal noise (FLASH).
 
-    model: a name in the table, such as femnist_cnn, with milliseconds {"mean": [...], "std": [...]} by class.
-
     A step is a batch. One draw for each job, times its steps; who has which phone follows the table's
     population counts exactly. A draw below a tenth of the mean becomes a tenth of it.
+
+    model: a name in the table, such as femnist_cnn.
+    table: JSON file with milliseconds {"mean": [...], "std": [...]} by class of phones, for each model.
+    folder: folder of the table; by default $OFFBEAT_DATA/traces.
     """
 
     model: str
@@ -79,7 +81,9 @@ class PhoneTraining:
 class PhoneNetwork:
     """Measured network speeds: each client has those of one user of the table, drawn evenly (FLASH).
 
-    table: {"user": {"down_u": mean, "down_sigma": deviation, "up_u": …, "up_sigma": …}} in kilobytes per second.
+    table: JSON file {"user": {"down_u": mean, "down_sigma": deviation, "up_u": …, "up_sigma": …}} in kilobytes per
+        second.
+    folder: folder of the table; by default $OFFBEAT_DATA/traces.
 
     Each transfer draws a normal speed. Differs from FLASH: a speed below a tenth of the user's mean becomes a tenth
     of it, where FLASH draws again below 0 (the mean time is then infinite); a kilobyte is 1000 bytes both ways,
@@ -130,7 +134,7 @@ def _column(path: Path, table: Mapping[str, Any], name: str) -> list[float]:
     values = table.get(name)
     if not isinstance(values, list) or not values:
         raise DataError(f"{path}: {name} = {values!r}: expected a list of numbers, one for each class of phones")
-    check = at_least_zero if name == "std" else positive
+    check = not_negative if name == "std" else positive
     return [_value(check, path, name, value) for value in values]
 
 
@@ -138,12 +142,15 @@ def _speed(path: Path, name: str, row: Any, way: str) -> laws.Law:
     if not isinstance(row, Mapping):
         raise DataError(f"{path}: {name} = {row!r}: expected {way}_u and {way}_sigma")
     mean = _value(positive, path, f"{name}.{way}_u", row.get(f"{way}_u"))
-    std = _value(at_least_zero, path, f"{name}.{way}_sigma", row.get(f"{way}_sigma"))
+    std = _value(not_negative, path, f"{name}.{way}_sigma", row.get(f"{way}_sigma"))
     return laws.inverse_normal(mean * _KILOBYTE, std * _KILOBYTE, _LOWEST * mean * _KILOBYTE)
 
 
 def _value(check: Any, path: Path, name: str, value: Any) -> float:
+    if value is None:
+        raise DataError(f"{path}: {name} is missing")
     try:
-        return float(check(name, value))
+        check(**{name: value})
     except SettingError as error:
         raise DataError(f"{path}: {error}") from None
+    return float(value)

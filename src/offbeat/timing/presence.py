@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, finite, not_negative, positive, share
 from offbeat.core.random import PRESENCE, Stream, key
 from offbeat.timing import laws
-from offbeat.timing.checks import at_least_zero, number, positive, share
 
 
 class Presence(Protocol):
@@ -106,10 +105,11 @@ class Alternating:
 
 @dataclass(frozen=True)
 class Diurnal:
-    """There for one stretch of every period, each client at its own hour.
+    """Clients are there for one stretch of every day, each at its own hour.
 
-    period: length of the day.   on: share of it that a client is there.
-    spread: the stretches begin evenly over this share of the day; 0: all at the same time.
+    period: length of the day.
+    on: share of the day that a client is there.
+    spread: share of the day over which the clients' stretches begin evenly; 0: all at the same time.
     """
 
     period: float
@@ -117,10 +117,11 @@ class Diurnal:
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("period", self.period)
-        share("on", self.on)
-        if not 0 <= number("spread", self.spread) <= 1:
-            raise SettingError(f"spread = {self.spread!r}: a share of the day, from 0 to 1")
+        positive(period=self.period)
+        share(on=self.on)
+        not_negative(spread=self.spread)
+        if self.spread > 1:
+            raise SettingError(f"spread = {self.spread!r}: must be a share of the day, from 0 to 1")
 
     def bind(self, clients: int, seed: int) -> Presence:
         """One stretch for each client."""
@@ -137,17 +138,17 @@ class Diurnal:
 
 @dataclass(frozen=True)
 class OnOff:
-    """Stays and absences that alternate, each exponential; stationary from the start.
+    """Stays and absences of a client alternate, each of exponential length; stationary from the start.
 
-    on, off: mean length of a stay and of an absence.
+    on: mean length of a stay.
+    off: mean length of an absence.
     """
 
     on: float
     off: float
 
     def __post_init__(self) -> None:
-        positive("on", self.on)
-        positive("off", self.off)
+        positive(on=self.on, off=self.off)
 
     def bind(self, clients: int, seed: int) -> Presence:
         """Nothing is drawn before it is asked for."""
@@ -158,23 +159,26 @@ class OnOff:
 class Intervals:
     """Recorded stays, repeated with a period.
 
-    stays: the (from, to) of each recorded client, in order and apart; none at all: always there.
-        Client i follows record i modulo their number.
+    stays: for each recorded client the beginning and end of its stays, in order and apart; without any it is always
+        there. Client i follows record i modulo their number.
+    period: after which the stays repeat.
     """
 
     stays: tuple[tuple[tuple[float, float], ...], ...]
     period: float
 
     def __post_init__(self) -> None:
-        positive("period", self.period)
+        positive(period=self.period)
         if not self.stays:
-            raise SettingError("stays: no client is recorded; give at least one")
+            raise SettingError("stays = (): no client is recorded; give at least one")
         for client, stays in enumerate(self.stays):
             last = 0.0
             for begin, end in stays:
-                if at_least_zero("from", begin) < last or number("to", end) <= begin or end > self.period:
+                finite(stays=begin)
+                finite(stays=end)
+                if begin < last or end <= begin or end > self.period:
                     raise SettingError(
-                        f"client {client} is there from {begin!r} to {end!r}: stays are in order, do not overlap, "
+                        f"stays[{client}] = ({begin!r}, {end!r}): stays are in order, do not overlap, "
                         f"and end by the period, {self.period!r}"
                     )
                 last = end

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, ordered, positive, share
 from offbeat.timing import laws
-from offbeat.timing.checks import one_each, pair, positive, share
 
 
 class Speeds(Protocol):
@@ -19,25 +18,25 @@ class Speeds(Protocol):
 
 
 @dataclass(frozen=True)
-class Classes:
+class SpeedClasses:
     """Classes of clients with exact shares, rounded to whole clients; the seed says who is in which.
 
-    of: (share, factor) of each class by its name, as in {"slow": (0.25, 1.3), "normal": (0.75, 1.0)}.
+    of: by the name of a class, its share of the clients and its factor, as in { slow = [0.25, 1.3], … }.
     """
 
     of: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
         if not self.of:
-            raise SettingError("no speed classes; give name = (share, factor) for each")
+            raise SettingError(f"of = {self.of!r}: must hold at least one class, name = (share, factor)")
         for name, value in self.of.items():
             if not isinstance(value, tuple) or len(value) != 2:
-                raise SettingError(f"{name} = {value!r}: expected two numbers, its share and its factor")
-            share(f"{name}[0]", value[0])
-            positive(f"{name}[1]", value[1])
+                raise SettingError(f"of.{name} = {value!r}: must be two numbers, its share and its factor")
+            share(**{f"of.{name}[0]": value[0]})
+            positive(**{f"of.{name}[1]": value[1]})
         total = sum(value[0] for value in self.of.values())
         if abs(total - 1) > 1e-6:
-            raise SettingError(f"the shares of {', '.join(self.of)} sum to {total:g}; they must sum to 1")
+            raise SettingError(f"of = {self.of!r}: the shares of {', '.join(self.of)} must sum to 1, not {total:g}")
 
     def factors(self, clients: int, seed: int) -> list[float]:
         """The factor of each client's class."""
@@ -47,13 +46,18 @@ class Classes:
 
 @dataclass(frozen=True)
 class Spread:
-    """Factors spread evenly over [low, high] (DeFedAvg, §4.1.3: from 1 to 5)."""
+    """Factors spread evenly between two bounds (DeFedAvg, §4.1.3: from 1 to 5).
+
+    low: smallest factor.
+    high: largest factor.
+    """
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
-        pair("factors", (self.low, self.high))
+        positive(low=self.low, high=self.high)
+        ordered(low=self.low, high=self.high)
 
     def factors(self, clients: int, seed: int) -> list[float]:
         """One draw for each client."""
@@ -62,14 +66,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Factors:
-    """One factor for each client, given."""
+    """One factor for each client, given.
+
+    values: the factors, in the order of the clients.
+    """
 
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for i, value in enumerate(self.values):
-            positive(f"factor of client {i}", value)
+        positive(**{f"values[{i}]": value for i, value in enumerate(self.values)})
 
     def factors(self, clients: int, seed: int) -> list[float]:
         """The values."""
-        return one_each("speeds", self.values, clients)
+        return laws.one_each("values", self.values, clients)

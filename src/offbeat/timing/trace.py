@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from offbeat.core.errors import DataError, SettingError
-from offbeat.timing.compose import Times
-from offbeat.timing.delays import Replay
+from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.timing.delays import RecordedTimes
 from offbeat.timing.network import Links
 from offbeat.timing.phones import located, read_json
-from offbeat.timing.presence import Intervals
+from offbeat.timing.presence import Intervals, Presence
 
 _COLUMNS = ("client", "compute", "download", "upload", "on", "off")
 
@@ -31,13 +31,41 @@ Row = Mapping[str, float]  # the cells that say something
 Columns = Sequence[Sequence[float]]  # by client
 
 
-def recorded(file: str, period: float | None = None) -> Times:
-    """The timing that replays a trace; further parts are added with `dataclasses.replace`.
+class Recorded(NamedTuple):
+    """The parts of a timing model that a trace holds."""
 
-    file: a path, or a name in $OFFBEAT_DATA/traces.
+    compute: RecordedTimes
+    network: Links | None
+    presence: Intervals | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Recorded jobs and stays, replayed.
+
+    file: CSV or JSON file; a path, or a name in $OFFBEAT_DATA/traces.
     period: after which stays repeat; by default the file's own, else the last `off`.
     """
-    path = located(file)
+
+    file: str
+    period: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(period=self.period)
+
+    def read(self) -> Recorded:
+        """The parts that the file holds."""
+        return _recorded(located(self.file), self.period)
+
+    def bind(self, clients: int, seed: int) -> Presence:
+        """The recorded stays alone, as the presence of clients whose times are another part."""
+        presence = self.read().presence
+        if presence is None:
+            raise SettingError(f"file = {self.file!r}: records no stays; it needs the columns on and off")
+        return presence.bind(clients, seed)
+
+
+def _recorded(path: Path, period: float | None) -> Recorded:
     rows, own = _rows(path)
     clients: dict[str, list[Row]] = {}
     for row in rows:
@@ -48,7 +76,7 @@ def recorded(file: str, period: float | None = None) -> Times:
         raise DataError(f"{path}: client {silent[0]!r} has no compute time; every client needs at least one job")
     try:
         network = _network(compute, download, upload)
-        return Times(_replay(compute), network, presence=_stays(on, off, own if period is None else period))
+        return Recorded(_replay(compute), network, _stays(on, off, own if period is None else period))
     except SettingError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -62,8 +90,8 @@ def _network(compute: Columns, download: Columns, upload: Columns) -> Links | No
     return Links(_replay([times or [0.0] for times in download]), _replay([times or [0.0] for times in upload]))
 
 
-def _replay(times: Columns) -> Replay:
-    return Replay(tuple(map(tuple, times)))
+def _replay(times: Columns) -> RecordedTimes:
+    return RecordedTimes(tuple(map(tuple, times)))
 
 
 def _stays(on: Columns, off: Columns, period: Any) -> Intervals | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from offbeat.algorithms.parts import Flow, OneModel
+from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, View
@@ -13,7 +14,7 @@ from offbeat.core.vectors import Payload, Vector
 
 
 @dataclass(frozen=True)
-class Own(Wrapper):
+class Apart(Wrapper):
     """Goes on from the client's own model; needs nothing of the server's and sends nothing."""
 
     @property
@@ -47,18 +48,16 @@ def _mine(work: Work) -> Work:
 
 
 @dataclass(frozen=True)
-class Alone(Flow[OneModel]):
-    """Clients train their own models for ever; the server's model stays the initial one. Judge it personalised.
+class LocalOnly(Flow[OneModel]):
+    """Every client trains its own model; nothing is shared.
 
-    concurrency: see `Flow`.
+    The server's model stays the initial one: evaluate it personalised.
     """
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ()
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def pair(self, local: Local) -> Local:
-        return Own.around(local)
+        return Apart.around(local)
 
     def begin(self, models: Sequence[Vector], view: View) -> OneModel:
         return OneModel(Model(models[0]))

@@ -1,0 +1,40 @@
+"""What a server collects between two steps, and the memory that it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offbeat.core.errors import SettingError
+from offbeat.core.state import State
+from offbeat.core.vectors import Vector
+
+
+@dataclass
+class Buffer(State):
+    """A weighted sum of vectors and how many went into it."""
+
+    sum: Vector | None = None
+    count: int = 0
+
+    def add(self, weight: float, vector: Vector) -> None:
+        term = vector if weight == 1.0 else weight * vector
+        self.sum = term if self.sum is None else self.sum + term
+        self.count += 1
+
+    def take_mean(self) -> Vector:
+        """The sum over the number of vectors (not over the sum of weights), and the buffer is empty again."""
+        if self.sum is None:
+            raise ValueError("the mean of an empty buffer")
+        mean = self.sum * (1.0 / self.count)
+        self.sum, self.count = None, 0
+        return mean
+
+
+def check_memory(name: str, model: Vector, clients: int, most: float) -> None:
+    """Refuse a table of one vector a client that does not fit."""
+    wanted = clients * model.numel() * model.element_size()
+    if wanted > most:
+        raise SettingError(
+            f"{name} keeps a vector for each of {clients} clients, {wanted / 1e9:.3g} GB, but memory = "
+            f"{most / 1e9:.3g} GB; raise it, or use AREA, whose clients keep their own"
+        )

@@ -1,0 +1,129 @@
+"""When the server aggregates what has arrived (AREA, remark 2): after so many messages, or by the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.events import Alarm
+from offbeat.core.random import Stream
+from offbeat.core.server import View
+
+AGGREGATE = "aggregate"
+
+
+@runtime_checkable
+class Criterion(Protocol):
+    """When the server aggregates. One that depends on the clients' speeds has `fit(clock)`, too (`Server.fit`)."""
+
+    def due(self, messages: int, /) -> bool:
+        """Whether to aggregate now that so many messages have come since the last time."""
+
+    def wait(self, rng: Stream, /) -> float | None:
+        """Time until the next aggregation; None if the clock has no say in it."""
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Aggregate after a number of messages.
+
+    count: messages per aggregation, Δ.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        at_least(1, count=self.count)
+
+    def due(self, messages: int, /) -> bool:
+        return messages >= self.count
+
+    def wait(self, rng: Stream, /) -> float | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Period:
+    """Aggregate at regular times.
+
+    time: between two aggregations.
+    """
+
+    time: float
+
+    def __post_init__(self) -> None:
+        positive(time=self.time)
+
+    def due(self, messages: int, /) -> bool:
+        return False
+
+    def wait(self, rng: Stream, /) -> float | None:
+        return self.time
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Aggregate at random times, those of a Poisson process.
+
+    rate: aggregations per unit of time, λ_s; "optimal": `optimal_rate` of the clients' message rates, which only
+        exponential compute times without a network have.
+    """
+
+    rate: float | Literal["optimal"]
+
+    def __post_init__(self) -> None:
+        if self.rate != "optimal":
+            positive(rate=self.rate)
+
+    def due(self, messages: int, /) -> bool:
+        return False
+
+    def wait(self, rng: Stream, /) -> float | None:
+        if self.rate == "optimal":
+            raise SettingError('rate = "optimal": the server was not fitted to a clock; call `Server.fit`')
+        return rng.exponential(1.0 / self.rate)
+
+    def fit(self, clock: Any) -> Poisson:
+        """With the optimal rate for the clients of this clock, if it was asked for."""
+        if self.rate != "optimal":
+            return self
+        rates = getattr(clock, "rates", None)
+        if rates is None:
+            raise SettingError('rate = "optimal": needs the exponential timing model, which has rates; give a number')
+        return Poisson(optimal_rate(rates))
+
+
+def check_size(size: int | Criterion) -> None:
+    """Refuse what is neither a whole number from 1 on nor a criterion."""
+    if not isinstance(size, Criterion):
+        at_least(1, size=size)
+
+
+def criterion(size: int | Criterion) -> Criterion:
+    """A plain number means so many messages."""
+    return _messages(size) if isinstance(size, int) else size
+
+
+_messages = lru_cache(Messages)  # asked for on every arrival
+
+
+def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
+    """The alarm for the next aggregation, if the criterion goes by the clock."""
+    wait = when.wait(view.rng)
+    if wait is not None:
+        yield Alarm(wait, AGGREGATE)
+
+
+def optimal_rate(rates: Sequence[float]) -> float:
+    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the aggregation rate that minimises theorem 8's bound (AREA, §4.2).
+
+    >>> round(optimal_rate([10.0] * 128), 3)     # equal rates: λ·sqrt(n/2)
+    80.0
+    """
+    if not rates or min(rates) <= 0:
+        raise SettingError(f"rates = {list(rates)[:4]}…: need one positive rate per client")
+    return math.sqrt(sum(rates) / ((2.0 / len(rates)) * sum(1.0 / r for r in rates)))

@@ -1,0 +1,66 @@
+"""Servers whose clients keep working, and who works next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from offbeat.core.errors import at_least
+from offbeat.core.events import Job, Send
+from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.state import State
+
+
+@dataclass
+class OneModel(State):
+    """The state of a server with one model; algorithms add their own fields."""
+
+    model: Model
+
+
+S = TypeVar("S", bound=OneModel)
+
+
+def hand_out(model: Model, clients: Iterable[int], lr: float | None = None) -> Iterator[Send]:
+    """Send the model to these clients."""
+    payload = {"model": model.vector}
+    for client in clients:
+        yield Send(client, payload, model.version, lr=lr)
+
+
+@dataclass(frozen=True)
+class Flow(Server[S]):
+    """A server whose clients keep working: each one that reports, fails or joins is followed by the next.
+
+    concurrency: clients at work at once, the next drawn uniformly among the idle ones; by default all of them, and
+        a client that has reported gets the next model at once.
+    """
+
+    concurrency: int | None = field(default=None, kw_only=True)
+    own_size: ClassVar[bool] = False  # under FedAST: keep `size` as it is instead of taking the task's b_m
+
+    def __post_init__(self) -> None:
+        at_least(1, concurrency=self.concurrency)
+
+    def started(self, state: S, view: View) -> Commands:
+        clients = view.everyone() if self.concurrency is None else view.idle(self.concurrency)
+        yield from hand_out(state.model, clients, self.local_lr(state))
+
+    def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
+        yield from self.next(state, job.client, view)
+
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        yield from self.next(state, client, view)
+
+    def next(self, state: S, client: int, view: View) -> Commands:
+        """Work for whoever follows this client: itself, or idle clients until enough are at work."""
+        if self.concurrency is not None:
+            yield from hand_out(state.model, view.idle(self.concurrency - view.flying), self.local_lr(state))
+        elif view.present(client):
+            model = state.model
+            yield Send(client, {"model": model.vector}, model.version, None, 0, self.local_lr(state))
+
+    def local_lr(self, state: S) -> float | None:
+        """The step size that goes with the model; None: the local trainer's own."""
+        return None

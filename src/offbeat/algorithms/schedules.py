@@ -1,0 +1,50 @@
+"""Step sizes that the server hands out with its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from offbeat.core.errors import positive
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A local step size by iteration."""
+
+    def __call__(self, k: int, /) -> float:
+        """α_k."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The same step size always, α_k = lr.
+
+    lr: step size.
+    """
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+
+    def __call__(self, k: int, /) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class Decay:
+    """A step size that falls with the iteration, α_k = c / (k + d).
+
+    c: numerator.
+    d: offset of the iteration; α_0 = c / d.
+    """
+
+    c: float
+    d: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(c=self.c, d=self.d)
+
+    def __call__(self, k: int, /) -> float:
+        return self.c / (k + self.d)
