@@ -29,7 +29,9 @@ ORDER = Scripted([[1.0], [2.5, 100.0], [4.5]])  # reports of clients 0, 0, 1, 0,
 def invariant(simulation: Simulation) -> float:
     """|mean(y_i) − (x + u)|, where a client that has not reported still has the initial model."""
     world, n = simulation.world, simulation.clients
-    y = [world.memories[i, 0][1]["y"] if (i, 0) in world.memories else simulation.initial[0] for i in range(n)]
+    y = [
+        world.memories[i, 0][1]["y"] if (i, 0) in world.memories else simulation.problems[0].initial() for i in range(n)
+    ]
     state = world.server
     return float((torch.stack(y).mean(dim=0) - (state.model.vector + state.u)).abs().max())
 

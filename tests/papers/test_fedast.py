@@ -461,7 +461,7 @@ def test_area_for_each_task_keeps_its_invariant() -> None:
     made = prepare(lines, Algorithm(server, SGD(lr=0.3)), times, Until(updates=600))
     for world in made.steps():
         for m, task in enumerate(world.server.tasks):
-            y = [world.memories[i, m][1]["y"] if (i, m) in world.memories else made.initial[m] for i in range(4)]
+            y = [world.memories[i, m][1]["y"] if (i, m) in world.memories else lines[m].initial() for i in range(4)]
             x = settled(task.inner.model.vector + task.inner.u)
             torch.testing.assert_close(torch.stack(y).mean(dim=0), x, rtol=0, atol=1e-9)
 

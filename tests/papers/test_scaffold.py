@@ -24,7 +24,7 @@ CLOCK = Scripted([[1.0], [2.0], [3.0]])
 def controls(simulation: Simulation) -> torch.Tensor:
     """c_i of every client, [n, d]; 0 before a client's first report."""
     world, n = simulation.world, simulation.clients
-    zero = simulation.initial[0] * 0.0
+    zero = simulation.problems[0].initial() * 0.0
     return torch.stack([world.memories[i, 0][1]["control"] if (i, 0) in world.memories else zero for i in range(n)])
 
 
