@@ -1,17 +1,20 @@
-"""Every class that an experiment file can name explains itself: one sentence, and a text for each of its settings."""
+"""Every class that an experiment file can name explains its settings, and refuses values that cannot work."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 import offbeat.algorithms
 import offbeat.local
 import offbeat.timing
+from offbeat.core.errors import SettingError
 from offbeat.data import splits
 
 HOMES = (offbeat.algorithms, offbeat.local, offbeat.timing, splits)
@@ -55,3 +58,97 @@ def test_its_docstring_begins_with_one_sentence_on_one_line(kind: type) -> None:
     first = inspect.cleandoc(kind.__doc__ or "").splitlines()[0]
     assert first.endswith(".")
     assert 10 < len(first) <= 120
+
+
+# What is given to settings that have no default
+GIVEN: dict[str, Any] = {
+    "lr": 0.1,
+    "count": 1,
+    "c": 1.0,
+    "alpha": 1.0,
+    "per_client": 2,
+    "rate": 1.0,
+    "time": 1.0,
+    "per_step": 1.0,
+    "mean": 1.0,
+    "std": 1.0,
+    "min": 1.0,
+    "speed": 1.0,
+    "low": 1.0,
+    "high": 2.0,
+    "sigma": 1.0,
+    "scale": 1.0,
+    "shape": 2.0,
+    "down": 1.0,
+    "up": 1.0,
+    "download": offbeat.timing.Constant(1.0),
+    "upload": offbeat.timing.Constant(1.0),
+    "period": 1.0,
+    "on": 0.5,
+    "off": 0.5,
+    "of": {"all": (1.0, 1.0)},
+    "values": (1.0,),
+    "stays": (((0.0, 0.5),),),
+    "records": ((1.0,),),
+    "model": "femnist_cnn",
+    "file": "trace.csv",
+}
+ALSO: dict[type, dict[str, Any]] = {  # one of several that must be given
+    offbeat.timing.LogNormal: {"median": 1.0},
+    offbeat.timing.Times: {"compute": offbeat.timing.Constant(1.0)},
+}
+# Numbers that may be 0
+ZERO = {"decay", "mu", "momentum", "power", "after", "explore", "fairness", "std", "sigma", "dropout", "spread"}
+ZERO_OF = {(offbeat.local.MAML, "alpha"), (offbeat.timing.Uniform, "low")}
+
+
+def options(hint: Any) -> tuple[Any, ...]:
+    """The types that a setting may have."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def made(kind: Any, **given: Any) -> Any:
+    needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is f.default_factory]
+    return kind(**{name: GIVEN[name] for name in needed} | ALSO.get(kind, {}) | given)
+
+
+SETTINGS = [
+    (kind, name, options(hint))
+    for kind in KINDS
+    for name, hint in get_type_hints(kind).items()
+    if name in settings(kind)
+]
+NUMBERS = [(kind, name) for kind, name, types in SETTINGS if {int, float} & set(types)]
+LISTS = [(kind, name) for kind, name, types in SETTINGS if tuple[float, ...] in types]
+WORDS = [(kind, name, one) for kind, name, types in SETTINGS for one in types if get_origin(one) is Literal]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, True, "4"], ids=str)
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda it: getattr(it, "__name__", it))
+def test_a_number_that_cannot_be_one_is_refused_under_the_name_of_its_field(kind: Any, name: str, value: Any) -> None:
+    with pytest.raises(SettingError, match=rf"^{name} = {value!r}: must "):
+        made(kind, **{name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), NUMBERS, ids=lambda it: getattr(it, "__name__", it))
+def test_zero_is_refused_except_where_it_means_something(kind: Any, name: str) -> None:
+    if name in ZERO or (kind, name) in ZERO_OF:
+        assert getattr(made(kind, **{name: 0}), name) == 0
+    else:
+        with pytest.raises(SettingError, match=f"^{name} = 0: must "):
+            made(kind, **{name: 0})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0], ids=str)
+@pytest.mark.parametrize(("kind", "name"), LISTS, ids=lambda it: getattr(it, "__name__", it))
+def test_a_number_in_a_list_is_refused_with_its_place(kind: Any, name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=rf"^{name}\[1\] = {value!r}: must "):
+        made(kind, **{name: (1.0, value)})
+
+
+@pytest.mark.parametrize(("kind", "name", "words"), WORDS, ids=lambda it: getattr(it, "__name__", None))
+def test_a_word_of_a_closed_set_is_refused_if_it_is_another(kind: Any, name: str, words: Any) -> None:
+    for word in get_args(words):
+        assert getattr(made(kind, **{name: word}), name) == word
+    with pytest.raises(SettingError, match=f"^{name} = 'neither': must "):
+        made(kind, **{name: "neither"})

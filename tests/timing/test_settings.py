@@ -29,7 +29,7 @@ from offbeat.timing import (
 ONE = Constant(1.0)
 REFUSED = [
     (lambda: Exponential(-1.0), "rate = -1.0: must be a positive number"),
-    (lambda: Exponential((1.0, 0.0)), "rate = 0.0: must be a positive number"),
+    (lambda: Exponential((1.0, 0.0)), r"rate\[1\] = 0.0: must be a positive number"),
     (lambda: Exponential("fast"), "rate = 'fast': must be a positive number"),
     (lambda: Normal(10, 5, 0), "min = 0: must be a positive number"),
     (lambda: Normal(10, -5, 1), "std = -5: must be a number, 0 or above"),

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from offbeat.algorithms.favano import InterruptedState, Interrupting
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, at_least
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Model, View
@@ -91,8 +91,9 @@ class QuAFL(Interrupting[InterruptedState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.bits <= 16:
-            raise SettingError(f"bits = {self.bits}: must be between 1 and 16")
+        at_least(1, bits=self.bits)
+        if self.bits > 16:
+            raise SettingError(f"bits = {self.bits}: must be at most 16")
 
     def pair(self, local: Local) -> Local:
         wrapped = Mixing.around(local)

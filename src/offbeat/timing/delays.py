@@ -47,10 +47,10 @@ class Exponential:
     per: ClassVar[Per] = "job"
 
     def __post_init__(self) -> None:
-        if isinstance(self.rate, Normal):
-            return
-        for value in self.rate if isinstance(self.rate, tuple) else (self.rate,):
-            positive(rate=value)
+        if isinstance(self.rate, tuple):
+            positive(**{f"rate[{i}]": rate for i, rate in enumerate(self.rate)})
+        elif not isinstance(self.rate, Normal):
+            positive(rate=self.rate)
 
     def rates(self, clients: int, seed: int) -> list[float]:
         """λ_i of every client."""
