@@ -164,7 +164,7 @@ def test_every_algorithm_has_its_section_and_its_lines(name: str) -> None:
     assert f"\n### {name}\n" in (ROOT / "docs/catalogue.md").read_text()
 
 
-def test_every_local_half_and_every_timing_model_has_its_line() -> None:
+def test_every_local_trainer_and_every_timing_model_has_its_line() -> None:
     assert [name for name in LOCALS if f"{{ {name} = {{" not in toml_of("catalogue.md")] == []
     assert [name for name in TIMINGS if not re.search(rf"^{name} = ", toml_of("timing.md"), re.MULTILINE)] == []
 

@@ -16,6 +16,7 @@ import offbeat.local
 import offbeat.timing
 from offbeat.core.errors import SettingError
 from offbeat.data import splits
+from offbeat.models import NAMES
 
 HOMES = (offbeat.algorithms, offbeat.local, offbeat.timing, splits)
 KINDS = sorted(
@@ -51,6 +52,12 @@ def test_no_line_of_a_docstring_explains_what_is_not_a_field(kind: type) -> None
     named = set(re.findall(r"^(\w+): ", own, flags=re.MULTILINE))
     assert named <= {f.name for f in dataclasses.fields(kind)}
     assert "   " not in own.replace("\n    ", "\n")  # one field a line
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_a_model_has_a_text_in_the_docstring_of_its_class(name: str) -> None:
+    options = set(inspect.signature(NAMES[name]).parameters) - {"shape", "classes"}
+    assert {option for option, text in texts(NAMES[name]).items() if text.endswith(".")} >= options  # type: ignore[arg-type]
 
 
 @EVERY_KIND

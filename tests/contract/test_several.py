@@ -151,8 +151,7 @@ def test_the_same_seed_is_the_same_run_and_another_seed_another(row: Row) -> Non
 
 
 def test_every_algorithm_for_several_tasks_has_a_row() -> None:
-    """Those are the ones with targets, one for each task."""
     public = (getattr(offbeat.algorithms, name) for name in offbeat.algorithms.__all__)
     servers = {value.__name__ for value in public if isinstance(value, type) and issubclass(value, Server)}
-    several = {name for name in servers if "targets" in getattr(offbeat.algorithms, name).__dataclass_fields__}
+    several = {name for name in servers if getattr(offbeat.algorithms, name).several}
     assert several == {type(row.server).__name__ for row in TABLE}

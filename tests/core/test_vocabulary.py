@@ -1,4 +1,4 @@
-"""Errors that help, halves that belong together, settings that cannot work."""
+"""Errors that help, servers and local trainers that belong together, settings that cannot work."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_setting_that_cannot_work_is_refused_at_once(make: Any) -> None:
         make()
 
 
-# The two halves
+# A server and its local trainer
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def test_a_client_that_needs_what_the_server_does_not_send_is_refused(server: An
         Algorithm(server, NeedsControl(lr=0.1))
 
 
-def test_a_server_wraps_the_local_half_as_it_needs_it() -> None:
+def test_a_server_wraps_the_local_trainer_as_it_needs_it() -> None:
     assert Algorithm(AREA(), SGD(lr=0.1)).local.sends == ("residual",)
     assert Algorithm(AsFedAvg(), SGD(lr=0.1)).local.sends == ("model",)
     assert Algorithm(FedBuff(), SGD(lr=0.1)).local == SGD(lr=0.1)

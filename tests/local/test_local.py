@@ -1,4 +1,4 @@
-"""Local halves are functions of rows: a client's result does not depend on who is computed with it."""
+"""Local trainers are functions of rows: a client's result does not depend on who is computed with it."""
 
 from __future__ import annotations
 

@@ -68,12 +68,12 @@ def test_options_reach_the_model():
     [
         ("lenet", GREY, {}, "unknown model 'lenet'; did you mean 'lenet5'"),
         ("mlp", GREY, {"hiden": [3]}, "unknown option of the model mlp: 'hiden'; did you mean 'hidden'"),
-        ("mlp", GREY, {"hidden": [0]}, "at least one unit"),
+        ("mlp", GREY, {"hidden": [0]}, r"hidden\[0\] = 0: must be at least 1"),
         ("lenet5", (1, 8, 8), {}, "lenet5 needs images of at least 12 pixels a side, not 8; use mlp"),
         ("cnn", (1, 8, 8), {}, "cnn needs images of at least 16"),
         ("cnn", TEXT, {}, r"takes square images .* \[80\]"),
         ("resnet18-gn", TEXT, {}, "takes images"),
-        ("resnet18-gn", COLOUR, {"groups": 5}, "groups = 5 has to divide"),
+        ("resnet18-gn", COLOUR, {"groups": 5}, "groups = 5: has to divide"),
         ("lstm", GREY, {}, "takes windows of tokens"),
         ("lstm", TEXT, {"layers": 0}, "layers = 0"),
         ("nowhere.at_all:make", GREY, {}, "cannot import the module 'nowhere.at_all'.*PYTHONPATH"),
@@ -89,7 +89,7 @@ def test_models_that_cannot_be_are_refused_with_a_reason(name, shape, options, m
 
 
 def test_no_classes_are_refused():
-    with pytest.raises(SettingError, match="0 classes"):
+    with pytest.raises(SettingError, match="classes = 0"):
         build("mlp", GREY, 0, 0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -11,14 +13,16 @@ from hypothesis import given, strategies as st
 from scipy.optimize import minimize_scalar
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import Criterion, Decay, Period, Poisson, optimal_rate
+from offbeat.algorithms import Criterion, Decay, FedAST, FedBuff, Period, Poisson, optimal_rate
 from offbeat.algorithms.area import AREA, Residual
+from offbeat.core.errors import SettingError
+from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
-from offbeat.timing import Exponential, Times
+from offbeat.timing import Constant, Exponential, Times
 from offbeat.timing.base import Durations
 
 HALF = SGD(lr=0.5)  # on the line: reached = (received + centre) / 2
@@ -154,6 +158,46 @@ def test_the_optimal_rate_minimises_the_bound_of_theorem_8(rates: list[float]) -
 
     best = minimize_scalar(bound, bounds=(1e-3, 1e3), method="bounded", options={"xatol": 1e-9}).x
     assert optimal_rate(rates) == pytest.approx(best, rel=1e-5)
+
+
+def test_the_optimal_rate_is_taken_from_the_clients_of_the_run() -> None:
+    times, until = Times(Exponential((1.0, 2.0))), Until(updates=3)
+    open_, best = Poisson("optimal"), Poisson(optimal_rate([1.0, 2.0]))
+    assert prepare(Line([0.0, 0.0]), Algorithm(AREA(size=open_), HALF), times, until).server == AREA(size=best)
+    clock = times.bind(2, 0)
+    assert FedAST(aggregate=FedBuff(size=open_)).fit(clock) == FedAST(aggregate=FedBuff(size=best))
+    assert AREA(size=3).fit(clock) == AREA(size=3)
+
+
+@pytest.mark.parametrize("times", [Scripted([[1.0]]), Times(Constant(1.0))], ids=["no rates", "not exponential"])
+def test_without_rates_there_is_no_optimal_rate(times: Any) -> None:
+    with pytest.raises(SettingError, match="exponential"):
+        prepare(Line([0.0]), Algorithm(AREA(size=Poisson("optimal")), HALF), times, Until(updates=1))
+    with pytest.raises(SettingError, match="not fitted to a clock"):
+        Poisson("optimal").wait(Stream(0))
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """A criterion of one's own: after 2 messages, and by the clock after twice the fastest client's mean time."""
+
+    time: float = math.inf
+
+    def due(self, messages: int, /) -> bool:
+        return messages >= 2
+
+    def wait(self, rng: Stream, /) -> float | None:
+        return self.time
+
+    def fit(self, clock: Any) -> Doubling:
+        return Doubling(2.0 / max(clock.rates))
+
+
+def test_a_criterion_and_a_schedule_of_one_s_own_are_settings_like_any_other() -> None:
+    server = AREA(size=Doubling(), schedule=lambda k: 0.5)
+    result = run(Line([0.0, 4.0]), server, HALF, Times(Exponential((1.0, 4.0))), Until(updates=40))
+    assert result.simulation.server.size == Doubling(0.5)
+    assert result.world.server.model.version > 20
 
 
 def test_poisson_aggregates_at_its_rate_and_at_random() -> None:

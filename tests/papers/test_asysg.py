@@ -59,7 +59,7 @@ def test_there_is_no_local_step_size() -> None:
         Gradient(steps=3)
 
 
-def test_a_local_half_that_steps_is_refused() -> None:
+def test_a_local_trainer_that_steps_is_refused() -> None:
     with pytest.raises(SettingError, match="AsySG reads 'gradient' but SGD sends only 'delta'"):
         Algorithm(AsySG(), SGD(lr=0.1))
 

@@ -50,7 +50,7 @@ def test_it_keeps_clients_nearer_to_the_optimum_than_fedavg() -> None:
     assert away[1] < 0.7 * away[0]
 
 
-def test_it_is_fedasync_s_local_half_too() -> None:
+def test_it_is_fedasync_s_local_trainer_too() -> None:
     """Xie et al. 2019, algorithm 1: clients minimise f + ρ/2·|x − x_t|²; here ρ = 1 and one round as by hand above."""
     server = FedAsyncMixing(mixing=1.0)
     result = run(Line([6.0]), server, Prox(lr=0.5, steps=2, mu=1.0), Scripted([[1.0]]), Until(updates=1))

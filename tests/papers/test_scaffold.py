@@ -95,8 +95,8 @@ def test_the_server_s_control_is_the_mean_of_the_clients(server: SCAFFOLD) -> No
         assert float(difference.abs().max()) < 1e-12
 
 
-def test_its_local_half_does_not_belong_to_another_server() -> None:
-    """A local half that needs c cannot work under FedBuff, and a server that reads c cannot work with SGD."""
+def test_its_local_trainer_does_not_belong_to_another_server() -> None:
+    """A local trainer that needs c cannot work under FedBuff, and a server that reads c cannot work with SGD."""
     with pytest.raises(SettingError, match="Scaffold needs 'control' but FedBuff sends only 'model'"):
         Algorithm(FedBuff(), Scaffold(lr=0.1))
     with pytest.raises(SettingError, match="SCAFFOLD reads 'control' but SGD sends only 'delta'"):

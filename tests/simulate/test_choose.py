@@ -61,7 +61,7 @@ def test_what_needs_no_trial_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Odd(SGD):
-    """A local half that only its own server can feed."""
+    """A local trainer that only its own server can feed."""
 
     def init(self, work: Work) -> Carry:
         return {"w": work.payload["secret"]}

@@ -63,7 +63,7 @@ def test_every_method_s_own_step_is_fine_tuning_by_hand(server: Server, name: st
 
 
 def test_the_budget_is_gradients_and_the_same_for_every_method() -> None:
-    """Four gradients a client, on four mini-batches, whatever the local half's own number of steps is."""
+    """Four gradients a client, on four mini-batches, whatever the local trainer's own number of steps is."""
     for local in LOCALS.values():
         asked: list[tuple[int, int]] = []
         simulation = trained(FedAsync(lr=0.3), local).simulation

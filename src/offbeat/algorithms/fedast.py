@@ -63,7 +63,8 @@ class FedAST(Server[FedASTState]):
     window: updates of a task over which the variance is taken, V.
     period: how often requests are divided anew, in multiples of M·ΣR arrivals.
     targets: by task, the accuracy at which it is done; its requests go to the others at once.
-    aggregate: server of each task, by default FedBuff; the size of its buffer becomes b_m, a criterion stays.
+    aggregate: server of each task, by default FedBuff. The size of its buffer becomes b_m; the sizes of AREA and
+        AS-FedAvg and criteria by the clock stay.
 
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
     """

@@ -1,1 +1,1 @@
-"""The vocabulary: vectors, events and commands, servers and local halves, problems, errors."""
+"""The vocabulary: vectors, events and commands, servers and local trainers, problems, errors."""

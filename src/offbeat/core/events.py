@@ -33,14 +33,14 @@ class Job(NamedTuple):
     task: int
     version: int  # of the model that the client starts from
     steps: int
-    lr: float  # local step size: what the server gave, or else the local half's own
+    lr: float  # local step size: what the server gave, or else the local trainer's own
     number: int  # how many jobs this client was sent before: keys its random draws
     hold: bool = False
 
 
 @dataclass(slots=True)
 class Update:
-    """A client's result: `update["delta"]` is what its local half called "delta"."""
+    """A client's result: `update["delta"]` is what its local trainer called "delta"."""
 
     job: Job
     vectors: Payload
@@ -121,7 +121,7 @@ Event: TypeAlias = Started | Arrived | Lost | Rang | Joined | Left | Measured | 
 
 
 class Send(NamedTuple):
-    """Give a client work. `steps` and `lr` of None leave them to the local half."""
+    """Give a client work. `steps` and `lr` of None leave them to the local trainer."""
 
     client: int
     payload: Payload

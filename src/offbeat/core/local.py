@@ -70,7 +70,7 @@ class Local:
     values within a row but never across rows. One client is n = 1, a hundred are one call.
 
     lr: local step size, η.
-    steps: local steps per job.
+    steps: local steps per job, Q (M in AREA).
     batch: mini-batch size; by default all of a client's data.
     shuffle: go through the data in a new random order every epoch instead of drawing with replacement.
     """

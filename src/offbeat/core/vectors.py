@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-Vector = torch.Tensor  # [d] at a server; local halves see stacked rows [..., d], one row a client
+Vector = torch.Tensor  # [d] at a server; local trainers see stacked rows [..., d], one row a client
 Payload = Mapping[str, Vector]  # what travels: vectors by name
 
 
@@ -41,7 +41,7 @@ def stacked(vectors: Iterable[Any]) -> Vector:
 
 
 def lengths(rows: Vector) -> Vector:
-    """Euclidean length of every row, [..., d] -> [..., 1]: local halves scale rows with it."""
+    """Euclidean length of every row, [..., d] -> [..., 1]: local trainers scale rows with it."""
     found: Vector = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return found
 

@@ -34,7 +34,7 @@ def build(name: str, shape: Sequence[int], classes: int, seed: int, **options: A
     `shape` and `classes` if it has arguments of these names. torch's own random state is left as it was.
     """
     if classes < 1:
-        raise SettingError(f"{classes} classes: a model needs at least one output")
+        raise SettingError(f"classes = {classes}: a model needs at least one output")
     make = _imported(name) if ":" in name else NAMES.get(name)
     if make is None:
         raise unknown("model", name, [*NAMES, "package.module:factory"])

@@ -78,9 +78,10 @@ class _TwoConv(nn.Module):
 
 
 class LeNet5(_TwoConv):
-    """LeNet-5: 6 and 16 channels, full layers of 120 and 84; smaller images than 32 × 32 are padded by 2.
+    """LeNet-5: convolutions of 6 and 16 channels, full layers of 120 and 84.
 
-    Differs from LeCun et al. 1998 as everybody's does: ReLU and max-pooling, all channels connected, plain output.
+    Smaller images than 32 × 32 are padded by 2. Differs from LeCun et al. 1998 as everybody's does: ReLU and
+    max-pooling, all channels connected, plain output.
     """
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
@@ -89,7 +90,7 @@ class LeNet5(_TwoConv):
 
 
 class CNN(_TwoConv):
-    """The network of DeFedAvg (§4.1.1): 32 and 64 channels, then one hidden layer of 512.
+    """DeFedAvg's network: convolutions of 32 and 64 channels, then a full layer of 512 (§4.1.1).
 
     The latent size of 1600 that the paper gives is 64 · 5 · 5, for CIFAR-10's 32 × 32; it is 64 · 4 · 4 = 1024
     for 28 × 28. The 32 channels of the first layer are not in the paper but fit its model sizes best: 878,538
@@ -101,7 +102,7 @@ class CNN(_TwoConv):
 
 
 class CifarCNN(_TwoConv):
-    """The CIFAR network of Acar et al. 2021 that FedAST trains: 64 and 64 channels, full layers of 384 and 192."""
+    """FedAST's CIFAR network (Acar et al. 2021): convolutions of 64 and 64 channels, full layers of 384 and 192."""
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__("cifar-cnn", shape, classes, (64, 64), (384, 192))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import at_least, not_negative
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,15 +35,15 @@ class ClosedForm(ABC):
 
 
 class Softmax(nn.Module, ClosedForm):
-    """One linear layer that starts at zero: multinomial logistic regression (AREA eq. 4).
+    """Softmax regression, one linear layer that starts at zero (AREA, eq. 4).
 
-    bias: AREA has none.   spread: first weights are uniform in [−spread, spread]; 0: they are zero.
+    bias: whether the layer has a bias; AREA's has none.
+    spread: the first weights are uniform in [−spread, spread] instead of zero.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, bias: bool = False, spread: float = 0.0) -> None:
         super().__init__()
-        if spread < 0:
-            raise SettingError(f"spread = {spread}: must not be negative")
+        not_negative(spread=spread)
         self.linear = nn.Linear(math.prod(shape), classes, bias=bias)
         self.classes, self.inputs, self.biased = classes, math.prod(shape), bias  # a module's own are slow to look up
         for parameter in self.parameters():
@@ -98,12 +98,14 @@ def _counting(count: int) -> npt.NDArray[np.int64]:
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU: 784-200-100-10 on MNIST (FedAST, table 1)."""
+    """Fully connected layers with ReLU: 784-200-100-10 on MNIST (FedAST, table 1).
+
+    hidden: widths of the hidden layers.
+    """
 
     def __init__(self, shape: Sequence[int], classes: int, hidden: Sequence[int] = (200, 100)) -> None:
         super().__init__()
-        if any(width < 1 for width in hidden):
-            raise SettingError(f"hidden = {list(hidden)}: a layer needs at least one unit")
+        at_least(1, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
         sizes = (math.prod(shape), *hidden, classes)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 

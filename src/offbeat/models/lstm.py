@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, at_least
 from offbeat.models.gpu import kernels
 
 
 class LSTM(nn.Module):
-    """Characters embedded in 8 dimensions, two LSTM layers of 256, and a linear layer on the last output.
+    """Embedded characters, LSTM layers, and a linear layer on the last output.
 
-    The sizes are LEAF's; FedAST (Shakespeare) takes the model from there.
+    The default sizes are LEAF's; FedAST (Shakespeare) takes the model from there.
+
+    embedding: dimensions of a character's embedding.
+    hidden: width of an LSTM layer.
+    layers: number of LSTM layers.
     """
 
     def __init__(
@@ -24,8 +28,7 @@ class LSTM(nn.Module):
         super().__init__()
         if len(shape) != 1:
             raise SettingError(f"lstm takes windows of tokens [length], the data are {list(shape)}")
-        if min(embedding, hidden, layers) < 1:
-            raise SettingError(f"embedding = {embedding}, hidden = {hidden}, layers = {layers}: all positive")
+        at_least(1, embedding=embedding, hidden=hidden, layers=layers)
         self.embedding = nn.Embedding(classes, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.linear = nn.Linear(hidden, classes)

@@ -11,9 +11,9 @@ from offbeat.core.errors import SettingError
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for small images: a 3 × 3 stem without pooling, and group normalisation for batch normalisation.
+    """ResNet-18 for small images: a 3 × 3 stem without pooling, group instead of batch normalisation.
 
-    groups: of every normalisation; has to divide 64.
+    groups: groups of every normalisation; has to divide 64.
     """
 
     def __init__(self, shape: Sequence[int], classes: int, groups: int = 32) -> None:
@@ -21,7 +21,7 @@ class ResNet18(nn.Module):
         if len(shape) != 3:
             raise SettingError(f"resnet18-gn takes images [channels, height, width], the data are {list(shape)}")
         if groups < 1 or 64 % groups:
-            raise SettingError(f"groups = {groups} has to divide the 64 channels of the first layers")
+            raise SettingError(f"groups = {groups}: has to divide the 64 channels of the first layers")
         self.stem = nn.Sequential(nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), nn.GroupNorm(groups, 64))
         blocks, width = [], 64
         for stage in range(4):

@@ -31,7 +31,7 @@ Row = Mapping[str, float]  # the cells that say something
 Columns = Sequence[Sequence[float]]  # by client
 
 
-class Recorded(NamedTuple):
+class TraceParts(NamedTuple):
     """The parts of a timing model that a trace holds."""
 
     compute: RecordedTimes
@@ -53,7 +53,7 @@ class Trace:
     def __post_init__(self) -> None:
         positive(period=self.period)
 
-    def read(self) -> Recorded:
+    def read(self) -> TraceParts:
         """The parts that the file holds."""
         return _recorded(located(self.file), self.period)
 
@@ -65,7 +65,7 @@ class Trace:
         return presence.bind(clients, seed)
 
 
-def _recorded(path: Path, period: float | None) -> Recorded:
+def _recorded(path: Path, period: float | None) -> TraceParts:
     rows, own = _rows(path)
     clients: dict[str, list[Row]] = {}
     for row in rows:
@@ -76,7 +76,7 @@ def _recorded(path: Path, period: float | None) -> Recorded:
         raise DataError(f"{path}: client {silent[0]!r} has no compute time; every client needs at least one job")
     try:
         network = _network(compute, download, upload)
-        return Recorded(_replay(compute), network, _stays(on, off, own if period is None else period))
+        return TraceParts(_replay(compute), network, _stays(on, off, own if period is None else period))
     except SettingError as error:
         raise DataError(f"{path}: {error}") from None
 
