@@ -46,7 +46,7 @@ class AREA(Flow[AreaState]):
     its message triggers. When the criterion fires: x ← x + u, u ← 0. The invariant mean(y_i) = x + u holds after every
     event.
 
-    size: messages per server step, Δ; or a criterion by the clock, `Period` or `Poisson`.
+    size: messages per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
         trainer's own.
     """

@@ -25,7 +25,7 @@ class AsFedAvgState(OneModel):
 class AsFedAvg(Flow[AsFedAvgState]):
     """Clients send models; the server's model becomes the mean of the last few that arrived (AREA, §5).
 
-    size: models per server step, Δ; or a criterion by the clock, `Period` or `Poisson`.
+    size: models per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     """
 
     size: int | Criterion = 4

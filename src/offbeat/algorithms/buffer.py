@@ -35,6 +35,6 @@ def check_memory(name: str, model: Vector, clients: int, most: float) -> None:
     wanted = clients * model.numel() * model.element_size()
     if wanted > most:
         raise SettingError(
-            f"{name} keeps a vector for each of {clients} clients, {wanted / 1e9:.3g} GB, but memory = "
-            f"{most / 1e9:.3g} GB; raise it, or use AREA, whose clients keep their own"
+            f"memory = {most:g}: {name} keeps a vector for each of {clients} clients, {wanted:.3g} bytes; raise it, or "
+            "use AREA, whose clients keep their own"
         )

@@ -50,7 +50,7 @@ class Messages:
 class Period:
     """Aggregate at regular times.
 
-    time: between two aggregations.
+    time: time between two aggregations.
     """
 
     time: float
@@ -67,10 +67,10 @@ class Period:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Aggregate at random times, those of a Poisson process.
+    """Aggregate at the random times of a Poisson process.
 
-    rate: aggregations per unit of time, λ_s; "optimal": `optimal_rate` of the clients' message rates, which only
-        exponential compute times without a network have.
+    rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), which needs exponential
+        compute times and no network.
     """
 
     rate: float | Literal["optimal"]

@@ -125,7 +125,7 @@ class Favano(Interrupting[FavanoState]):
 
     normalise: what a client's progress is divided by, a. "expected": E[q], the mean number of steps this client has
         been seen to do; "stochastic": P(q > 0)·q, the steps it did this time and how often it was seen to have done
-        any; "none": 1, so that fast clients weigh more, which is not the paper's but what others compare with.
+        any; "none": 1, so that fast clients weigh more; that is not the paper's, but what others compare with.
 
     Differs from the paper: E[q] and P(q > 0) are estimated from the answers so far, this one included; the paper takes
     them as known.

@@ -26,8 +26,8 @@ class FedBuff(Flow[BuffState]):
 
     Algorithm 2: collect K deltas, then w ← w − lr · mean.
 
-    size: updates per server step, K; or a criterion by the clock, `Period` or `Poisson`, and the mean is over what
-        came in between.
+    size: updates per server step, K; or aggregation by the clock, in periods or as a Poisson process, of what came in
+        between.
     lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.
     weight: staleness weight s(τ) of each update, 1 for a fresh one; the mean still divides by K.
     """

@@ -215,7 +215,7 @@ class SyncUCBST(TaskRounds[UCBState]):
     Client i's score for task m is its mean reported loss there plus explore · sqrt(2 ln(rounds)/times asked); the pairs
     with the highest scores are served first.
 
-    explore: how much trying a client on another task counts against its known loss.
+    explore: weight of exploration against the losses reported so far.
 
     Differs from the paper: it names the method without its details; losses of a task are divided by their mean over all
     clients, so that tasks with other losses can be compared.

@@ -143,7 +143,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Owners:
-    """Every client is one natural owner; with fewer clients than owners, the owners with the most samples.
+    """Every client is one natural owner of samples; with fewer clients than owners, those with the most samples.
 
     They come in the owners' order and do not depend on the seed, so that all runs have the same clients.
     """

@@ -21,15 +21,15 @@ _only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, with
 
 @dataclass(frozen=True)
 class Times:
-    """How long jobs take and who is there to do them.
+    """How long jobs take, and which clients are online.
 
     compute: time of a job's local steps; by default none.
     network: time of downloads and uploads; by default none.
     speeds: how much slower each client computes; by default all compute at the same speed.
-    presence: which clients are there when; by default all, always.
+    presence: which clients are online when; by default all, always.
     available: share of the clients that take new work at any moment, drawn anew each time they are asked.
     dropout: probability that a job's result is lost on the way back.
-    trace: recorded compute times, transfers and stays, replayed; it stands for the parts that it records.
+    trace: recorded compute times, transfers and times online, replayed in place of the parts above.
 
     >>> from offbeat.core.events import Job
     >>> from offbeat.timing import Constant, Factors

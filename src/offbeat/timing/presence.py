@@ -105,11 +105,11 @@ class Alternating:
 
 @dataclass(frozen=True)
 class Diurnal:
-    """Clients are there for one stretch of every day, each at its own hour.
+    """Clients are online for one stretch of every day, each at its own hour.
 
     period: length of the day.
-    on: share of the day that a client is there.
-    spread: share of the day over which the clients' stretches begin evenly; 0: all at the same time.
+    on: share of the day that a client is online.
+    spread: share of the day over which the clients' stretches begin evenly; 0: all begin at the same time.
     """
 
     period: float
@@ -138,10 +138,10 @@ class Diurnal:
 
 @dataclass(frozen=True)
 class OnOff:
-    """Stays and absences of a client alternate, each of exponential length; stationary from the start.
+    """Clients go online and offline at random; both phases are exponential, and stationary from the start.
 
-    on: mean length of a stay.
-    off: mean length of an absence.
+    on: mean time online.
+    off: mean time offline.
     """
 
     on: float
@@ -157,11 +157,11 @@ class OnOff:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Recorded stays, repeated with a period.
+    """Recorded times online, repeated with a period.
 
-    stays: for each recorded client the beginning and end of its stays, in order and apart; without any it is always
-        there. Client i follows record i modulo their number.
-    period: after which the stays repeat.
+    stays: for each recorded client, when it went online and offline, in order and apart; without any it is always
+        online. Client i follows record i modulo their number.
+    period: time after which they repeat.
     """
 
     stays: tuple[tuple[tuple[float, float], ...], ...]

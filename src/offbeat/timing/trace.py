@@ -41,10 +41,10 @@ class TraceParts(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Recorded jobs and stays, replayed.
+    """Recorded jobs and times online, replayed.
 
     file: CSV or JSON file; a path, or a name in $OFFBEAT_DATA/traces.
-    period: after which stays repeat; by default the file's own, else the last `off`.
+    period: time after which the times online repeat; by default the file's own, else the last `off`.
     """
 
     file: str
