@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from worlds import Line, run as simulate
+from logs import Log, plan
+from worlds import run as simulate
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
 from offbeat.core.errors import SettingError
@@ -25,7 +26,7 @@ from offbeat.deploy.keeper import Keeper
 from offbeat.deploy.member import Member
 from offbeat.deploy.memoir import Memoir
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.reducer import Entry
 from offbeat.deploy.train import Training
 from offbeat.deploy.view import LedgerView
 from offbeat.local import SGD, Moreau
@@ -33,45 +34,6 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 from offbeat.watch.history import History
-
-PROBLEM = Line([1.0, 2.0])
-
-
-def plan(server: Server[Any], local: Any = None, **options: Any) -> Plan:
-    made = Algorithm(server, local or SGD(lr=0.5))
-    given_ = {"until": Until(updates=10**6), "limits": Limits(size=5000, norm=100.0, window=3), **options}
-    return Plan("run", ["a", "b"], made.server, made.locals(1), [PROBLEM.initial()], **given_)
-
-
-class Log:
-    """A reducer and the entries it is given, one after the other."""
-
-    def __init__(self, made: Plan) -> None:
-        self.reducer, self.seq, self.now = Reducer(made), 0, 0.0
-
-    def add(self, sender: str, kind: str, parts: Any = None, wait: float = 0.1, **header: Any) -> str:
-        self.now += wait
-        who = {"client": sender} if sender else {}
-        return self.raw(sender, wire.pack(kind, {"run": "run", **who, **header}, parts))
-
-    def raw(self, sender: str, data: bytes) -> str:
-        self.seq += 1
-        return self.reducer.fold(Entry(self.seq, self.now, sender, data))
-
-    def begin(self) -> Log:
-        for name in ("a", "b"):
-            self.add(name, "hello", epoch=1, nonce=name)
-        self.add("", "begun")
-        return self
-
-    def result(self, sender: str, seq: int, job: int, value: float = 1.0, **changes: Any) -> str:
-        header = {"epoch": 1, "seq": seq, "job": job, "steps": 1, **changes}
-        parts = header.pop("parts", {"delta": torch.tensor([value], dtype=torch.float64)})
-        return self.add(sender, "result", parts, **header)
-
-    @property
-    def refused(self) -> dict[str, int]:
-        return self.reducer.ledger.tally.refused
 
 
 def one(value: float) -> torch.Tensor:

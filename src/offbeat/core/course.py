@@ -1,7 +1,9 @@
 """The course of events: what an event does to a run and what follows from a command, once for every runtime.
 
 A runtime keeps the state, moves jobs and says when something happens: the simulator takes it from a heap in virtual
-time, a deployment from its log. What happens then is decided here.
+time, a deployment from its log. What happens then is decided here, by the rules of `core/events.py` and these:
+
+1. When the run is over, the commands that its handler has yielded after the one that ended it are dropped.
 """
 
 from __future__ import annotations
@@ -293,6 +295,8 @@ class Course(Generic[F]):
                     self.send(command)
                 else:
                     self.obey(command)
+                    if state.stopped:
+                        break
         except OffbeatError:
             raise
         except Exception as error:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from offbeat.core.course import Course
 from offbeat.core.errors import HandlerError
-from offbeat.core.events import Command, Event, Job, Rang, Started, Update
+from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.deploy import wire
@@ -334,10 +334,6 @@ class Reducer(Course[Flight]):
         absent, self.traffic.absent = self.traffic.absent, []
         for job in absent:
             self.lost(Flight(job, None, ledger.now, ledger.now), "absent")
-
-    def obey(self, command: Command) -> None:
-        if not self.ledger.stopped:
-            super().obey(command)
 
     def close_task(self, task: int, reason: str) -> None:
         if not self.ledger.stopped:

@@ -24,8 +24,6 @@ class Traffic:
     def send(self, send: Send) -> None:
         """Put a job on its client's desk."""
         ledger, plan = self.ledger, self.plan
-        if ledger.stopped:
-            return
         if not 0 <= send.client < len(ledger.seats):
             raise ValueError(f"work sent to client {send.client}, but there are {len(ledger.seats)}, numbered from 0")
         local, seat = plan.locals[send.task], ledger.seats[send.client]

@@ -1,0 +1,55 @@
+"""A reducer that is fed by hand, for tests of what a deployed server makes of its log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from worlds import Line
+
+from offbeat.core.course import Until
+from offbeat.core.server import Algorithm, Server
+from offbeat.deploy import wire
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.local import SGD
+
+PROBLEM = Line([1.0, 2.0])
+
+
+def plan(server: Server[Any], local: Any = None, **options: Any) -> Plan:
+    made = Algorithm(server, local or SGD(lr=0.5))
+    given_ = {"until": Until(updates=10**6), "limits": Limits(size=5000, norm=100.0, window=3), **options}
+    return Plan("run", ["a", "b"], made.server, made.locals(1), [PROBLEM.initial()], **given_)
+
+
+class Log:
+    """A reducer and the entries it is given, one after the other."""
+
+    def __init__(self, made: Plan, *watchers: Any) -> None:
+        self.reducer, self.seq, self.now = Reducer(made, None, watchers), 0, 0.0
+
+    def add(self, sender: str, kind: str, parts: Any = None, wait: float = 0.1, **header: Any) -> str:
+        self.now += wait
+        who = {"client": sender} if sender else {}
+        return self.raw(sender, wire.pack(kind, {"run": "run", **who, **header}, parts))
+
+    def raw(self, sender: str, data: bytes) -> str:
+        self.seq += 1
+        return self.reducer.fold(Entry(self.seq, self.now, sender, data))
+
+    def begin(self, *names: str) -> Log:
+        for name in names or ("a", "b"):
+            self.add(name, "hello", epoch=1, nonce=name)
+        self.add("", "begun")
+        return self
+
+    def result(self, sender: str, seq: int, job: int, value: float = 1.0, **changes: Any) -> str:
+        header = {"epoch": 1, "seq": seq, "job": job, "steps": 1, **changes}
+        parts = header.pop("parts", {"delta": torch.tensor([value], dtype=torch.float64)})
+        return self.add(sender, "result", parts, **header)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.reducer.ledger.tally.refused
