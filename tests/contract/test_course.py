@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from logs import Log, plan
-from worlds import Scenario, Scripted, play, send
+from worlds import Diary, Scenario, Scripted, play, send
 
 from offbeat.core.course import RunState, Until
 from offbeat.core.events import Command, Stop
-from offbeat.core.server import Server
-from offbeat.core.watcher import Row
+from offbeat.core.server import Commands, Server, View
 from offbeat.watch.history import History
 
 LONG = Until(time=100.0)
@@ -24,24 +23,32 @@ class Seen:
     """A run as it ended."""
 
     state: RunState
-    rows: Sequence[Row]
+    history: History
 
     @property
     def events(self) -> list[tuple[str, int, int]]:
         """(event, client, job) of every row."""
-        return [(row.event, row.client, row.job) for row in self.rows]
+        return [(row.event, row.client, row.job) for row in self.history.events]
+
+
+class Listening(Scenario):
+    """A scenario that notes evaluations."""
+
+    def measured(self, state: Diary, task: int, metrics: Mapping[str, float], view: View) -> Commands:
+        state.heard.append(f"{view.now:g}: measured")
+        yield from ()
 
 
 def simulated(server: Server[Any], until: Until = LONG, there: Sequence[int] = (0, 1), leaves: float = 0.0) -> Seen:
     """Two clients whose jobs take 10; those not in `there` are away; client 0 leaves at this time, if any is given."""
     flips = {0: [leaves]} if leaves else {}
     clock = Scripted([[10.0]], flips=flips, away=frozenset({0, 1}.difference(there)))
-    simulation, history = play(server, clock, until, clients=2)
-    return Seen(simulation.world, history.events)
+    simulation, history = play(server, clock, until, clients=2, evaluate_every=4.0)
+    return Seen(simulation.world, history)
 
 
 def deployed(server: Server[Any], until: Until = LONG, there: Sequence[int] = (0, 1), leaves: float = 0.0) -> Seen:
-    """The same over a log: clients greet, the run begins, alarms ring, client 0 leaves."""
+    """The same over a log: clients greet, the run begins, alarms ring, client 0 leaves; the last model is evaluated."""
     history = History(keep_events=True)
     log = Log(plan(server, until=until), history).begin(*("ab"[client] for client in there))
     ledger = log.reducer.ledger
@@ -52,7 +59,8 @@ def deployed(server: Server[Any], until: Until = LONG, there: Sequence[int] = (0
             leaves = 0.0
         else:
             log.add("", "rung", wait=when - ledger.now, alarm=number)
-    return Seen(ledger, history.events)
+    log.add("", "scored", task=0, time=ledger.now, updates=0, version=0, metrics={"loss": 1.0})
+    return Seen(ledger, history)
 
 
 IN_BOTH = pytest.mark.parametrize("course", [simulated, deployed])
@@ -64,3 +72,18 @@ def test_what_a_handler_says_after_a_stop_is_dropped(course: Any, stop: Command)
     seen = course(Scenario({0: [send(0), stop, send(1), send(0)]}))
     assert seen.state.jobs == 1
     assert seen.state.stopped == "stopped by the algorithm"
+
+
+@IN_BOTH
+def test_after_the_end_nothing_is_an_event_but_the_last_evaluation_is_known(course: Any) -> None:
+    seen = course(Listening({0: [send(0)], 5.0: [Stop()]}))
+    assert seen.events[-1] == ("Rang", -1, -1)
+    assert "5: measured" not in seen.state.server.heard
+    assert seen.history.measurements[-1].time == 5.0
+
+
+def test_a_client_that_leaves_after_the_end_loses_nothing_that_counts() -> None:
+    log = Log(plan(Scenario({0: [send(0), Stop()]}))).begin()
+    log.add("a", "bye", epoch=1)
+    assert not log.reducer.ledger.seats[0].present
+    assert log.reducer.ledger.tally.lost == 0

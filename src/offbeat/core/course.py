@@ -4,6 +4,7 @@ A runtime keeps the state, moves jobs and says when something happens: the simul
 time, a deployment from its log. What happens then is decided here, by the rules of `core/events.py` and these:
 
 1. When the run is over, the commands that its handler has yielded after the one that ended it are dropped.
+2. Nothing is an event after the end: watchers are told of the last evaluations, the server is not.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Course(Generic[F]):
     """One run: a runtime derives from it and calls it when something happens.
 
     A runtime also says how an alarm is set (`alarm`), when a job began and ended (`times`) and where in the run it is
-    (`place`); it may evaluate a task that is about to be finished (`look`).
+    (`place`); it may evaluate a task that is about to be finished (`look`) and all of them at the end (`over`).
     terms: by task, the times from which and until which it is there; without them, always.
     """
 
@@ -197,6 +198,9 @@ class Course(Generic[F]):
     def look(self, task: int) -> None:
         """A task is about to be finished."""
 
+    def over(self) -> None:
+        """The run has ended."""
+
     # What happens
 
     def arrived(self, flight: F, update: Update, result: Any = None) -> None:
@@ -220,8 +224,9 @@ class Course(Generic[F]):
 
     def lost(self, flight: F, reason: str) -> None:
         """A job that is not in flight any more has not arrived."""
-        self.state.tally.lost += 1
-        self.handle(Lost(flight.job, reason), flight)
+        if not self.state.stopped:
+            self.state.tally.lost += 1
+            self.handle(Lost(flight.job, reason), flight)
 
     def joined(self, client: int) -> None:
         """A client is there."""
@@ -258,8 +263,7 @@ class Course(Generic[F]):
         """Finish a task without the server's doing, and tell it."""
         if task not in self.state.finished:
             self.finish_task(task, reason)
-            if not self.state.stopped:
-                self.handle(Closed(task))
+            self.handle(Closed(task))
 
     def finish_task(self, task: int, reason: str) -> None:
         """A task is over; with the last one, the run."""
@@ -276,14 +280,18 @@ class Course(Generic[F]):
             self.end(reason)
 
     def end(self, reason: str) -> None:
-        """The run is over."""
-        self.state.stopped = self.state.stopped or reason or "stopped"
+        """The run is over, unless it has been before."""
+        if not self.state.stopped:
+            self.state.stopped = reason or "stopped"
+            self.over()
 
     # What the server says to it
 
     def handle(self, event: Event | Update, flight: F | None = None, staleness: int = -1, result: Any = None) -> None:
         """Let the server handle an event and carry out its commands."""
         state = self.state
+        if state.stopped:
+            return
         state.events += 1
         try:
             if type(event) is Update:  # most are: they take the short way

@@ -356,11 +356,9 @@ class Reducer(Course[Flight]):
                 for trip in trips(self.plan, self.ledger, flight, result):
                     watcher.trip(trip)
 
-    def end(self, reason: str) -> None:
-        if not self.ledger.stopped:
-            if self.ledger.asked:  # the clients evaluate: once more, at the end
-                for task in range(len(self.plan.locals)):
-                    self._ask(task)
-            super().end(reason)
-            for client in range(len(self.ledger.seats)):
-                self.traffic.touch(client)
+    def over(self) -> None:
+        if self.ledger.asked:  # the clients evaluate: once more, at the end
+            for task in range(len(self.locals)):
+                self._ask(task)
+        for client in range(len(self.ledger.seats)):
+            self.traffic.touch(client)

@@ -214,8 +214,7 @@ class Simulation(Course[Flight]):
         if self.every is not None and self.world.measured[task] < self.world.now:
             self._measure(task)
 
-    def end(self, reason: str) -> None:
-        super().end(reason)
+    def over(self) -> None:
         for task in range(len(self.problems)):
             if task not in self.world.finished:
                 self.look(task)
