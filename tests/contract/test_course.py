@@ -11,7 +11,8 @@ from logs import Log, plan
 from worlds import Diary, Scenario, Scripted, play, send
 
 from offbeat.core.course import RunState, Until
-from offbeat.core.events import Command, Stop
+from offbeat.core.errors import HandlerError
+from offbeat.core.events import Command, Job, Stop
 from offbeat.core.server import Commands, Server, View
 from offbeat.watch.history import History
 
@@ -87,3 +88,33 @@ def test_a_client_that_leaves_after_the_end_loses_nothing_that_counts() -> None:
     log.add("a", "bye", epoch=1)
     assert not log.reducer.ledger.seats[0].present
     assert log.reducer.ledger.tally.lost == 0
+
+
+class Relentless(Scenario):
+    """Answers every lost job with another one for the same client."""
+
+    def lost(self, state: Diary, job: Job, reason: str, view: View) -> Commands:
+        yield send(job.client)
+
+
+class Once(Scenario):
+    """Answers a lost job of client 1 with one for client 0."""
+
+    def lost(self, state: Diary, job: Job, reason: str, view: View) -> Commands:
+        if job.client == 1:
+            yield send(0)
+
+
+@IN_BOTH
+def test_work_for_clients_that_are_not_there_is_lost_after_the_handler_in_the_order_of_sending(course: Any) -> None:
+    seen = course(Once({0: [send(1), send(0), send(1)], 1.0: []}), there=[0])
+    lost = [("Lost", 1, 0), ("Lost", 1, 2)]
+    assert seen.events == [("Started", -1, -1), *lost, ("Rang", -1, -1), *seen.events[4:]]
+    assert seen.state.tally.lost == 2
+    assert seen.state.jobs == 5
+
+
+@IN_BOTH
+def test_a_server_that_answers_every_such_loss_with_more_work_is_stopped_by_an_error(course: Any) -> None:
+    with pytest.raises(HandlerError, match="Relentless keeps sending work to clients that are not there"):
+        course(Relentless({0: [send(1)]}), there=[0])

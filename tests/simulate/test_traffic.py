@@ -179,8 +179,8 @@ def test_work_sent_to_somebody_who_is_not_there_is_lost_at_once() -> None:
     assert [time for time, _, _, _ in simulation.world.server.arrived] == [17.0]
 
 
-def test_a_client_that_joins_with_lost_work_still_on_record_is_not_idle() -> None:
-    """At 3 client 0 leaves; work sent to client 1, which is away, is lost at that moment; then client 1 joins."""
+def test_work_lost_with_a_client_that_was_away_does_not_keep_it_busy_when_it_joins() -> None:
+    """At 3 client 0 leaves; work sent to client 1, which is away, is lost at once; then client 1 joins."""
     clock = Scripted([[1.0]], flips={0: [3.0], 1: [3.0]}, away=frozenset({1}))
 
     class Hasty(Scenario):
@@ -192,5 +192,5 @@ def test_a_client_that_joins_with_lost_work_still_on_record_is_not_idle() -> Non
             yield from ()
 
     simulation, _ = play(Hasty({0: []}), clock, LONG, problems=[Line([0.0, 0.0])])
-    assert simulation.world.server.heard == ["idle: []", "3: job 0 of client 1 absent"]
+    assert simulation.world.server.heard == ["3: job 0 of client 1 absent", "idle: [1]"]
     assert simulation.world.idle.items == [1]

@@ -5,6 +5,8 @@ time, a deployment from its log. What happens then is decided here, by the rules
 
 1. When the run is over, the commands that its handler has yielded after the one that ended it are dropped.
 2. Nothing is an event after the end: watchers are told of the last evaluations, the server is not.
+3. Work for a client that is not there is `Lost` as soon as the handler that sent it is done, in the order of sending. A
+   server that answers every such loss with more of it is stopped by an error.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Row, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
+_MOST = 100_000  # losses in a row that a server may answer with work for clients that are not there
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,14 @@ class InFlight(Protocol):
 
 
 F = TypeVar("F", bound=InFlight)
-F_co = TypeVar("F_co", bound=InFlight, covariant=True)
 
 
-class Traffic(Protocol[F_co]):
-    """Moves jobs between the server and its clients."""
+class Traffic(Protocol[F]):
+    """Moves jobs between the server and its clients. `absent` collects those for clients that are not there."""
+
+    @property
+    def absent(self) -> list[F]:
+        """Jobs that nobody is there to do, as if in flight."""
 
     def send(self, send: Send) -> None:
         """Put a job on its way."""
@@ -136,7 +142,7 @@ class Traffic(Protocol[F_co]):
     def join(self, client: int) -> None:
         """The client is there."""
 
-    def leave(self, client: int) -> Sequence[F_co]:
+    def leave(self, client: int) -> Sequence[F]:
         """The client is gone; gives the flights that are lost with it."""
 
 
@@ -167,6 +173,7 @@ class Course(Generic[F]):
         self.listens = type(server).measured is not Server.measured
         self.send: Callable[[Send], None] = traffic.send  # bound once: there is one for every event
         self.land: Callable[[Job], None] = traffic.land
+        self.absent, self.losing = traffic.absent, False
         self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
 
     def begin(self, initial: Sequence[Vector]) -> None:
@@ -318,6 +325,17 @@ class Course(Generic[F]):
             for task, model in enumerate(self.server.models(state.server)):
                 if model.version >= self.until.versions:
                     self.close_task(task, "versions")
+        if self.absent and not self.losing:
+            self._lose_absent()
+
+    def _lose_absent(self) -> None:
+        most, self.losing = len(self.absent) + _MOST, True
+        for count, flight in enumerate(self.absent):  # it grows if the server answers with more
+            if count == most:
+                raise HandlerError(f"{type(self.server).__name__} keeps sending work to clients that are not there")
+            self.lost(flight, "absent")
+        self.absent.clear()
+        self.losing = False
 
     def obey(self, command: Command) -> None:
         """Carry out a command."""

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from offbeat.core.course import Course
-from offbeat.core.errors import HandlerError
 from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Watcher
@@ -33,10 +32,6 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import Traffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import Message, RefusedError
-
-_MOST = (
-    100_000  # events of one log entry: beyond it a server answers every loss with work for somebody who is not there
-)
 
 
 class Entry(NamedTuple):
@@ -323,17 +318,10 @@ class Reducer(Course[Flight]):
     def handle(
         self, event: Event | Update, flight: Flight | None = None, staleness: int = -1, result: Any = None
     ) -> None:
-        ledger = self.ledger
-        if not ledger.begun or ledger.stopped:
-            return
-        self.within += 1
-        if self.within > _MOST:
-            raise HandlerError(f"{type(self.server).__name__} keeps sending work to clients that are not there")
-        self.draws.renew(self.within)
-        super().handle(event, flight, staleness, result)
-        absent, self.traffic.absent = self.traffic.absent, []
-        for job in absent:
-            self.lost(Flight(job, None, ledger.now, ledger.now), "absent")
+        if self.ledger.begun:
+            self.within += 1
+            self.draws.renew(self.within)
+            super().handle(event, flight, staleness, result)
 
     def close_task(self, task: int, reason: str) -> None:
         if not self.ledger.stopped:

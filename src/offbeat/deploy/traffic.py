@@ -8,13 +8,13 @@ from offbeat.deploy.plan import Plan
 
 
 class Traffic:
-    """Moves jobs through a ledger. `changed` collects the clients whose desks are different now, `absent` the jobs
+    """Moves jobs through a ledger. `changed` collects the clients whose desks are different now, `absent` the work
     that nobody is there to do."""
 
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self.ledger, self.plan = ledger, plan
         self.changed: set[int] = set()
-        self.absent: list[Job] = []
+        self.absent: list[Flight] = []
 
     def touch(self, client: int) -> None:
         """This client's desk is different from now on."""
@@ -34,7 +34,7 @@ class Traffic:
         seat.number += 1
         ledger.tally.sent[send.task] = ledger.tally.sent.get(send.task, 0) + 1
         if not seat.present:
-            self.absent.append(job)
+            self.absent.append(Flight(job, None, ledger.now, ledger.now))
             return
         ledger.flights[job.id] = Flight(job, dict(send.payload), ledger.now, ledger.now)
         if send.hold:

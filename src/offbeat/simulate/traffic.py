@@ -30,6 +30,7 @@ class Traffic:
     ) -> None:
         self.world, self.clock, self.locals = world, clock, locals_
         self.wires, self.chained = wires, chained
+        self.absent: list[Flight] = []  # work that nobody is there to do
 
     def push(self, time: float, kind: int, ref: int | str) -> None:
         """Something will happen at this time."""
@@ -56,6 +57,9 @@ class Traffic:
         world.numbers[client] += 1
         sent = world.tally.sent
         sent[task] = sent[task] + 1 if task in sent else 1
+        if world.present.where[client] < 0:
+            self.absent.append(Flight(job, None, now, now, now, now, now, now, 0.0))
+            return
         down, up = self.wires[task]
         download, compute, upload, lost = self.clock.durations(job, down, up)
         ready = now + download
@@ -66,16 +70,13 @@ class Traffic:
         end = start + compute
         arrive = end + upload
         flight = Flight(job, payload, now, ready, free, start, end, arrive, upload, "dropped" if lost else "")
-        if world.present.where[client] < 0:  # nobody there: the job fails at once
-            flight.lost, flight.arrive = "absent", now
-        else:
-            world.free[client] = end
-            if hold:
-                flight.held, flight.arrive = True, _NEVER
-            elif not lost:
-                if self.chained[task]:
-                    flight.after = self._previous(job)
-                world.todo[number] = None
+        world.free[client] = end
+        if hold:
+            flight.held, flight.arrive = True, _NEVER
+        elif not lost:
+            if self.chained[task]:
+                flight.after = self._previous(job)
+            world.todo[number] = None
         world.flights[number] = flight
         flying = world.flying
         if client in flying:
@@ -140,7 +141,7 @@ class Traffic:
     def _requeue(self, flight: Flight) -> None:
         """Work out a flight's times again, after something before it in its client's queue has gone."""
         world, client = self.world, flight.job.client
-        if flight.end <= world.now or flight.lost == "absent":
+        if flight.end <= world.now:
             return  # done with
         if flight.start > world.now:
             flight.free = world.free[client]
@@ -166,8 +167,7 @@ class Traffic:
     def join(self, client: int) -> None:
         """The client is there."""
         self.world.present.add(client)
-        if client not in self.world.flying:  # work sent while it was away may be lost only later in this moment
-            self.world.idle.add(client)
+        self.world.idle.add(client)
 
     def _previous(self, job: Job) -> int | None:
         """The client's job in flight whose memory this one builds on; None: the memory it has reported last."""
