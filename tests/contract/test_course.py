@@ -118,3 +118,16 @@ def test_work_for_clients_that_are_not_there_is_lost_after_the_handler_in_the_or
 def test_a_server_that_answers_every_such_loss_with_more_work_is_stopped_by_an_error(course: Any) -> None:
     with pytest.raises(HandlerError, match="Relentless keeps sending work to clients that are not there"):
         course(Relentless({0: [send(1)]}), there=[0])
+
+
+@IN_BOTH
+def test_a_departure_is_one_loss_for_each_plain_job_and_one_for_the_newest_held_one_then_the_client_has_left(
+    course: Any,
+) -> None:
+    script = {0: [send(0, hold=True), send(1)], 1.0: [send(0, hold=True)], 2.0: [send(0, hold=True)]}
+    seen = course(Scenario(script), leaves=3.0)
+    at = seen.events.index(("Left", 0, -1))
+    assert seen.events[at - 1 : at + 1] == [("Lost", 0, 3), ("Left", 0, -1)]
+    assert [job for event, _, job in seen.events if event == "Lost"] == [3]
+    assert seen.state.tally.lost == 1
+    assert not any(flight.job.client == 0 for flight in seen.state.flights.values())

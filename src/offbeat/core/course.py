@@ -7,6 +7,8 @@ time, a deployment from its log. What happens then is decided here, by the rules
 2. Nothing is an event after the end: watchers are told of the last evaluations, the server is not.
 3. Work for a client that is not there is `Lost` as soon as the handler that sent it is done, in the order of sending. A
    server that answers every such loss with more of it is stopped by an error.
+4. A client that leaves loses its plain jobs and, of held work, the newest job of each task: what that has replaced
+   never was. Then it has `Left`.
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ class Traffic(Protocol[F]):
         """The client is there."""
 
     def leave(self, client: int) -> Sequence[F]:
-        """The client is gone; gives the flights that are lost with it."""
+        """The client is gone; gives the flights that are lost with it, of held work the newest of each task."""
 
 
 class Course(Generic[F]):

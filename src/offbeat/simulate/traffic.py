@@ -154,15 +154,16 @@ class Traffic:
         world.free[client] = flight.end
 
     def leave(self, client: int) -> list[Flight]:
-        """The client is gone; gives the flights that are lost with it."""
+        """The client is gone; gives the flights that are lost with it, of held work the newest of each task."""
         world = self.world
         world.present.remove(client)
         world.idle.remove(client)
         world.free[client] = world.now
-        lost = [world.flights[number] for number in world.flying.get(client, ())]
-        for flight in lost:
+        mine = [world.flights[number] for number in world.flying.get(client, ())]
+        newest = {flight.job.task: flight for flight in mine if flight.job.hold}
+        for flight in mine:
             self.land(flight.job)
-        return lost
+        return [flight for flight in mine if not flight.job.hold or newest[flight.job.task] is flight]
 
     def join(self, client: int) -> None:
         """The client is there."""
