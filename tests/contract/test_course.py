@@ -12,7 +12,7 @@ from worlds import Diary, Scenario, Scripted, play, send
 
 from offbeat.core.course import RunState, Until
 from offbeat.core.errors import HandlerError
-from offbeat.core.events import Command, Job, Stop
+from offbeat.core.events import Command, Job, Recall, Stop
 from offbeat.core.server import Commands, Server, View
 from offbeat.watch.history import History
 
@@ -131,3 +131,18 @@ def test_a_departure_is_one_loss_for_each_plain_job_and_one_for_the_newest_held_
     assert [job for event, _, job in seen.events if event == "Lost"] == [3]
     assert seen.state.tally.lost == 1
     assert not any(flight.job.client == 0 for flight in seen.state.flights.values())
+
+
+class Counting(Scenario):
+    """Notes how much is in flight whenever an alarm rings."""
+
+    def rang(self, state: Diary, key: str, view: View) -> Commands:
+        state.heard.append(f"{key}: {view.flying}")
+        yield from super().rang(state, key, view)
+
+
+@IN_BOTH
+def test_held_work_of_a_client_is_in_flight_once_for_each_task(course: Any) -> None:
+    held, more = [send(0, hold=True), send(1), send(1)], [send(0, hold=True), send(1, hold=True)]
+    seen = course(Counting({0: held, 1.0: more, 2.0: [Recall(0)], 3.0: [send(0, hold=True)], 4.0: []}), leaves=3.5)
+    assert [line for line in seen.state.server.heard if "job" not in line] == ["1.0: 3", "2.0: 4", "3.0: 4", "4.0: 3"]

@@ -142,6 +142,9 @@ def test_who_is_idle_is_who_is_there_and_has_nothing(script: Any, clock: Scripte
     for world in made.steps():
         busy = {flight.job.client for flight in world.flights.values()}
         assert busy == set(world.flying)
+        jobs = [flight.job for flight in world.flights.values()]
+        held = {(job.client, job.task) for job in jobs if job.hold}
+        assert made.view.flying == sum(not job.hold for job in jobs) + len(held)
         assert set(world.idle.items) == set(world.present.items) - busy
         assert set(world.present.items) == {c for c in range(N) if clock.present(c, world.now)} or _at_a_flip(made)
 

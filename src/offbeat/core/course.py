@@ -9,6 +9,7 @@ time, a deployment from its log. What happens then is decided here, by the rules
    server that answers every such loss with more of it is stopped by an error.
 4. A client that leaves loses its plain jobs and, of held work, the newest job of each task: what that has replaced
    never was. Then it has `Left`.
+5. `view.flying` counts plain jobs, and held work once for each client and task that has any.
 """
 
 from __future__ import annotations

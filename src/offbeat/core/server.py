@@ -69,7 +69,7 @@ class View(Protocol):
 
     @property
     def flying(self) -> int:
-        """Number of jobs in flight, not counting the one that has just arrived."""
+        """Number of jobs in flight without the one that has just arrived; held work of a client and task is one."""
 
     def present(self, client: int) -> bool:
         """Whether this client is there."""

@@ -73,6 +73,7 @@ class Traffic:
         world.free[client] = end
         if hold:
             flight.held, flight.arrive = True, _NEVER
+            world.surplus += self._holds(client, task)
         elif not lost:
             if self.chained[task]:
                 flight.after = self._previous(job)
@@ -96,6 +97,8 @@ class Traffic:
         mine = world.flying[client]
         if len(mine) > 1:
             mine.remove(job.id)
+            if job.hold:
+                world.surplus -= self._holds(client, job.task)
             return
         del world.flying[client]
         if world.present.where[client] >= 0:
@@ -181,6 +184,11 @@ class Traffic:
                 if before and not flight.lost and not flight.held:
                     return number
         return None
+
+    def _holds(self, client: int, task: int) -> bool:
+        """Whether jobs of this task that were sent with hold are in flight, recalled or not."""
+        jobs = (self.world.flights[number].job for number in self.world.flying.get(client, ()))
+        return any(job.hold and job.task == task for job in jobs)
 
     def _held(self, client: int, task: int) -> list[Flight]:
         flights = (self.world.flights[number] for number in self.world.flying.get(client, ()))

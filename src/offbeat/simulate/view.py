@@ -42,7 +42,7 @@ class WorldView:
 
     @property
     def flying(self) -> int:
-        return len(self.world.flights)
+        return len(self.world.flights) - self.world.surplus
 
     def present(self, client: int) -> bool:
         return self.world.present.where[client] >= 0

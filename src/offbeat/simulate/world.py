@@ -104,6 +104,7 @@ class World(RunState):
     heap: list[Entry] = field(default_factory=list)
     flights: dict[int, Flight] = field(default_factory=dict)
     flying: dict[int, list[int]] = field(default_factory=dict)  # client -> its jobs in flight, in order of sending
+    surplus: int = 0  # jobs in flight sent with hold, beyond one for each client and task
     todo: dict[int, None] = field(default_factory=dict)  # jobs sure to arrive that nobody has computed yet
     memories: dict[tuple[int, int], tuple[int, Payload]] = field(
         default_factory=dict
