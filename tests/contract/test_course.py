@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from logs import Log, plan
-from worlds import Diary, Scenario, Scripted, play, send
+from worlds import Diary, Line, Scenario, Scripted, play, send
 
 from offbeat.core.course import RunState, Until
-from offbeat.core.errors import HandlerError
+from offbeat.core.errors import DivergedError, HandlerError
 from offbeat.core.events import Command, Job, Recall, Stop
 from offbeat.core.server import Commands, Server, View
+from offbeat.deploy.keeper import Keeper
 from offbeat.watch.history import History
 
 LONG = Until(time=100.0)
@@ -62,6 +64,14 @@ def deployed(server: Server[Any], until: Until = LONG, there: Sequence[int] = (0
             log.add("", "rung", wait=when - ledger.now, alarm=number)
     log.add("", "scored", task=0, time=ledger.now, updates=0, version=0, metrics={"loss": 1.0})
     return Seen(ledger, history)
+
+
+@dataclass(frozen=True)
+class Nowhere(Line):
+    """A problem whose loss cannot be computed from any model."""
+
+    def measure(self, models: torch.Tensor) -> list[Mapping[str, float]]:
+        return [{"loss": float("nan")} for _ in models]
 
 
 IN_BOTH = pytest.mark.parametrize("course", [simulated, deployed])
@@ -146,3 +156,30 @@ def test_held_work_of_a_client_is_in_flight_once_for_each_task(course: Any) -> N
     held, more = [send(0, hold=True), send(1), send(1)], [send(0, hold=True), send(1, hold=True)]
     seen = course(Counting({0: held, 1.0: more, 2.0: [Recall(0)], 3.0: [send(0, hold=True)], 4.0: []}), leaves=3.5)
     assert [line for line in seen.state.server.heard if "job" not in line] == ["1.0: 3", "2.0: 4", "3.0: 4", "4.0: 3"]
+
+
+def test_a_loss_that_is_nan_is_divergence_in_the_simulator() -> None:
+    with pytest.raises(DivergedError, match="the loss of line is nan at time 0, version 0"):
+        play(Scenario({}), Scripted([[1.0]]), LONG, problems=[Nowhere([1.0])], evaluate_every=4.0)
+
+
+def test_a_loss_that_is_nan_is_divergence_over_a_log() -> None:
+    log = Log(plan(Scenario({0: [send(0)]}))).begin()
+    ledger = log.reducer.ledger
+    keeper = Keeper(log.reducer.plan, ledger)
+    log.raw("", keeper.score(0, 1.0, 0, 0, {"loss": float("nan"), "accuracy": 0.5}).data)
+    assert ledger.stopped == "diverged"
+    assert ledger.diverged == "the loss of task 0 is nan at time 1, version 0; use smaller steps"
+    assert log.result("a", 1, 0) == "over"
+
+
+@pytest.mark.parametrize(("losses", "stopped"), [([None, 2.0], ""), ([None, None], "diverged")])
+def test_where_clients_evaluate_the_run_has_diverged_if_all_of_them_say_so(losses: Any, stopped: str) -> None:
+    history = History()
+    log = Log(plan(Scenario({})), history).begin()
+    log.add("", "asked", task=0)
+    for name, loss in zip("ab", losses, strict=True):
+        said = {"diverged": True} if loss is None else {"loss": loss}
+        log.add(name, "judged", epoch=1, number=1, right=1, total=4, **said)
+    assert log.reducer.ledger.stopped == stopped
+    assert [m.metrics for m in history.measurements] == ([] if stopped else [{"accuracy": 0.25, "loss": 0.5}])

@@ -10,15 +10,17 @@ time, a deployment from its log. What happens then is decided here, by the rules
 4. A client that leaves loses its plain jobs and, of held work, the newest job of each task: what that has replaced
    never was. Then it has `Left`.
 5. `view.flying` counts plain jobs, and held work once for each client and task that has any.
+6. An evaluation whose loss is nan raises `DivergedError`: the run is over, whatever its server would make of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any, Generic, Protocol, TypeVar
 
-from offbeat.core.errors import HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
 from offbeat.core.events import (
     Alarm,
     Closed,
@@ -205,6 +207,10 @@ class Course(Generic[F]):
         """Where in the run it is, for errors."""
         raise NotImplementedError
 
+    def called(self, task: int) -> str:
+        """A task's name, for errors."""
+        return f"task {task}"
+
     def look(self, task: int) -> None:
         """A task is about to be finished."""
 
@@ -259,9 +265,14 @@ class Course(Generic[F]):
 
     def scored(self, measurement: Measurement) -> None:
         """A task's model was evaluated."""
+        task, metrics = measurement.task, measurement.metrics
+        if isnan(metrics.get("loss", 0.0)):
+            raise DivergedError(
+                f"the loss of {self.called(task)} is nan at time {measurement.time:g}, version {measurement.version}; "
+                f"use smaller steps"
+            )
         for watcher in self.watchers:
             watcher.measured(measurement)
-        task, metrics = measurement.task, measurement.metrics
         if task in self.state.finished:
             return
         if self.listens:

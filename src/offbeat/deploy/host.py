@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.state import Tensors, dump
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Watcher
@@ -104,7 +104,7 @@ class Host:
         return self.worked + time.monotonic() - self.began
 
     async def run(self) -> None:
-        """Serve until the run is over, or until `leave`."""
+        """Serve until the run is over, or until `leave`; raises `DivergedError` if it has diverged."""
         link = self.link
         await link.insist(lambda: link.make_streams(self.plan.run, self.kept_models, self.replicas))
         await self._catch_up()
@@ -121,6 +121,8 @@ class Host:
             await self._farewell()
         self.save()
         note("left" if self.asked else "over", run=self.plan.run, reason=self.ledger.stopped)
+        if self.ledger.diverged and not self.asked:
+            raise DivergedError(self.ledger.diverged)
 
     def leave(self) -> None:
         """Stop serving; the run goes on when somebody serves it again."""
@@ -241,7 +243,7 @@ class Host:
         )
         if self.measure is not None:
             found = await asyncio.to_thread(self.measure, task, vector)
-            metrics = {name: float(value) for name, value in found.items() if abs(float(value)) < float("inf")}
+            metrics = {name: float(value) for name, value in found.items()}
             await self._obey([self.keeper.score(task, now, updates, version, metrics)])
 
     def _over(self) -> bool:

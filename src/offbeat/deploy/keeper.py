@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite, isnan
 from typing import Any, TypeAlias
 
 from offbeat.core.watcher import Watcher
@@ -164,7 +165,8 @@ class Keeper:
 
     def score(self, task: int, time: float, updates: int, version: int, metrics: dict[str, float]) -> Append:
         """The entry for an evaluation."""
-        scored = wire.Scored(self.plan.run, task, time, updates, version, metrics)
+        finite = {name: value for name, value in metrics.items() if isfinite(value)}
+        scored = wire.Scored(self.plan.run, task, time, updates, version, finite, isnan(metrics.get("loss", 0.0)))
         self.pending.pop(("score", task), None)
         return Append(wire.pack("scored", vars(scored)))
 

@@ -98,3 +98,4 @@ class Ledger(RunState):
     turns: dict[int, tuple[float, int]] = field(default_factory=dict)  # number -> (when, task that opens or closes)
     asked: int = 0
     judging: dict[int, Judging] = field(default_factory=dict)  # by task
+    diverged: str = ""  # the error, if it has

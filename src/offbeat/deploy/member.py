@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
@@ -191,7 +192,8 @@ class Member:
         self.now, self.answering = now, False
         if self.memoir is None or self.desk is None:
             return []
-        header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss)
+        loss, diverged = (loss, False) if isfinite(loss) else (0.0, True)
+        header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss, diverged)
         tell = Tell(wire.pack("judged", vars(header)), f"{self.memoir.nonce}.judged.{number}")
         over = self.desk.stopped and self.memoir.pending is None
         return [tell, *(self._evaluate(self.desk) or self._done_with(self.desk) if over else self._work())]

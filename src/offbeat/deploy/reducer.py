@@ -18,9 +18,11 @@ The rules, before the code:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any, NamedTuple
 
 from offbeat.core.course import Course
+from offbeat.core.errors import DivergedError
 from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Watcher
@@ -32,6 +34,8 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import Traffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import Message, RefusedError
+
+_NAN = float("nan")
 
 
 class Entry(NamedTuple):
@@ -277,8 +281,12 @@ class Reducer(Course[Flight]):
         if scored.task >= len(self.plan.locals) or ledger.measured[scored.task] >= scored.time:
             return
         ledger.measured[scored.task] = scored.time
-        measurement = Measurement(scored.task, scored.time, scored.updates, scored.version, scored.metrics)
-        self.scored(measurement)
+        metrics = {**scored.metrics, "loss": _NAN} if scored.diverged else scored.metrics
+        try:
+            self.scored(Measurement(scored.task, scored.time, scored.updates, scored.version, metrics))
+        except DivergedError as error:
+            ledger.diverged = ledger.diverged or str(error)
+            self.end("diverged")
 
     def _ask(self, task: int) -> None:
         ledger = self.ledger
@@ -297,7 +305,7 @@ class Reducer(Course[Flight]):
         self._check_epoch(self.ledger.seats[client], judged.epoch)
         for judging in self.ledger.judging.values():
             if judging.number == judged.number and judged.right <= judged.total:
-                judging.counts[client] = (judged.right, judged.total, judged.loss)
+                judging.counts[client] = (judged.right, judged.total, _NAN if judged.diverged else judged.loss)
                 self.traffic.touch(client)
                 if all(c in judging.counts for c in self.view.everyone()):
                     self._count(judging.task)
@@ -309,9 +317,14 @@ class Reducer(Course[Flight]):
         judging = self.ledger.judging.pop(task, None)
         if judging is None or not any(total for _, total, _ in judging.counts.values()):
             return
-        right, total, loss = (sum(column) for column in zip(*judging.counts.values(), strict=True))
-        metrics = {"accuracy": right / total, "loss": loss / total}
-        self._scored(wire.Scored(self.plan.run, task, judging.time, judging.updates, judging.version, metrics))
+        answers = judging.counts.values()
+        finite = [(total, loss) for _, total, loss in answers if not isnan(loss)]  # one client ends no run
+        samples = sum(total for total, _ in finite)
+        metrics = {"accuracy": sum(right for right, _, _ in answers) / sum(total for _, total, _ in answers)}
+        if samples:
+            metrics["loss"] = sum(loss for _, loss in finite) / samples
+        run, version = self.plan.run, judging.version
+        self._scored(wire.Scored(run, task, judging.time, judging.updates, version, metrics, not samples))
 
     # What the course of events leaves to a runtime
 

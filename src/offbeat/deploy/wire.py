@@ -252,6 +252,7 @@ class Judged:
     right: int
     total: int
     loss: float = 0.0  # summed over the samples
+    diverged: bool = False  # the loss is nan, which JSON has no word for
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,7 @@ class Scored:
     updates: int
     version: int
     metrics: dict[str, float]
+    diverged: bool = False  # the loss is nan
 
 
 @dataclass(frozen=True)

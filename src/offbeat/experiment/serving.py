@@ -18,7 +18,7 @@ from typing import Any, cast
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
 
-from offbeat.core.errors import OffbeatError
+from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.host import Host, fingerprint, refold
@@ -178,7 +178,13 @@ async def _serve_one(
             models=max(1 << 30, 32 * max(x.numel() * x.element_size() for x in plan.initial)),
         )
         watched = Watched(host, problems)
-        await _serving(host, metrics)
+        try:
+            await _serving(host, metrics)
+        except DivergedError as error:  # the other runs of the experiment still count
+            shown.end(f"{spec.name}: diverged")
+            result = Result(spec.label, spec.seed, error=str(error), folder=place)
+            RunFolder(place).finish(result)
+            return result
     if host.asked:
         raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
     simulation, tally = _as_simulation(watched), host.ledger.tally

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop
-from math import isnan
 from typing import Any
 
 from offbeat.core.course import Course, Until
-from offbeat.core.errors import DivergedError, SettingError
+from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Started, Update
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
@@ -210,6 +209,9 @@ class Simulation(Course[Flight]):
     def place(self) -> str:
         return f"on event {self.world.events} at time {self.world.now:g}"
 
+    def called(self, task: int) -> str:
+        return self.problems[task].name
+
     def look(self, task: int) -> None:
         if self.every is not None and self.world.measured[task] < self.world.now:
             self._measure(task)
@@ -264,12 +266,6 @@ class Simulation(Course[Flight]):
 
     def measured(self, pending: Pending, metrics: Mapping[str, float]) -> None:
         """A model that was waiting has been evaluated."""
-        task = pending.task
-        if isnan(metrics.get("loss", 0.0)):
-            raise DivergedError(
-                f"the loss of {self.problems[task].name} is nan at time {pending.time:g}, version {pending.version}; "
-                f"use smaller steps"
-            )
         if pending.each:
             metrics = {**metrics, **summarise(pending.each)}
-        self.scored(Measurement(task, pending.time, pending.updates, pending.version, metrics, pending.each))
+        self.scored(Measurement(pending.task, pending.time, pending.updates, pending.version, metrics, pending.each))
