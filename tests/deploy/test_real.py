@@ -170,7 +170,7 @@ def test_a_model_that_is_too_large_is_refused_before_anything_starts(tmp_path: P
 
 def test_what_cannot_be_deployed_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "e.toml"
-    file.write_text(SMALL.replace('name = "area"\nevery = 3', 'name = "centralised"'))
+    file.write_text(SMALL.replace('name = "area"\nsize = 3', 'name = "centralised"'))
     outcome = offbeat("up", file, "--out", tmp_path / "out")
     assert outcome.code == 1
     assert "cannot be deployed" in outcome.err
