@@ -19,11 +19,13 @@ from command import DIGITS, QUADRATIC, TASKS, Outcome, ended, events, offbeat, s
 from safetensors.torch import load_file
 
 from offbeat.core.errors import OffbeatError
+from offbeat.core.watcher import Measurement
 from offbeat.experiment import sweep_workers as crew
 from offbeat.experiment.folder import create
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.logbook import Logbook
 from offbeat.experiment.ranking import Standings
+from offbeat.watch.results import Result, TaskResult
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
 
@@ -312,9 +314,10 @@ def test_a_sweep_of_which_nothing_is_left_has_failed(tmp_path: Path) -> None:
 def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_did() -> None:
     """Whatever the sign: less of a loss is better, more of an accuracy."""
 
-    def result(setting: int, seed: int, loss: float | None) -> dict[str, Any]:
-        base = {"algorithm": "area", "settings": {"lr": setting}, "seed": seed, "curve": []}
-        return {**base, "error": "diverged"} if loss is None else {**base, "metrics": {"loss": loss, "accuracy": loss}}
+    def result(setting: int, seed: int, loss: float | None) -> Result:
+        if loss is None:
+            return Result("area", seed, settings={"lr": setting}, error="diverged")
+        return Result("area", seed, settings={"lr": setting}, metrics={"loss": loss, "accuracy": loss})
 
     results = [
         result(s, k, loss)
@@ -323,24 +326,23 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
     ]
     for metric in ("loss", "accuracy"):
         board = Standings(grid('"problem.noise" = [0]'), metric, results)
-        assert [line["settings"]["lr"] for line in board.ranked()] == [2, 1, 0]
+        assert [line.settings["lr"] for line in board.ranked()] == [2, 1, 0]
 
 
 def test_several_tasks_are_judged_together() -> None:
     """By when the last is done; where no run gets all done, by the mean of their accuracies."""
 
-    def result(setting: int, ends: Sequence[float | None], accuracies: Sequence[float]) -> dict[str, Any]:
-        names = "easy", "hard"
-        curve = [[task, 10.0 * (1 + task), 0, 0, {"accuracy": a}, []] for task, a in enumerate(accuracies)]
-        tasks = {
-            name: {"time": end, "stopped": "target" if end else "time", "metrics": {"accuracy": a}}
-            for name, end, a in zip(names, ends, accuracies, strict=True)
-        }
-        return {"algorithm": "fedast", "settings": {"lr": setting}, "seed": 0, "curve": curve, "tasks": tasks}
+    def result(setting: int, ends: Sequence[float | None], accuracies: Sequence[float]) -> Result:
+        curve = [Measurement(task, 10.0 * (1 + task), 0, 0, {"accuracy": a}) for task, a in enumerate(accuracies)]
+        tasks = tuple(
+            TaskResult(name, end, "target" if end else "time", 0, 0, 0.0, {"accuracy": a})
+            for name, end, a in zip(("easy", "hard"), ends, accuracies, strict=True)
+        )
+        return Result("fedast", 0, settings={"lr": setting}, curve=tuple(curve), tasks=tasks)
 
-    def ranking(best: str | None, results: list[dict[str, Any]]) -> tuple[str, list[tuple[int, float | None]]]:
+    def ranking(best: str | None, results: list[Result]) -> tuple[str, list[tuple[int, float | None]]]:
         board = Standings(grid('"problem.noise" = [0]'), best, results)
-        return board.judged_by, [(line["settings"]["lr"], line["mean"]) for line in board.ranked()]
+        return board.judged_by, [(line.settings["lr"], line.mean) for line in board.ranked()]
 
     runs = [result(0, (5.0, 30.0), (0.9, 0.8)), result(1, (20.0, None), (0.9, 0.9)), result(2, (9.0, 8.0), (0.9, 0.7))]
     assert ranking(None, runs) == ("finish", [(2, 9.0), (0, 30.0), (1, None)])

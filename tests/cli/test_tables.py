@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import io
+from math import nan
 from typing import Any
 
 from rich.console import Console
 
 from offbeat.cli.tables import Cell, markdown, rows, table
+from offbeat.watch.results import MeanMax, Result
 
 
-def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, **more: Any) -> dict[str, Any]:
-    return {
-        "algorithm": name,
-        "seed": seed,
+def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, **more: Any) -> Result:
+    found = {
         "metrics": {"accuracy": accuracy, "loss": 0.25},
-        "time_to": {"0.8": reached},
+        "targets": {"0.8": reached},
         "updates": 12345,
         "versions": 99,
-        "staleness": {"mean": 3.14159, "max": 1000 + seed},
-        **more,
+        "staleness": MeanMax(3.14159, 1000 + seed),
     }
+    return Result(name, seed, **(found | more))
 
 
-def cells(*results: dict[str, Any], targets: tuple[float, ...] = (0.8,)) -> dict[str, Cell]:
+def cells(*results: Result, targets: tuple[float, ...] = (0.8,)) -> dict[str, Cell]:
     head, body = rows(results, targets)
     return dict(zip(head, body[0], strict=True))
 
@@ -56,7 +56,7 @@ def test_a_target_that_was_not_always_reached_says_so() -> None:
 
 
 def test_failed_seeds_are_counted_and_left_out_of_the_means() -> None:
-    failed = {"algorithm": "area", "seed": 1, "error": "client 3 …"}
+    failed = Result("area", 1, error="client 3 …")
     assert cells(result("area", 0, 0.9), failed)["algorithm"] == Cell("area", "1 of 2 failed")
     assert cells(result("area", 0, 0.9), failed)["accuracy"] == Cell("90.0 %")
     head, body = rows([failed], [0.8])
@@ -65,7 +65,7 @@ def test_failed_seeds_are_counted_and_left_out_of_the_means() -> None:
 
 
 def test_targets_are_left_out_where_there_is_no_accuracy() -> None:
-    shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": None}))
+    shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": nan}))
     assert list(shown) == ["algorithm", "loss", "gap", "updates", "server\nsteps", "staleness"]
     assert shown["gap"] == Cell("–")
 
@@ -76,9 +76,8 @@ def test_numbers_are_short_and_never_in_a_form_that_hides_them() -> None:
 
 
 def test_it_fits_into_80_columns_with_a_long_name_and_wide_ranges() -> None:
-    results = [result("fedasync-mixing", seed, 0.9 + seed / 100, 10.25 + seed) for seed in range(3)]
-    for seed, one in enumerate(results):
-        one["metrics"]["loss"] = 0.354 + 0.011 * seed
+    metrics = [{"accuracy": 0.9 + seed / 100, "loss": 0.354 + 0.011 * seed} for seed in range(3)]
+    results = [result("fedasync-mixing", seed, 0.9, 10.25 + seed, metrics=metrics[seed]) for seed in range(3)]
     file = io.StringIO()
     Console(file=file, width=80).print(table(results, [0.8]))
     assert "fedasync-mixing" in file.getvalue()

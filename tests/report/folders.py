@@ -11,6 +11,16 @@ import pyarrow as pa
 from command import DIGITS, run
 
 from offbeat.watch.files import write_table
+from offbeat.watch.results import (
+    Bytes,
+    Concurrency,
+    MeanMax,
+    Measures,
+    Messages,
+    Participation,
+    Result,
+    StalenessQuantiles,
+)
 
 NETWORK = DIGITS.replace(
     "exponential = { rate = 10.0 }",
@@ -58,20 +68,29 @@ def synthetic(folder: Path, label: str, seed: int, events: int, clients: int, po
     accuracy = 1.0 - 0.9 * np.exp(-moments / (10.0 + seed))
     table = {"task": [0] * points, "time": moments, "updates": updates, "version": updates // 4, "accuracy": accuracy}
     write_table(pa.table(table), place / "metrics.parquet")
-    wires = [{"down": 400, "up": 400, "jobs": events}]
-    result = {
-        "algorithm": label,
-        "seed": seed,
-        "time": 100.0,
-        "updates": events,
-        "versions": events // 4,
-        "lost": 0,
-        "metrics": {"accuracy": accuracy[-1]},
-        "time_to": {"0.8": None},
-        "staleness": {"mean": 25.0, "max": 49},
-        "measures": {"wires": wires, "bytes": {"down": 400 * events, "up": 400 * events}},
-    }
-    (place / "result.json").write_text(json.dumps(result))
+    measures = Measures(
+        Concurrency(0.5, ()),
+        0.5,
+        Participation(0.1, 0),
+        StalenessQuantiles(25.0, 45.0, 49.0, ()),
+        (),
+        Bytes(400 * events, 400 * events),
+        (Messages(400, 400, events),),
+        0.5,
+        None,
+    )
+    result = Result(
+        label,
+        seed,
+        time=100.0,
+        updates=events,
+        versions=events // 4,
+        metrics={"accuracy": accuracy[-1]},
+        targets={"0.8": None},
+        staleness=MeanMax(25.0, 49),
+        measures=measures,
+    )
+    (place / "result.json").write_text(json.dumps(result.to_json()))
     return place
 
 

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
+from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, Point
 from offbeat.papers import Entry
+from offbeat.watch.results import (
+    Bytes,
+    Concurrency,
+    Measures,
+    Participation,
+    Result,
+    StalenessQuantiles,
+    TaskResult,
+)
+
+NOTHING = StalenessQuantiles(None, None, None, ())
+MEASURES = Measures(Concurrency(0.5, ()), 0.5, Participation(0.0, 0), NOTHING, (), Bytes(0, 0), (), 0.5, None)
 
 
-def runs(entry: Entry) -> dict[str, list[dict[str, Any]]]:
+def runs(entry: Entry) -> dict[str, list[Result]]:
     """One for every run that the entry asks for; all reach every target, later ones later."""
     return {name: [_run(table, point) for point in Grid(table).points] for name, table in entry.experiments.items()}
 
 
-def _run(table: dict[str, Any], point: Point) -> dict[str, Any]:
+def _run(table: dict[str, Any], point: Point) -> Result:
     tasks = [task["name"] for task in table.get("task", ())]
-    start = 1.0 + 0.01 * point.number
-    metrics = {"accuracy": 0.99, "loss": 0.1, "personal": 0.9}
-    curve = [[m, 0.0, 0, 0, {"accuracy": 0.1, "loss": 2.3, "personal": 0.1}] for m in range(max(1, len(tasks)))]
-    curve += [[m, start, 10, 5, metrics] for m in range(max(1, len(tasks)))]
-    curve += [[m, start + 1, 20, 9, metrics] for m in range(max(1, len(tasks)))]
-    run: dict[str, Any] = {"run": point.number, "algorithm": point.label, "seed": point.seed, "curve": curve}
-    run |= {"settings": dict(point.settings), "time": start + 1, "versions": 9}
-    run["measures"] = {"concurrency": {"mean": 0.5}}
-    if tasks:
-        done = {"time": start, "stopped": "target", "metrics": metrics}
-        return run | {"metrics": {}, "tasks": dict.fromkeys(tasks, done)}
-    return run | {"metrics": metrics}
+    start, places = 1.0 + 0.01 * point.number, range(max(1, len(tasks)))
+    before, after = (
+        {"accuracy": 0.1, "loss": 2.3, "personal": 0.1},
+        {"accuracy": 0.99, "loss": 0.1, "personal": 0.9},
+    )
+    curve = [Measurement(m, 0.0, 0, 0, before) for m in places]
+    curve += [Measurement(m, start, 10, 5, after) for m in places]
+    curve += [Measurement(m, start + 1, 20, 9, after) for m in places]
+    return Result(
+        point.label,
+        point.seed,
+        number=point.number,
+        settings=dict(point.settings),
+        time=start + 1,
+        versions=9,
+        metrics={} if len(tasks) > 1 else after,
+        measures=MEASURES,
+        tasks=tuple(TaskResult(name, start, "target", 9, 20, 0.0, after) for name in tasks if len(tasks) > 1),
+        curve=tuple(curve),
+    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 
 from offbeat.core.errors import SettingError
+from offbeat.core.watcher import Measurement
 from offbeat.papers import conclude
 from offbeat.papers.cells import Cell
 from offbeat.papers.claims import judge, term
 from offbeat.papers.entry import Claim, Printed, read
+from offbeat.watch.results import Result
 
 
 def table(**more: Any) -> dict[str, Any]:
@@ -39,14 +42,13 @@ def table(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(lr: float, seed: int, accuracies: list[float], losses: list[float]) -> dict[str, Any]:
-    curve = [
-        [0, float(t), 0, 3 * t, {"accuracy": a, "loss": loss}]
+def run(lr: float, seed: int, accuracies: list[float], losses: list[float]) -> Result:
+    curve = tuple(
+        Measurement(0, float(t), 0, 3 * t, {"accuracy": a, "loss": loss})
         for t, (a, loss) in enumerate(zip(accuracies, losses, strict=True))
-    ]
-    metrics = {"accuracy": accuracies[-1], "loss": losses[-1]}
-    settings = {"algorithm.area.lr": lr}
-    return {"algorithm": "area", "seed": seed, "settings": settings, "metrics": metrics, "curve": curve, "time": 4.0}
+    )
+    metrics, settings = {"accuracy": accuracies[-1], "loss": losses[-1]}, {"algorithm.area.lr": lr}
+    return Result("area", seed, number=0, settings=settings, metrics=metrics, curve=curve, time=4.0)
 
 
 RUNS = {
@@ -82,13 +84,13 @@ def test_of_several_settings_the_one_that_got_there_is_the_best_or_none_is() -> 
     sought = {"of": "time to", "best": "lowest"}
     wide = table(quantity={"t": {**sought, "target": 0.8}, "high": {**sought, "target": 0.95}})
     wide["lines"] = [{"algorithm": "area", "t": "1", "high": "> 3"}]
-    diverged = [{**run, "error": "not finite"} for run in RUNS["main"][:2]]
+    diverged = [replace(run, error="not finite") for run in RUNS["main"][:2]]
     both, one, neither = (
         {cell.name: cell.ours for cell in conclude(read("x", wide), {"main": runs}).cells}
         for runs in (
             RUNS["main"],
             [*diverged, *RUNS["main"][2:]],
-            [*diverged, {**RUNS["main"][2], "error": "not finite"}],
+            [*diverged, replace(RUNS["main"][2], error="not finite")],
         )
     )
     assert (both["area:t"].mean, both["area:t"].note) == (1.5, "best at lr 1")
@@ -112,7 +114,7 @@ def test_a_reason_is_given_where_numbers_differ(paper: str, said: str) -> None:
 
 
 def test_a_diverged_run_leaves_no_number() -> None:
-    failed = {"main": [RUNS["main"][0], {**RUNS["main"][1], "error": "not finite"}]}
+    failed = {"main": [RUNS["main"][0], replace(RUNS["main"][1], error="not finite")]}
     cells = {cell.name: cell.ours for cell in conclude(read("x", table()), failed).cells}
     assert (cells["area/1:acc"].mean, cells["area/1:acc"].note) == (None, "1 of 2 runs diverged")
     assert cells["area:largest"].mean is None
@@ -121,7 +123,7 @@ def test_a_diverged_run_leaves_no_number() -> None:
 def test_a_run_that_diverged_before_its_target_will_never_reach_it() -> None:
     wide = table(quantity={"t": {"of": "time to", "target": 0.8}})
     wide["lines"] = [{"algorithm": "area", "lr": lr, "t": "1"} for lr in (1.0, 10.0)]
-    both = {"main": [{**run, "error": "not finite"} for run in RUNS["main"]]}
+    both = {"main": [replace(run, error="not finite") for run in RUNS["main"]]}
     late, never = conclude(read("x", wide), both).cells
     assert late.ours.mean == 1.5  # reached before
     assert (never.ours.mean, never.ours.beyond) == (inf, inf)
@@ -131,7 +133,7 @@ def test_a_run_that_diverged_before_its_target_will_never_reach_it() -> None:
 
 
 def test_of_a_run_that_is_under_way_only_times_are_known() -> None:
-    some = {"main": [RUNS["main"][0], {**RUNS["main"][3], "unfinished": True}]}
+    some = {"main": [RUNS["main"][0], replace(RUNS["main"][3], unfinished=True)]}
     lines = [{"algorithm": "area", "lr": lr, "acc": "1", "each": "1"} for lr in (1.0, 10.0)]
     cells = {cell.name: cell.ours for cell in conclude(read("x", table(lines=lines)), some, whole=False).cells}
     assert (cells["area/1:acc"].mean, cells["area/1:each"].mean) == (70.0, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -23,19 +22,19 @@ _PRINTED = (
 )
 
 
-def conclude(experiment: Experiment, folder: Path, found: Sequence[Result], as_json: bool) -> None:
+def conclude(experiment: Experiment, folder: Path, results: Sequence[Result], as_json: bool) -> None:
     """Write the summary, the report and the page of finished runs, and print their table; exit 1 if one failed."""
     targets = experiment.top.targets
-    results = [result.to_json() for result in found]
-    write_json(folder / SUMMARY, {"runs": results})
-    errors = [f"{r['algorithm']}, seed {r['seed']}: {r['error']}" for r in results if "error" in r]
+    runs = [result.to_json() for result in results]
+    write_json(folder / SUMMARY, {"runs": runs})
+    errors = [f"{r.name}: {r.error}" for r in results if r.error is not None]
     several = len(experiment.tasks) > 1
     baseline = "sync-st" if "sync-st" in experiment.labels else experiment.labels[-1]
     first = tables.task_markdown(results, baseline) if several else tables.markdown(results, targets)
     report(folder, experiment, first + "\n" + tables.work_markdown(results), errors)
     page = draw_report(folder)
     if as_json:
-        print(json_text({"runs": [{key: r[key] for key in _PRINTED if key in r} for r in results]}))
+        print(json_text({"runs": [{key: run[key] for key in _PRINTED if key in run} for run in runs]}))
     else:
         console = Console()
         console.width = max(console.width, 80 if console.is_terminal else 120)
@@ -52,13 +51,13 @@ def conclude(experiment: Experiment, folder: Path, found: Sequence[Result], as_j
         sys.exit(1)
 
 
-def _unreached(experiment: Experiment, results: Sequence[dict[str, Any]]) -> list[str]:
+def _unreached(experiment: Experiment, results: Sequence[Result]) -> list[str]:
     """A line for every target that a run did not reach."""
     goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
     return [
-        f"{r['algorithm']}, seed {r['seed']}: {name} did not reach its target {goals[name]:g} by time {r['time']:g}"
-        + (f"; its accuracy is {task['metrics']['accuracy']:.3f}" if "accuracy" in task["metrics"] else "")
+        f"{r.name}: {task.name} did not reach its target {goals[task.name]:g} by time {r.time:g}"
+        + (f"; its accuracy is {task.metrics['accuracy']:.3f}" if "accuracy" in task.metrics else "")
         for r in results
-        for name, task in r.get("tasks", {}).items()
-        if name in goals and task["stopped"] != "target"
+        for task in r.tasks
+        if task.name in goals and task.stopped != "target"
     ]

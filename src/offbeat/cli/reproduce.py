@@ -26,6 +26,7 @@ from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import rehearse, remark, scope, shown
 from offbeat.report.beside import NOT_CHECKED, NOT_RUN
 from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, json_text, versions, write_json
+from offbeat.watch.results import Result
 from offbeat.watch.session import InterruptedRunError
 
 _STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
@@ -102,7 +103,7 @@ def _go_on(folder: Path, as_json: bool) -> None:
     except (ValueError, KeyError, TypeError):
         raise FolderError(f"{folder / REPRODUCTION} is damaged; start anew in another folder") from None
     options = {"events": entry.events, "best": None, "workers": asked["workers"]}
-    runs: dict[str, Sequence[dict[str, Any]]] = {}
+    runs: dict[str, Sequence[Result]] = {}
     grids = _grids(entry, asked)
     for name, grid in grids.items():
         place = folder / name if len(entry.experiments) > 1 else folder
@@ -146,12 +147,12 @@ def _so_far(
     entry: Entry,
     asked: Mapping[str, Any],
     grids: Mapping[str, Grid],
-    runs: Mapping[str, Any],
+    runs: Mapping[str, Sequence[Result]],
     as_json: bool,
 ) -> None:
     """What is known of one that was stopped, until it goes on."""
     outcome = conclude(entry, runs, whole=False)
-    left = sum("unfinished" in run for group in runs.values() for run in group)
+    left = sum(bool(run.unfinished) for group in runs.values() for run in group)
     so_far = f"so far: {sum(map(len, runs.values())) - left:,} runs finished, {left:,} under way"
     _write(folder, outcome, asked, grids, so_far)
     draw_report(folder)
@@ -189,8 +190,7 @@ def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequenc
                 raise unknown("algorithm", label, labels)
         grid.points = [point for point in grid.points if point.label in algorithms]
     if asked.get("printed"):
-        points = [{"algorithm": point.label, "settings": point.settings} for point in grid.points]
-        grid.points = [p for p, run in zip(grid.points, points, strict=True) if shows(entry, name, run)]
+        grid.points = [point for point in grid.points if shows(entry, name, point.label, point.settings)]
     return grid
 
 

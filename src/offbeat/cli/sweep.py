@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,8 @@ from offbeat.experiment.ranking import Standings, duration
 from offbeat.experiment.sweep_workers import Orders, alone, several
 from offbeat.simulate.pool import cores
 from offbeat.watch.files import METRICS, SUMMARY, SWEEP, SWEEP_TABLE, json_text, locked, write_json, write_table
+from offbeat.watch.record import metrics_table
+from offbeat.watch.results import Result
 from offbeat.watch.session import InterruptedRunError, interruptible
 
 _LINES = 200  # of the final table
@@ -32,7 +34,7 @@ _LINES = 200  # of the final table
 class StoppedSweepError(InterruptedRunError):
     """The user stopped a sweep. runs: those that are finished, and as far as they came those that are not."""
 
-    def __init__(self, message: str, runs: list[dict[str, Any]]) -> None:
+    def __init__(self, message: str, runs: list[Result]) -> None:
         super().__init__(message)
         self.runs = runs
 
@@ -113,7 +115,7 @@ def do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
 def _do(folder: Path, grid: Grid, options: Mapping[str, Any]) -> Done:
     began = time.perf_counter()
     logbook = Logbook(folder)
-    known = {result["run"] for result in logbook.results}
+    known = {result.number for result in logbook.results}
     left = [point for point in grid.points if point.number not in known]
     device = grid.experiment.top.device
     wanted = options.get("workers") or _default_workers(device)
@@ -165,11 +167,10 @@ def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders:
     results = standings.results
     write_table(_runs_table(results), folder / SWEEP_TABLE)
     write_table(_curves_table(results), folder / METRICS)
-    plain = [{k: v for k, v in result.items() if k != "curve"} for result in results]
-    updates = sum(int(result.get("updates", 0)) for result in results)
+    updates = sum(result.updates for result in results)
     content = {
-        "runs": plain,
-        "best": standings.ranked(),
+        "runs": [replace(result, curve=None).to_json() for result in results],
+        "best": [asdict(line) for line in standings.ranked()],
         "judged_by": standings.judged_by,
         "wall_s": wall,
         "updates": updates,
@@ -177,9 +178,7 @@ def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders:
     }
     write_json(folder / SUMMARY, content)
     errors = [
-        f"{r['algorithm']}, {json.dumps(r['settings'])}, seed {r['seed']}: {r['error']}"
-        for r in results
-        if "error" in r
+        f"{r.algorithm}, {json.dumps(r.settings)}, seed {r.seed}: {r.error}" for r in results if r.error is not None
     ]
     report(folder, grid.experiment, standings.markdown(), errors)
     return Done(content, standings)
@@ -187,7 +186,7 @@ def _sum_up(folder: Path, grid: Grid, standings: Standings, wall: float, orders:
 
 def _print(folder: Path, done: Done, page: Path | None, as_json: bool) -> None:
     """The table, or JSON; a run that diverged is a result like others, but if all did, the command failed."""
-    total, failed = len(done.standings.results), sum("error" in result for result in done.standings.results)
+    total, failed = len(done.standings.results), sum(r.error is not None for r in done.standings.results)
     if as_json:
         print(json_text(done.content))
     else:
@@ -212,33 +211,29 @@ def _print_table(folder: Path, done: Done, page: Path | None) -> None:
     print(f"sweep folder: {folder}")
 
 
-def _runs_table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _runs_table(results: Sequence[Result]) -> pa.Table:
     """One row a run."""
-    metrics = sorted({name for r in results for name in r.get("metrics", {})})
-    targets = sorted({name for r in results for name in r.get("time_to", {})})
-    paths = sorted({path for r in results for path in r["settings"]})
-    columns: dict[str, Any] = {
-        name: [r.get(name) for r in results]
-        for name in ("run", "algorithm", "seed", "time", "updates", "versions", "error")
+    metrics = sorted({name for r in results for name in r.metrics})
+    targets = sorted({name for r in results for name in r.targets})
+    paths = sorted({path for r in results for path in r.settings})
+    columns: dict[str, Any] = {"run": [r.number for r in results]}
+    columns |= {
+        name: [getattr(r, name) for r in results]
+        for name in ("algorithm", "seed", "time", "updates", "versions", "error")
     }
     for path in paths:
-        values = [r["settings"].get(path) for r in results]
+        values = [r.settings.get(path) for r in results]
         numbers = all(v is None or isinstance(v, int | float) for v in values)
         columns[path] = [None if v is None else float(v) if numbers else json.dumps(v) for v in values]
     for name in metrics:
-        columns[name] = [r.get("metrics", {}).get(name) for r in results]
+        columns[name] = [r.metrics.get(name) for r in results]
     for name in targets:
-        columns[f"time_to_{name}"] = [r.get("time_to", {}).get(name) for r in results]
+        columns[f"time_to_{name}"] = [r.targets.get(name) for r in results]
     return pa.table(columns)
 
 
-def _curves_table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _curves_table(results: Sequence[Result]) -> pa.Table:
     """One row a measurement of any run."""
-    rows = [(r["run"], *m[:4], m[4]) for r in results for m in r["curve"]]
-    names = sorted({name for *_, metrics in rows for name in metrics})
-    columns: dict[str, Any] = {
-        name: [row[at] for row in rows] for at, name in enumerate(("run", "task", "time", "updates", "version"))
-    }
-    for name in names:
-        columns[name] = [row[5].get(name) for row in rows]
-    return pa.table(columns)
+    runs = [r.number for r in results for _ in r.history]
+    table = metrics_table([m for r in results for m in r.history])
+    return table.add_column(0, "run", pa.array(runs))

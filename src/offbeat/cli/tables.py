@@ -8,7 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.tables import Cell, Result, note, rows, task_rows, work_rows
+from offbeat.report.tables import Cell, note, rows, task_rows, work_rows
+from offbeat.watch.results import Result
 
 __all__ = ["Cell", "markdown", "rows", "table", "task_markdown", "task_table", "work_markdown", "work_table"]
 

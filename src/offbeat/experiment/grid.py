@@ -12,6 +12,7 @@ from typing import Any
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.experiment.experiment import Experiment, assign, names_of
 from offbeat.report.grid import brief
+from offbeat.watch.results import Result
 
 _COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "boards", "theory", "threads", "memory")
 
@@ -118,9 +119,9 @@ def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _axes(value, f"{path}.{key}" if path else key)
 
 
-def together(results: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+def together(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     """Results that differ in nothing but the seed, by (label, settings)."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result["algorithm"], json.dumps(result["settings"], sort_keys=True)), []).append(result)
+        groups.setdefault((result.algorithm, json.dumps(result.settings, sort_keys=True)), []).append(result)
     return groups

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from offbeat.report.grid import entries
 from offbeat.watch.files import SWEEP, UNFINISHED, json_text, write_text
+from offbeat.watch.results import Result
 
 
 class Logbook:
@@ -17,8 +18,8 @@ class Logbook:
 
     def __init__(self, folder: Path) -> None:
         self.ended, self.unfinished = folder / SWEEP, folder / UNFINISHED
-        self.results = [run for _, run in entries(self.ended, [])]
-        self.so_far = {int(run["run"]): run for _, run in entries(self.unfinished, [])}
+        self.results = entries(self.ended, [])
+        self.so_far = {run.number: run for run in entries(self.unfinished, [])}
         self.file: TextIO
 
     @contextmanager
@@ -30,18 +31,18 @@ class Logbook:
             yield
 
     @property
-    def under_way(self) -> list[dict[str, Any]]:
+    def under_way(self) -> list[Result]:
         """The runs that have something to show."""
-        return [{**run, "unfinished": True} for run in self.so_far.values() if run["curve"]]
+        return [run for run in self.so_far.values() if run.history]
 
-    def note(self, runs: Sequence[dict[str, Any]]) -> None:
+    def note(self, runs: Sequence[Result]) -> None:
         """How far these have come; whoever reads the folder sees it, also after a crash."""
-        self.so_far |= {run["run"]: run for run in runs}
+        self.so_far |= {run.number: run for run in runs}
         write_text(self.unfinished, _lines(self.under_way))
 
-    def end(self, result: dict[str, Any]) -> None:
+    def end(self, result: Result) -> None:
         """On the disk when this returns."""
-        self.so_far.pop(result["run"], None)
+        self.so_far.pop(result.number, None)
         self.file.write(_lines([result]))
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -50,7 +51,7 @@ class Logbook:
     def close(self) -> None:
         """All have ended: they are in the order of the grid from now on."""
         self.unfinished.unlink(missing_ok=True)
-        self.results.sort(key=lambda result: int(result["run"]))
+        self.results.sort(key=lambda result: result.number or 0)
 
 
 def _cut_off(path: Path) -> bool:
@@ -62,5 +63,5 @@ def _cut_off(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def _lines(runs: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json_text(run) + "\n" for run in runs)
+def _lines(runs: Iterable[Result]) -> str:
+    return "".join(json_text(run.to_json()) + "\n" for run in runs)

@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
+from dataclasses import dataclass
+from math import inf, isnan
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,21 +16,37 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, together
 from offbeat.report.grid import brief
-from offbeat.report.tables import finish, overall
 from offbeat.watch.progress import TELL
-from offbeat.watch.results import LESS_IS_BETTER, time_to
+from offbeat.watch.results import LESS_IS_BETTER, Result, finish
 
 _SHOWN = 20  # lines of the live table
 _USUAL = ("finish", "accuracy", "loss")  # what decides where nobody chose: the first of these that any run has
 
 
+@dataclass(frozen=True)
+class RankedSetting:
+    """One setting of a sweep over its seeds.   reached: seeds that have the number that decides."""
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    seeds: int
+    reached: int
+    mean: float | None
+    min: float | None
+    max: float | None
+    diverged: int
+
+    def numbers(self, nothing: str) -> list[str]:
+        """Mean, lowest and highest, to read."""
+        return [nothing if value is None else f"{value:.4g}" for value in (self.mean, self.min, self.max)]
+
+
 class Standings:
     """Runs that are finished, and what is best of them."""
 
-    def __init__(self, grid: Grid, best: str | None, results: list[dict[str, Any]]) -> None:
+    def __init__(self, grid: Grid, best: str | None, results: list[Result]) -> None:
         self.grid, self.results, self.best = grid, results, best
         self.console = Console(stderr=True)
         self.began = self.told = time.perf_counter()
@@ -53,12 +70,12 @@ class Standings:
             self.told = time.perf_counter()
             self.say(self._progress())
 
-    def done(self, result: Mapping[str, Any]) -> None:
-        self.updates += int(result.get("updates", 0))
+    def done(self, result: Result) -> None:
+        self.updates += result.updates
         if not self.console.is_terminal:
-            end = "diverged" if "error" in result else _ended(result)
-            name = ", ".join(filter(None, (result["algorithm"], _settings(result))))
-            self.say(f"{len(self.results)} of {len(self.grid.points)}: {name}, seed {result['seed']}: {end}")
+            end = "diverged" if result.error is not None else _ended(result)
+            name = ", ".join(filter(None, (result.algorithm, _shown_settings(result.settings))))
+            self.say(f"{len(self.results)} of {len(self.grid.points)}: {name}, seed {result.seed}: {end}")
 
     def say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -78,25 +95,25 @@ class Standings:
             f"{updates / max(spent, 1e-9):,.0f} updates/s, {duration(spent)}{left}"
         )
 
-    def ranked(self) -> list[dict[str, Any]]:
+    def ranked(self) -> list[RankedSetting]:
         """Settings from best to worst, each with its seeds put together; those that diverged or fell short last."""
         lines, judged_by = [], self.judged_by
         for (label, settings), results in together(self.results).items():
             good = [v for result in results if (v := _value(result, judged_by)) is not None]
             lines.append(
-                {
-                    "algorithm": label,
-                    "settings": json.loads(settings),
-                    "seeds": len(results),
-                    "reached": len(good),
-                    "mean": sum(good) / len(good) if good else None,
-                    "min": min(good, default=None),
-                    "max": max(good, default=None),
-                    "diverged": sum("error" in result for result in results),
-                }
+                RankedSetting(
+                    algorithm=label,
+                    settings=json.loads(settings),
+                    seeds=len(results),
+                    reached=len(good),
+                    mean=sum(good) / len(good) if good else None,
+                    min=min(good, default=None),
+                    max=max(good, default=None),
+                    diverged=sum(result.error is not None for result in results),
+                )
             )
         sign = 1.0 if judged_by in (*LESS_IS_BETTER, "finish") or judged_by.startswith("time:") else -1.0
-        return sorted(lines, key=lambda e: (e["reached"] < e["seeds"], e["mean"] is None, sign * (e["mean"] or 0.0)))
+        return sorted(lines, key=lambda e: (e.reached < e.seeds, e.mean is None, sign * (e.mean or 0.0)))
 
     @property
     def judged_by(self) -> str:
@@ -106,7 +123,7 @@ class Standings:
 
     def missing(self) -> str:
         """A line for a metric that no run has."""
-        known = sorted({name for result in self.results for name in overall(result)})
+        known = sorted({name for result in self.results for name in result.overall})
         if self.judged_by in (*known, "finish") or self.judged_by.startswith("time:") or not known:
             return ""
         return f"no run has a metric {self.judged_by!r}; there are {', '.join(known)}"
@@ -119,9 +136,8 @@ class Standings:
         for name in ("algorithm", "settings", "seeds", metric, "from", "to"):
             shown.add_column(name, justify="left" if name in ("algorithm", "settings") else "right", overflow="fold")
         for line in ranked[:most]:
-            seeds = f"{line['seeds']}" + (f", {line['diverged']} diverged" if line["diverged"] else "")
-            numbers = ("" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
-            shown.add_row(line["algorithm"], _settings(line), seeds, *numbers)
+            seeds = f"{line.seeds}" + (f", {line.diverged} diverged" if line.diverged else "")
+            shown.add_row(line.algorithm, _shown_settings(line.settings), seeds, *line.numbers(""))
         if len(ranked) > most:
             shown.caption = f"{len(ranked) - most} more"
         return shown
@@ -131,43 +147,40 @@ class Standings:
         metric = self.judged_by
         lines = [f"| algorithm | settings | seeds | {metric} | from | to |", "|---|---|---:|---:|---:|---:|"]
         for line in self.ranked():
-            numbers = " | ".join("–" if line[k] is None else f"{line[k]:.4g}" for k in ("mean", "min", "max"))
-            lines.append(f"| {line['algorithm']} | {_settings(line)} | {line['seeds']} | {numbers} |")
+            cells = (line.algorithm, _shown_settings(line.settings), f"{line.seeds}", *line.numbers("–"))
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines) + "\n"
 
 
-def _value(result: Mapping[str, Any], best: str) -> float | None:
+def _value(result: Result, best: str) -> float | None:
     """What a finished run is judged by; None where it has none, as after a divergence.
 
     Of several tasks the mean of a metric counts, and the last one's time.
     """
-    if "error" in result:
+    if result.error is not None:
         return None
-    tasks = result.get("tasks", {})
     if best == "finish":
-        last = finish(tasks.values())
+        last = finish(result.tasks)
         return last if last < inf else None
     if best.startswith("time:"):
-        curve, target = [Measurement(*m) for m in result["curve"]], float(best[5:])
-        times = [time_to([m for m in curve if m.task == at], "accuracy", target) for at in range(len(tasks) or 1)]
-        reached = [time for time in times if time is not None]
-        return max(reached) if len(reached) == len(times) else None
-    return overall(result).get(best)
+        known = any("accuracy" in m.metrics for m in result.history)
+        return result.time_to("accuracy", float(best[5:])) if known else None
+    value = result.overall.get(best)
+    return None if value is None or isnan(value) else value
 
 
-def _settings(of: Mapping[str, Any]) -> str:
+def _shown_settings(settings: Mapping[str, Any]) -> str:
     """What a run, or a line of the table, was set to."""
-    return ", ".join(f"{k} = {v}" for k, v in brief(of["settings"]).items())
+    return ", ".join(f"{k} = {v}" for k, v in brief(settings).items())
 
 
-def _ended(result: Mapping[str, Any]) -> str:
+def _ended(result: Result) -> str:
     """How a run ended, for a line of text."""
-    if "tasks" not in result:
-        return _shown(result["metrics"])
-    ends = {name: task["time"] for name, task in result["tasks"].items()}
+    if not result.several:
+        return _shown(result.metrics)
     return "; ".join(
-        f"{name} {_shown(task['metrics'])}" + ("" if ends[name] is None else f", {task['stopped']} at {ends[name]:g}")
-        for name, task in result["tasks"].items()
+        f"{task.name} {_shown(task.metrics)}" + ("" if task.time is None else f", {task.stopped} at {task.time:g}")
+        for task in result.tasks
     )
 
 

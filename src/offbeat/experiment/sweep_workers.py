@@ -35,7 +35,7 @@ from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.session import summary
 
-# ("done", result) | ("so far", results under way) | ("share", (worker, runs' worth of work done, updates))
+# ("done", Result) | ("so far", Results under way) | ("share", (worker, runs' worth of work done, updates))
 Message = tuple[str, Any]
 
 _STOP = "stop"
@@ -176,22 +176,23 @@ class Hand:
             curve=tuple(watcher.measurements),
             vectors={} if error else _digest(run),
         )
-        self.tell(("done", result.to_json()))
+        self.tell(("done", result))
 
     def _note(self, active: Mapping[int, Simulation]) -> None:
         so_far = []
         for number, run in active.items():
             point, _, watcher, _ = self.at_work[number]
-            result = Result(
-                point.label,
-                point.seed,
-                number=point.number,
-                settings=dict(point.settings),
-                updates=run.world.tally.updates,
-                curve=tuple(watcher.measurements),
-                unfinished=True,
+            so_far.append(
+                Result(
+                    point.label,
+                    point.seed,
+                    number=point.number,
+                    settings=dict(point.settings),
+                    updates=run.world.tally.updates,
+                    curve=tuple(watcher.measurements),
+                    unfinished=True,
+                )
             )
-            so_far.append(result.to_json())
         self.tell(("so far", so_far))
 
     def _save(self, active: Mapping[int, Simulation]) -> None:

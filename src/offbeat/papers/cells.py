@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
 from offbeat.papers.entry import Entry, Line, Quantity
 from offbeat.report.beside import NOT_RUN
-from offbeat.report.tables import finish
-
-Run = Mapping[str, Any]  # a line of a sweep's runs.jsonl
+from offbeat.watch.results import LESS_IS_BETTER, Result, TaskResult, finish, first_reached
 
 UNDER_WAY = "under way"
 
@@ -43,7 +41,7 @@ class Cell:
         return self.mean, self.mean
 
 
-def compute(entry: Entry, runs: Mapping[str, Sequence[Run]]) -> dict[str, Cell]:
+def compute(entry: Entry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cell]:
     """Every cell of the lines, by name; runs: of each experiment."""
     cells: dict[str, Cell] = {}
     for line in entry.lines:
@@ -53,31 +51,32 @@ def compute(entry: Entry, runs: Mapping[str, Sequence[Run]]) -> dict[str, Cell]:
     return cells
 
 
-def _groups(entry: Entry, line: Line, runs: Sequence[Run]) -> list[list[Run]]:
+def _groups(entry: Entry, line: Line, runs: Sequence[Result]) -> list[list[Result]]:
     """The runs of a line, those that differ in nothing but the seed together."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[Result]] = {}
     for run in runs:
-        if run["algorithm"] == line.algorithm and all(_is(entry, run, axis, value) for axis, value in line.at.items()):
-            groups.setdefault(json.dumps(run["settings"], sort_keys=True), []).append(run)
+        if _speaks_of(entry, line, run.algorithm, run.settings):
+            groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
-def printed(entry: Entry, experiment: str, run: Run) -> bool:
-    """Whether some line that says where on every axis it is speaks of this run (or of one with its settings)."""
+def printed(entry: Entry, experiment: str, algorithm: str, settings: Mapping[str, Any]) -> bool:
+    """Whether some line that says where on every axis it is speaks of runs with these settings."""
     lines = [line for line in entry.lines if line.experiment == experiment and not _open(entry, line)]
-    return any(
-        run["algorithm"] == line.algorithm and all(_is(entry, run, axis, value) for axis, value in line.at.items())
-        for line in lines
-    )
+    return any(_speaks_of(entry, line, algorithm, settings) for line in lines)
+
+
+def _speaks_of(entry: Entry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
+    return algorithm == line.algorithm and all(_is(entry, settings, axis, value) for axis, value in line.at.items())
 
 
 def _open(entry: Entry, line: Line) -> bool:
     return any(entry.quantities[name].of == "largest" for name in line.paper)
 
 
-def _is(entry: Entry, run: Run, axis: str, wanted: str) -> bool:
-    """Whether the run has this value on this axis."""
-    value = setting(entry, run, axis)
+def _is(entry: Entry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
+    """Whether they have this value on this axis."""
+    value = _setting(entry, settings, axis)
     named = entry.axes[axis][1]
     if named:
         return value is not None and _same(value, named[wanted])
@@ -90,12 +89,12 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-def setting(entry: Entry, run: Run, axis: str) -> Any:
+def _setting(entry: Entry, settings: Mapping[str, Any], axis: str) -> Any:
     """What the sweep put in for this axis; None if it put in nothing."""
-    return next((run["settings"][key] for key in entry.axes[axis][0] if key in run["settings"]), None)
+    return next((settings[key] for key in entry.axes[axis][0] if key in settings), None)
 
 
-def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> Cell:
+def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
     if not groups:
         return Cell(None, note=NOT_RUN)
     if quantity.of == "largest":
@@ -112,32 +111,32 @@ def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> 
         return min((cell for cell, _ in known), key=lambda cell: cell.beyond or 0.0)
     sign = 1.0 if quantity.best == "lowest" else -1.0
     cell, group = min(known, key=lambda each: sign * (each[0].mean or 0.0))
-    chosen = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in group[0]["settings"].items() if isinstance(v, float))
+    chosen = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in group[0].settings.items() if isinstance(v, float))
     return Cell(cell.mean, cell.low, cell.high, cell.seeds, cell.beyond, f"best at {chosen}" if chosen else "")
 
 
-def _largest(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Run]]) -> Cell:
-    kept = [setting(entry, group[0], quantity.axis) for group in groups if _kept(quantity, group)]
+def _largest(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
+    kept = [_setting(entry, group[0].settings, quantity.axis) for group in groups if _kept(quantity, group)]
     kept.sort(reverse=True)
     if len(kept) < quantity.rank:
         return Cell(None, note=f"fewer than {quantity.rank} in the grid")
     return Cell(float(kept[quantity.rank - 1]), seeds=len(groups[0]))
 
 
-def _kept(quantity: Quantity, runs: Sequence[Run]) -> bool:
+def _kept(quantity: Quantity, runs: Sequence[Result]) -> bool:
     """Whether the loss of every seed is finite at the end, and in the mean below that at the start if that is asked."""
-    if any("error" in run or not run["curve"] for run in runs):
+    if any(run.error is not None or not run.history for run in runs):
         return False
-    first, last = ([run["curve"][at][4].get("loss") for run in runs] for at in (0, -1))
-    if any(loss is None or not isfinite(loss) for loss in last):
+    first, last = ([run.history[at].metrics.get("loss", nan) for run in runs] for at in (0, -1))
+    if not all(map(isfinite, last)):
         return False
     return quantity.keep == "finite" or fmean(last) < fmean(first)
 
 
-def _over_seeds(quantity: Quantity, runs: Sequence[Run]) -> Cell:
+def _over_seeds(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     """One setting: mean, lowest and highest over its seeds."""
-    failed = sum("error" in run for run in runs)
-    if quantity.of != "time to" and any(run.get("unfinished") for run in runs):
+    failed = sum(run.error is not None for run in runs)
+    if quantity.of != "time to" and any(run.unfinished for run in runs):
         return Cell(None, seeds=len(runs), note=UNDER_WAY)
     if failed and quantity.of != "time to":
         return Cell(None, seeds=len(runs), note=f"{failed} of {len(runs)} runs diverged")
@@ -153,68 +152,69 @@ def _over_seeds(quantity: Quantity, runs: Sequence[Run]) -> Cell:
     return Cell(fmean(numbers), min(numbers), max(numbers), len(runs))
 
 
-def _final(quantity: Quantity, run: Run) -> float | None:
-    tasks = run.get("tasks")
-    if not tasks:
-        return _number(run.get("metrics", {}).get(quantity.metric))
-    if quantity.task and quantity.task not in tasks:
-        return None
-    chosen = [tasks[quantity.task]] if quantity.task else list(tasks.values())
-    values = [_number(task["metrics"].get(quantity.metric)) for task in chosen]
-    return None if None in values else fmean(v for v in values if v is not None)
+def _final(quantity: Quantity, run: Result) -> float | None:
+    if not run.several:
+        return _number(run.metrics.get(quantity.metric))
+    values = [_number(task.metrics.get(quantity.metric)) for task in _chosen(quantity, run)]
+    return None if None in values or not values else fmean(v for v in values if v is not None)
 
 
-def _measure(quantity: Quantity, run: Run) -> float | None:
-    node: Any = run.get("measures", {})
+def _chosen(quantity: Quantity, run: Result) -> list[TaskResult]:
+    """The task that is meant, or all."""
+    return [task for task in run.tasks if not quantity.task or task.name == quantity.task]
+
+
+def _measure(quantity: Quantity, run: Result) -> float | None:
+    node: Any = run.measures
     for key in quantity.measure.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
+        node = getattr(node, key, None)
     return _number(node)
 
 
-def _swing(quantity: Quantity, run: Run) -> float | None:
+def _swing(quantity: Quantity, run: Result) -> float | None:
     curve = [value for _, value in _curve(quantity, run)]
     late = curve[len(curve) // 2 :]
     return fmean(abs(b - a) for a, b in pairwise(late)) if len(late) > 1 else None
 
 
-def _step_time(quantity: Quantity, run: Run) -> float | None:
-    return float(run["time"]) / run["versions"] if run["versions"] else None
+def _step_time(quantity: Quantity, run: Result) -> float | None:
+    return run.time / run.versions if run.versions and run.time is not None else None
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and not isnan(value) else None
 
 
-def _time_to(quantity: Quantity, runs: Sequence[Run]) -> Cell:
+def _time_to(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     curves = [list(_curve(quantity, run)) for run in runs]
     ends = min(curve[-1][0] for curve in curves) / quantity.per
     if quantity.curve == "mean":
-        times = [first(_mean(curves), quantity.target)]
+        times = [_first(_mean(curves), quantity)]
     else:
-        times = [first(curve, quantity.target) for curve in curves]
+        times = [_first(curve, quantity) for curve in curves]
     reached = [t / quantity.per for t in times if t is not None]
-    if len(reached) < len(times) and (failed := sum("error" in run for run in runs)):
+    if len(reached) < len(times) and (failed := sum(run.error is not None for run in runs)):
         note = "diverged" if len(runs) == 1 else f"{failed} of {len(runs)} runs diverged"
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=inf, note=note)
     if len(reached) < len(times):
         note = "" if not reached else f"reached in {len(reached)} of {len(times)} runs"
-        if any(run.get("unfinished") for run in runs):
+        if any(run.unfinished for run in runs):
             note = UNDER_WAY
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)
     low, high = (min(reached), max(reached)) if quantity.curve == "each" else (None, None)
     return Cell(fmean(reached), low, high, len(runs))
 
 
-def _curve(quantity: Quantity, run: Run) -> Iterator[tuple[float, float]]:
+def _curve(quantity: Quantity, run: Result) -> Iterator[tuple[float, float]]:
     """(time or version, metric); the mean over tasks where there are several, a finished one with its last value."""
     last: dict[int, float] = {}
-    tasks = len(run.get("tasks", {})) or 1
-    for at, (task, time, _, version, metrics, *_more) in enumerate(run["curve"]):
-        value = metrics.get(quantity.metric)
-        last[task] = -inf if value is None else value
-        after = run["curve"][at + 1][1] if at + 1 < len(run["curve"]) else None
-        if len(last) == tasks and after != time:
-            yield (time if quantity.by == "time" else version), fmean(last.values())
+    worst = inf if quantity.metric in LESS_IS_BETTER else -inf
+    for at, m in enumerate(run.history):
+        value = m.metrics.get(quantity.metric, nan)
+        last[m.task] = worst if isnan(value) else value
+        after = run.history[at + 1].time if at + 1 < len(run.history) else None
+        if len(last) == len(run.tasks) and after != m.time:
+            yield (m.time if quantity.by == "time" else m.version), fmean(last.values())
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -225,23 +225,22 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
     ]
 
 
-def first(curve: Sequence[tuple[float, float]], target: float | None) -> float | None:
-    """Where a curve first is at the target or above it."""
-    assert target is not None
-    return next((at for at, value in curve if value >= target), None)
+def _first(curve: Sequence[tuple[float, float]], quantity: Quantity) -> float | None:
+    """Where a curve first is at the target or better."""
+    assert quantity.target is not None
+    at = first_reached((value for _, value in curve), quantity.metric, quantity.target)
+    return None if at is None else curve[at][0]
 
 
-def _finish(quantity: Quantity, runs: Sequence[Run]) -> Cell:
+def _finish(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     """When the task, or the last of all, reached its target."""
-    times: list[float] = []
-    if quantity.task and any(quantity.task not in run["tasks"] for run in runs):
+    chosen = [_chosen(quantity, run) for run in runs]
+    if not all(chosen):
         return Cell(None, note=NOT_RUN)
-    for run in runs:
-        chosen = [run["tasks"][quantity.task]] if quantity.task else list(run["tasks"].values())
-        times.append(finish(chosen))
+    times = [finish(tasks) for tasks in chosen]
     reached = [t for t in times if isfinite(t)]
     if len(reached) < len(times):
-        ends = min(max(row[1] for row in run["curve"]) for run in runs)
+        ends = min(max(m.time for m in run.history) for run in runs)
         note = f"reached in {len(reached)} of {len(times)} runs" if reached else ""
         return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)
     return Cell(fmean(times), min(times), max(times), len(times))

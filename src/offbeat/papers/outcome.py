@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from math import inf, isfinite
 from typing import Any
 
-from offbeat.papers.cells import UNDER_WAY, Cell, Run, compute
+from offbeat.papers.cells import UNDER_WAY, Cell, compute
 from offbeat.papers.claims import Interval, MissingCellError, judge, term
 from offbeat.papers.entry import Claim, Entry, Printed
+from offbeat.watch.results import Result
 
 _NEAR = 0.9  # of the paper's number: nearer than that wants no reason
 
@@ -109,7 +110,7 @@ class Outcome:
         return "\n".join(lines) + "\n"
 
 
-def conclude(entry: Entry, runs: Mapping[str, Sequence[Run]], whole: bool = True) -> Outcome:
+def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = True) -> Outcome:
     """Compare with the paper. whole: all of the grid was run; otherwise nothing is said about the largest of it."""
     cells = compute(entry, runs)
     if not whole:

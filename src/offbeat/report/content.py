@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,8 @@ from offbeat.report.bands import POINTS, Band, Curve, band, clean
 from offbeat.report.beside import Beside, beside
 from offbeat.report.read import Folder, read
 from offbeat.report.run import Columns, Floats, Run
-from offbeat.report.tables import inside, overall
 from offbeat.report.timeline import Timeline, timeline
-from offbeat.report.wires import Wires, bytes_by, wires_of
+from offbeat.report.wires import bytes_by, messages_of
 from offbeat.report.work import (
     Fan,
     concurrency,
@@ -26,6 +24,7 @@ from offbeat.report.work import (
     updates_of,
 )
 from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REPRODUCTION
+from offbeat.watch.results import Messages, Result, TaskResult
 
 AXES = ("time", "updates", "bytes")
 SERIES = 24  # drawn at most; the tables have all
@@ -76,9 +75,9 @@ class Content:
         return sorted(dict.fromkeys(found), key=lambda name: (name != "accuracy", name != "loss"))
 
     @property
-    def results(self) -> list[dict[str, Any]]:
-        """The numbers of finished and failed runs, under the names that they have on the page."""
-        return [{**run.result, "algorithm": s.name} for s in self.series for run in s.runs if run.result]
+    def results(self) -> list[Result]:
+        """What finished and failed runs found, under the names that they have on the page."""
+        return [replace(run.result, algorithm=s.name) for s in self.series for run in s.runs if run.result]
 
 
 def gather(paths: Sequence[Path]) -> Content:
@@ -135,7 +134,7 @@ def _best(series: Sequence[Series]) -> list[Series]:
     """The series to draw, in their order: all, or those whose runs ended best."""
 
     def grade(each: Series) -> tuple[float, float]:
-        ends = [overall(run.result) for run in each.runs if run.result]
+        ends = [run.result.overall for run in each.runs if run.result]
         accuracy, loss = ([end[name] for end in ends if name in end] for name in ("accuracy", "loss"))
         return (-float(np.mean(accuracy)) if accuracy else 0.0, float(np.mean(loss)) if loss else np.inf)
 
@@ -148,12 +147,12 @@ def _best(series: Sequence[Series]) -> list[Series]:
 def _fill(series: Series, with_timeline: bool, points: int) -> None:
     """Work out what is drawn of a series; a run's events are read once."""
     logs, counts = [], []
-    sizes = next((wires for run in series.runs if (wires := wires_of(run)) is not None), None)
+    sizes = next((found for run in series.runs if (found := messages_of(run)) is not None), None)
     for run in series.runs:
         log = run.events()
         history = run.metrics()
         if history is not None:
-            history["bytes"] = _bytes(history, log, wires_of(run) or sizes)
+            history["bytes"] = _bytes(history, log, messages_of(run) or sizes)
             series.histories.append(_placed(history, series.places))
         if (mine := updates_of(run, log)) is not None:
             counts.append(mine)
@@ -164,7 +163,7 @@ def _fill(series: Series, with_timeline: bool, points: int) -> None:
             clients = len(mine) if mine is not None else 0
             rest = run.underway()
             cut_off = None if rest is None else _placed(rest, series.places)
-            series.timeline = timeline(run.name, _placed(log, series.places), cut_off, clients, run.number("time"))
+            series.timeline = timeline(run.name, _placed(log, series.places), cut_off, clients, run.time)
     series.progress = _progress(series.histories, series.places, points)
     series.staleness = staleness(logs)
     series.participation = participation(counts)
@@ -175,10 +174,10 @@ def _fill(series: Series, with_timeline: bool, points: int) -> None:
     series.allocation, series.ends, series.until = _allocation(series.runs)
 
 
-def _bytes(history: Columns, log: Columns | None, wires: Wires | None) -> Floats:
-    if log is None or not wires or int(log["task"].max(initial=0)) >= len(wires):
+def _bytes(history: Columns, log: Columns | None, messages: Sequence[Messages] | None) -> Floats:
+    if log is None or not messages or int(log["task"].max(initial=0)) >= len(messages):
         return np.full(len(history["time"]), np.nan)
-    return bytes_by(history["time"], log, wires)
+    return bytes_by(history["time"], log, messages)
 
 
 def _placed(columns: Columns, places: Sequence[int]) -> Columns:
@@ -216,30 +215,35 @@ def _tasks(folder: Folder, apart: bool) -> list[str]:
     experiment = folder.experiment or {}
     tables, problem = experiment.get("task"), experiment.get("problem")
     if isinstance(tables, list) and tables:
-        return [str(inside(table, "name")) for table in tables]
-    named = [run.value("tasks") for run in folder.runs if isinstance(run.value("tasks"), dict)]
-    if named and named[0]:
-        return [str(name) for name in named[0]]
-    return [folder.name if apart else str(inside(problem, "data") or "")]
+        return [str(table.get("name")) if isinstance(table, dict) else "" for table in tables]
+    for run in folder.runs:
+        if run.result and run.result.several:
+            return [task.name for task in run.result.tasks]
+    data = problem.get("data") if isinstance(problem, dict) else None
+    return [folder.name if apart else str(data or "")]
 
 
 def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
     """Of the first run that has divided requests among tasks: the divisions, when tasks were done, and its end."""
     for run in runs:
-        tasks = run.value("tasks")
-        if not isinstance(tasks, dict):
-            continue
-        divided, ends = {}, {}
-        for name, task in tasks.items():
-            history = inside(task, "allocation", "history")
-            if isinstance(history, list) and all(isinstance(h, list) and len(h) >= 2 for h in history):
-                divided[str(name)] = [[float(h[0]), float(h[1])] for h in history]
-            if isinstance(end := inside(task, "time"), int | float):
-                ends[str(name)] = float(end)
+        tasks = run.result.tasks if run.result else ()
+        divided = {task.name: found for task in tasks if (found := _divisions(task))}
+        ends = {task.name: task.time for task in tasks if task.time is not None}
         if divided:
             changes = [change[0] for each in divided.values() for change in each]
-            return divided, ends, max(run.number("time") or 0.0, *changes, *ends.values())
+            return divided, ends, max(run.time or 0.0, *changes, *ends.values())
     return {}, {}, 0.0
+
+
+def _divisions(task: TaskResult) -> list[list[float]]:
+    """[time, requests] of every change."""
+    history = (task.allocation or {}).get("history")
+    if not isinstance(history, list):
+        return []
+    good = all(
+        isinstance(h, list | tuple) and len(h) >= 2 and all(isinstance(x, int | float) for x in h[:2]) for h in history
+    )
+    return [[float(h[0]), float(h[1])] for h in history] if good else []
 
 
 def _where(folder: Folder, folders: Sequence[Folder]) -> str:

@@ -6,15 +6,18 @@ Those that are under way, or were when a sweep was stopped, have a line in `unfi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offbeat.report.run import DAMAGE, Columns, Run, short
-from offbeat.report.tables import check
-from offbeat.watch.files import SWEEP, UNFINISHED, place_of
+from offbeat.core.errors import FolderError
+from offbeat.core.watcher import Measurement
+from offbeat.report.run import Columns, Run, short
+from offbeat.watch.files import COLUMNS, METRICS, SWEEP, UNFINISHED, place_of
+from offbeat.watch.results import Result
 
 _NAMED = 8  # runs under way that are called by their names
 _NAMES = ("run", "algorithm", "seed", "settings", "curve")
@@ -31,9 +34,8 @@ def sweep_runs(home: Path, said: list[str]) -> list[Run]:
     return [run for _, run in sorted({**found, **under_way}.items())]
 
 
-def entries(path: Path, said: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """(line, run) for all runs of this file, if there is one; damaged lines, as a crash leaves the last one, are left
-    out and said."""
+def entries(path: Path, said: list[str]) -> list[Result]:
+    """All runs of this file, if there is one; damaged lines, as a crash leaves the last one, are left out and said."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -41,58 +43,42 @@ def entries(path: Path, said: list[str]) -> list[tuple[int, dict[str, Any]]]:
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            wrong = short(error)
-        else:
-            wrong = ", ".join(f"no {name}" for name in _NAMES if not isinstance(entry, dict) or name not in entry)
-        if wrong:
-            said.append(f"line {number} of {path.name} is damaged and left out ({wrong})")
-        else:
-            found.append((number, entry))
+            found.append(_entry(json.loads(line)))
+        except (ValueError, RecursionError, FolderError) as error:
+            said.append(f"line {number} of {path.name} is damaged and left out ({short(error)})")
     return found
+
+
+def _entry(value: Any) -> Result:
+    absent = ", ".join(f"no {name}" for name in _NAMES if not isinstance(value, dict) or name not in value)
+    if absent:
+        raise FolderError(absent)
+    return Result.from_json(value)
 
 
 def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
     """The runs of this file, by their numbers."""
-    found: dict[int, Run] = {}
     try:
-        lines = entries(home / name, said)
+        return {result.number or 0: _run(home, result) for result in entries(home / name, said)}
     except OSError as error:
         said.append(f"{name} cannot be read ({error.strerror})")
-        return found
-    for number, entry in lines:
-        try:
-            found[int(entry["run"])] = _run(home, entry, finished=name == SWEEP)
-        except (*DAMAGE, RecursionError) as error:
-            said.append(f"line {number} of {name} is damaged and left out ({short(error)})")
-    return found
+        return {}
 
 
-def _run(home: Path, entry: dict[str, Any], finished: bool) -> Run:
-    """The run of this line; an error if no table could be made of it."""
-    curve = _curve(entry.pop("curve", []))
-    settings = ", ".join(f"{name} = {text}" for name, text in brief(entry["settings"]).items())
-    label = f"{entry['algorithm']}{', ' if settings else ''}{settings}"
-    if finished:
-        check(entry)
-    place = place_of(home, int(entry["run"]))
-    return Run(place, label, int(entry["seed"]), entry if finished else None, curve)
+def _run(home: Path, result: Result) -> Run:
+    settings = ", ".join(f"{name} = {text}" for name, text in brief(result.settings).items())
+    label = f"{result.algorithm}{', ' if settings else ''}{settings}"
+    place, curve = place_of(home, result.number or 0), _curve(result.history)
+    return Run(place, label, result.seed, None if result.unfinished else replace(result, curve=None), curve)
 
 
-def _curve(points: list[Any]) -> Columns:
-    """Measurements, (task, time, updates, version, metrics, …) each, as columns."""
-    names = sorted({str(name) for point in points for name in point[4]})
+def _curve(history: Sequence[Measurement]) -> Columns:
+    """The evaluations as columns."""
+    names = sorted({name for m in history for name in m.metrics})
     columns: Columns = {
-        "task": np.array([point[0] for point in points], dtype=np.int64),
-        "time": np.array([point[1] for point in points], dtype=np.float64),
-        "updates": np.array([point[2] for point in points], dtype=np.int64),
-        "version": np.array([point[3] for point in points], dtype=np.int64),
+        name: np.array([getattr(m, name) for m in history], dtype=kind) for name, kind in COLUMNS[METRICS].items()
     }
-    for name in names:
-        values = [point[4].get(name) for point in points]
-        columns[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return columns
+    return columns | {name: np.array([m.metrics.get(name, np.nan) for m in history], np.float64) for name in names}
 
 
 def brief(settings: Mapping[str, Any]) -> dict[str, str]:

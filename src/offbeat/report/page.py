@@ -18,7 +18,7 @@ from offbeat import __version__
 from offbeat.report import beside, toml
 from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import Folder
-from offbeat.report.tables import Cell, inside, note, number, rows, task_rows, work_rows
+from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
@@ -157,11 +157,11 @@ def _sections(content: Content) -> Iterator[str]:
 
 def _results(content: Content) -> str:
     """One line an algorithm; with several tasks, when each was done and its accuracy then."""
-    single = [r for r in content.results if "tasks" not in r]
-    several = [r for r in content.results if "tasks" in r]
+    single = [r for r in content.results if not r.several]
+    several = [r for r in content.results if r.several]
     parts = [_table(*rows(single, _asked(content)), content)] if single else []
     if several:
-        labels = [r["algorithm"] for r in several]
+        labels = [r.algorithm for r in several]
         parts.append(_table(*task_rows(several, "sync-st" if "sync-st" in labels else labels[-1]), content))
         parts.append(_notes(["Times at which tasks were done, and their accuracies then."]))
     return "".join(parts) or '<p class="empty">No run is finished yet.</p>'
@@ -197,8 +197,8 @@ def _work(content: Content) -> str:
         lead = "Updates of each client over the mean of all clients."
         plots.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
     parts = [f'<div class="panels two">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'] if plots else []
-    measured = any(result.get("measures") for result in content.results)
-    if measured or any(result.get("lost") for result in content.results):
+    measured = any(result.measures for result in content.results)
+    if measured or any(result.lost for result in content.results):
         parts.append(_table(*work_rows(content.results), content))
     if measured:
         parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
@@ -234,14 +234,14 @@ def _names(content: Content) -> list[str]:
 def _facts(content: Content) -> Iterator[str]:
     """A line about what was run."""
     runs = [run for s in content.series for run in s.runs]
-    settings = any(run.value("settings") for run in runs)
+    settings = any(run.result and run.result.settings for run in runs)
     yield _count(len(content.series), "setting" if settings else "algorithm")
     yield _count(len({run.seed for run in runs}), "seed")
     yield from dict.fromkeys(line for folder in content.folders for line in _trained(folder.experiment or {}))
-    times = [time for run in runs if (time := run.number("time")) is not None]
+    times = [run.time for run in runs if run.time is not None]
     if times:
         yield f"virtual time {max(times):g}"
-    updates = sum(int(run.number("updates") or 0) for run in runs)
+    updates = sum(run.result.updates for run in runs if run.result)
     if updates:
         yield f"{updates:,} updates"
 
@@ -303,13 +303,20 @@ def _asked(content: Content, task: str = "") -> list[float]:
     for folder in content.folders:
         experiment = folder.experiment or {}
         tasks = experiment.get("task")
-        usual = [] if tasks else [inside(experiment, "until", "accuracy") or 0.8]
-        targets = inside(experiment, "evaluate", "targets")
+        usual = [] if tasks else [_inside(experiment, "until", "accuracy") or 0.8]
+        targets = _inside(experiment, "evaluate", "targets")
         found += targets if isinstance(targets, list) else usual
         for table in tasks if isinstance(tasks, list) else ():
-            if inside(table, "name") == task:
-                found.append(inside(table, "target", "accuracy"))
+            if _inside(table, "name") == task:
+                found.append(_inside(table, "target", "accuracy"))
     return sorted({float(target) for target in found if isinstance(target, int | float)})
+
+
+def _inside(value: Any, *path: str) -> Any:
+    """What an experiment's tables hold there; None where there is nothing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _flat(resolved: dict[str, Any]) -> Iterator[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from offbeat.core.errors import FolderError
 from offbeat.report.grid import sweep_runs
-from offbeat.report.run import DAMAGE, Run, short
-from offbeat.report.tables import check
+from offbeat.report.run import Run, short
 from offbeat.watch.files import EVENTS, EXPERIMENT, METRICS, RESULT, SUMMARY, SWEEP
+from offbeat.watch.results import Result
 
 
 @dataclass
@@ -59,16 +59,18 @@ def _in_order(runs: list[Run], labels: Sequence[str]) -> list[Run]:
 
 def _run(path: Path) -> Run:
     said: list[str] = []
-    result = _json(path / RESULT, said) if (path / RESULT).exists() else None
-    if result is not None:
-        try:  # a result is whole if a table can be made of it
-            check(result)
-            label, seed = str(result["algorithm"]), int(result["seed"])
-        except DAMAGE as error:
-            said, result = [f"{RESULT} is damaged and left out ({short(error)})"], None
+    value = _json(path / RESULT, said) if (path / RESULT).exists() else None
+    result = None
+    if value is not None:
+        try:
+            result = Result.from_json(value, path)
+        except FolderError as error:
+            said = [f"{RESULT} is damaged and left out ({short(error)})"]
     elif not said:
         said = [f"not finished: there is no {RESULT}; what was recorded is shown"]
-    if result is None:
+    if result is not None:
+        label, seed = result.algorithm, result.seed
+    else:
         name, _, number = path.name.rpartition("-")
         label, seed = (name, int(number)) if name and number.isdigit() else (path.name, 0)
     run = Run(path, label, seed, result)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offbeat.report.tables import inside
 from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, METRICS, PERSONAL, UNDERWAY, part_name
+from offbeat.watch.results import Result
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ class Run:
     path: Path
     label: str
     seed: int
-    result: dict[str, Any] | None
+    result: Result | None
     curve: Columns | None = None
     said: list[str] = field(default_factory=list)
 
@@ -45,16 +45,12 @@ class Run:
     @property
     def error(self) -> str | None:
         """Why it failed, if it did."""
-        return str(self.result["error"]) if self.result and "error" in self.result else None
+        return self.result.error if self.result else None
 
-    def number(self, *path: str) -> float | None:
-        """A number of the result, None where it has none."""
-        value = self.value(*path)
-        return float(value) if isinstance(value, int | float) else None
-
-    def value(self, *path: str) -> Any:
-        """Whatever the result holds at this path of keys."""
-        return inside(self.result, *path)
+    @property
+    def time(self) -> float | None:
+        """When it ended, if it did."""
+        return self.result.time if self.result else None
 
     def metrics(self) -> Columns | None:
         """One row a measurement: task, time, updates, version and a column for each metric."""

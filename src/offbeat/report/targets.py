@@ -8,6 +8,7 @@ import numpy as np
 
 from offbeat.report.run import Columns
 from offbeat.report.tables import NOTHING, Cell, spread
+from offbeat.watch.results import first_reached
 
 _LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # looked at besides those that were asked for
 _RUNGS = 6  # of them, the highest
@@ -15,8 +16,8 @@ _RUNGS = 6  # of them, the highest
 
 def first(history: Columns, target: float, axis: str) -> float | None:
     """Where on the axis a measurement first showed this accuracy; None: never."""
-    at = np.flatnonzero(history["accuracy"] >= target)
-    value = float(history[axis][at[0]]) if len(at) else np.nan
+    at = first_reached(history["accuracy"], "accuracy", target)
+    value = np.nan if at is None else float(history[axis][at])
     return value if np.isfinite(value) else None
 
 

@@ -79,11 +79,10 @@ def concurrency(runs: Sequence[Run]) -> Band | None:
 
 
 def _windows(run: Run) -> Curve | None:
-    shares, time = run.value("measures", "concurrency", "windows"), run.number("time")
-    if not isinstance(shares, list) or not shares or time is None:
+    if run.result is None or run.result.measures is None or run.time is None:
         return None
-    y = np.array([value if isinstance(value, int | float) else np.nan for value in shares], dtype=np.float64)
-    return clean((np.arange(len(y)) + 0.5) * time / len(y), y)
+    y = np.array(run.result.measures.concurrency.windows, dtype=np.float64)
+    return clean((np.arange(len(y)) + 0.5) * run.time / max(len(y), 1), y)
 
 
 def _ranked(values: Floats) -> Curve:

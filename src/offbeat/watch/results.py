@@ -203,7 +203,7 @@ class Result:
     number: int | None = field(default=None, kw_only=True, metadata={"key": "run"})
     algorithm: str
     seed: int
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
     time: float | None = None
     updates: int = 0
@@ -283,7 +283,9 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """As in `result.json`, or a line of `runs.jsonl`."""
-        left_out = {"folder", *(() if self.several else ("tasks",))}
+        left_out = {"folder"}
+        left_out |= set() if self.several else {"tasks"}
+        left_out |= {"settings"} if self.number is None else set()
         if self.unfinished:
             left_out |= set(_TOTALS) - {"updates"}
         elif self.time is None:
@@ -382,41 +384,44 @@ def _object(kind: type[T], value: Any, where: str, **known: Any) -> T:
     return kind(**found)
 
 
+_SCALARS: Mapping[Any, tuple[Any, str]] = {
+    float: ((int, float), "a number"),
+    int: (int, "a whole number"),
+    str: (str, "text"),
+    bool: (bool, "true or false"),
+}
+_POINT = (int, float, int, int, Mapping[str, float], tuple[float, ...])
+
+
 def _read(hint: Any, value: Any, where: str) -> Any:
     """The value, checked. A number that JSON does not have is null there, and nan here."""
-    if get_origin(hint) is UnionType:
-        return None if value is None else _read(get_args(hint)[0], value, where)
+    if hint in _SCALARS:
+        if hint is float and value is None:
+            return nan
+        accepted, words = _SCALARS[hint]
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+            raise _wrong(value, where, words)
+        return value
     if is_dataclass(hint):
         return _object(hint, value, where)  # type: ignore[arg-type]
     if hint is Any:
         return value
     origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return None if value is None else _read(inner[0], value, where)
     if origin is tuple:
         return tuple(_read(inner[0], each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            raise _wrong(value, where, "a table")
-        return {str(name): _read(inner[1], each, f"{where}.{name}") for name, each in value.items()}
-    if hint is float and value is None:
-        return nan
-    kinds: dict[Any, tuple[Any, str]] = {
-        float: (int | float, "a number"),
-        int: (int, "a whole number"),
-        str: (str, "text"),
-        bool: (bool, "true or false"),
-    }
-    accepted, words = kinds[hint]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise _wrong(value, where, words)
-    return value
+    if not isinstance(value, dict):
+        raise _wrong(value, where, "a table")
+    return {str(name): _read(inner[1], each, f"{where}.{name}") for name, each in value.items()}
 
 
 def _measurement(value: Any, at: int) -> Measurement:
-    items = _items(value, f"curve[{at}]")
+    where = f"curve[{at}]"
+    items = _items(value, where)
     if not 5 <= len(items) <= 6:
-        raise _wrong(value, f"curve[{at}]", "task, time, updates, version, metrics")
-    hints = (int, float, int, int, Mapping[str, float], tuple[float, ...])
-    values: Any = (_read(hint, each, f"curve[{at}]") for hint, each in zip(hints, items, strict=False))
+        raise _wrong(value, where, "task, time, updates, version, metrics")
+    values: Any = (_read(hint, each, where) for hint, each in zip(_POINT, items, strict=False))
     return Measurement(*values)
 
 
