@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from offbeat.cli.tables import Cell, markdown, rows, table
+from offbeat.cli.tables import TableCell, markdown, rows, table
 from offbeat.watch.results import MeanMax, Result
 
 
@@ -23,51 +23,51 @@ def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, *
     return Result(name, seed, **(found | more))
 
 
-def cells(*results: Result, targets: tuple[float, ...] = (0.8,)) -> dict[str, Cell]:
+def cells(*results: Result, targets: tuple[float, ...] = (0.8,)) -> dict[str, TableCell]:
     head, body = rows(results, targets)
     return dict(zip(head, body[0], strict=True))
 
 
 def test_one_seed_is_shown_as_it_is() -> None:
     assert cells(result("area", 0, 0.9512, 0.5)) == {
-        "algorithm": Cell("area"),
-        "accuracy": Cell("95.1 %"),
-        "loss": Cell("0.25"),
-        "time\nto 80 %": Cell("0.5"),
-        "updates": Cell("12,345"),
-        "server\nsteps": Cell("99"),
-        "staleness": Cell("mean 3.14", "max 1,000"),
+        "algorithm": TableCell("area"),
+        "accuracy": TableCell("95.1 %"),
+        "loss": TableCell("0.25"),
+        "time\nto 80 %": TableCell("0.5"),
+        "updates": TableCell("12,345"),
+        "server\nsteps": TableCell("99"),
+        "staleness": TableCell("mean 3.14", "max 1,000"),
     }
 
 
 def test_several_seeds_are_a_mean_with_the_lowest_and_the_highest() -> None:
     shown = cells(result("area", 0, 0.90, 1.0), result("area", 1, 0.94, 2.0))
-    assert shown["accuracy"] == Cell("92.0 %", "90.0–94.0")
-    assert shown["time\nto 80 %"] == Cell("1.5", "1–2")
-    assert shown["loss"] == Cell("0.25")
-    assert shown["staleness"] == Cell("mean 3.14", "max 1,001")
+    assert shown["accuracy"] == TableCell("92.0 %", "90.0–94.0")
+    assert shown["time\nto 80 %"] == TableCell("1.5", "1–2")
+    assert shown["loss"] == TableCell("0.25")
+    assert shown["staleness"] == TableCell("mean 3.14", "max 1,001")
 
 
 def test_a_target_that_was_not_always_reached_says_so() -> None:
     seldom = cells(result("area", 0, 0.9, 2.0), result("area", 1, 0.7, None))
     never = cells(result("area", 0, 0.7, None))
-    assert seldom["time\nto 80 %"] == Cell("2", "by 1 of 2")
-    assert never["time\nto 80 %"] == Cell("never")
+    assert seldom["time\nto 80 %"] == TableCell("2", "by 1 of 2")
+    assert never["time\nto 80 %"] == TableCell("never")
 
 
 def test_failed_seeds_are_counted_and_left_out_of_the_means() -> None:
     failed = Result("area", 1, error="client 3 …")
-    assert cells(result("area", 0, 0.9), failed)["algorithm"] == Cell("area", "1 of 2 failed")
-    assert cells(result("area", 0, 0.9), failed)["accuracy"] == Cell("90.0 %")
+    assert cells(result("area", 0, 0.9), failed)["algorithm"] == TableCell("area", "1 of 2 failed")
+    assert cells(result("area", 0, 0.9), failed)["accuracy"] == TableCell("90.0 %")
     head, body = rows([failed], [0.8])
     assert head == ["algorithm", "updates", "server\nsteps", "staleness"]
-    assert body == [[Cell("area", "1 of 1 failed"), Cell("–"), Cell("–"), Cell("–")]]
+    assert body == [[TableCell("area", "1 of 1 failed"), TableCell("–"), TableCell("–"), TableCell("–")]]
 
 
 def test_targets_are_left_out_where_there_is_no_accuracy() -> None:
     shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": nan}))
     assert list(shown) == ["algorithm", "loss", "gap", "updates", "server\nsteps", "staleness"]
-    assert shown["gap"] == Cell("–")
+    assert shown["gap"] == TableCell("–")
 
 
 def test_numbers_are_short_and_never_in_a_form_that_hides_them() -> None:
@@ -89,4 +89,4 @@ def test_markdown_has_one_line_an_algorithm() -> None:
     lines = markdown([result("area", 0, 0.9), result("area", 1, 0.92), result("fedavg", 0, 0.5)], [0.8]).splitlines()
     assert lines[0].count("|") == lines[1].count("|") == 8
     assert lines[2].startswith("| area | 91.0 % (90.0–92.0) | 0.25 | 1 | 12,345 | 99 | mean 3.14 (max 1,001) |")
-    assert lines[-1] == "Means over 2 seeds, with the lowest and the highest."
+    assert lines[-1] == "Means over 2 seeds, with the lowest and highest value."

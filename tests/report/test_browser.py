@@ -15,10 +15,10 @@ import pytest
 from command import run, sets
 from report.browser import CHROMIUM, chromium, opened
 from report.folders import embedded, real
-from report.test_beside import cell, outcome
+from report.test_comparison import cell, outcome
 
 from offbeat.report import write
-from offbeat.report.beside import OUTCOME
+from offbeat.report.comparison import OUTCOME
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
@@ -221,7 +221,7 @@ def test_the_timeline_zooms_and_changes_its_run_and_colours(tab: Any) -> None:
 
 
 def test_the_experiment_is_copied_as_toml(tab: Any, folder: Path) -> None:
-    tab.get_by_role("button", name="copy as TOML").click()
+    tab.get_by_role("button", name="Copy as TOML").click()
     tab.get_by_role("button", name="copied").wait_for()
     table = tomllib.loads(tab.evaluate("navigator.clipboard.readText()"))
     assert table["problem"]["clients"] == 5

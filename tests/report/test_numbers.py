@@ -199,4 +199,4 @@ def test_hundreds_of_runs_become_bands(tmp_path: Path) -> None:
     assert page.stat().st_size < 3_000_000
     assert (len(found["series"]), len(found["timelines"]), found["lines"]) == (24, 8, [])
     assert found["progress"][0]["count"][0] == 8
-    assert "The 24 best of 30 algorithms are drawn" in page.read_text()
+    assert "Only the 24 best of 30 algorithms are drawn" in page.read_text()

@@ -28,7 +28,7 @@ def test_settings_are_part_of_the_labels_and_seeds_are_bands(folder: Path) -> No
     found = embedded(page)
     assert found["series"] == ["area, lr = 0.5", "area, lr = 1", "fedbuff, lr = 0.5", "fedbuff, lr = 1"]
     assert found["totals"] == [2, 2, 2, 2]
-    assert "Not all is here" not in page.read_text()
+    assert "<h2>Incomplete</h2>" not in page.read_text()
     kept = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
     mine = [
         r["curve"] for r in kept if r["algorithm"] == "fedbuff" and r["settings"]["algorithm.*.local.sgd.lr"] == 1.0

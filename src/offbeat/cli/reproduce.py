@@ -24,7 +24,7 @@ from offbeat.experiment.grid import Grid
 from offbeat.papers import Entry, Outcome, conclude, load, names
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.outcome import rehearse, remark, scope, shown
-from offbeat.report.beside import NOT_CHECKED, NOT_RUN
+from offbeat.report.comparison import NOT_CHECKED, NOT_RUN
 from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, json_text, versions, write_json
 from offbeat.watch.results import Result
 from offbeat.watch.session import InterruptedRunError

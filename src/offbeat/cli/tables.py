@@ -8,10 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.tables import Cell, note, rows, task_rows, work_rows
+from offbeat.report.tables import UNEQUAL_SHARES, TableCell, note, rows, task_rows, work_rows
 from offbeat.watch.results import Result
 
-__all__ = ["Cell", "markdown", "rows", "table", "task_markdown", "task_table", "work_markdown", "work_table"]
+__all__ = ["TableCell", "markdown", "rows", "table", "task_markdown", "task_table", "work_markdown", "work_table"]
 
 
 def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
@@ -21,15 +21,15 @@ def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
 
 def task_table(results: Sequence[Result], baseline: str) -> Table:
     """For the terminal: several tasks."""
-    return _table(*task_rows(results, baseline), "time at which a task was done, and its accuracy then")
+    return _table(*task_rows(results, baseline), "time at which a task finished, and its accuracy then")
 
 
 def work_table(results: Sequence[Result]) -> Table:
     """For the terminal: how the clients worked."""
-    return _table(*work_rows(results), "unequal shares: 0 if all clients contribute alike, towards 1 if few do all")
+    return _table(*work_rows(results), UNEQUAL_SHARES)
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], caption: str) -> Table:
+def _table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str) -> Table:
     shown = Table(box=SIMPLE_HEAD, caption=caption or None, padding=(0, 1, 0, 0), pad_edge=False)
     for at, name in enumerate(head):
         shown.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
@@ -54,7 +54,7 @@ def work_markdown(results: Sequence[Result]) -> str:
     return _markdown(*work_rows(results))
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[Cell]]) -> str:
+def _markdown(head: Sequence[str], body: Sequence[Sequence[TableCell]]) -> str:
     cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
     lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

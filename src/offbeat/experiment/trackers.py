@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offbeat.watch import boards
+from offbeat.watch import trackers
 
 if TYPE_CHECKING:
     from offbeat.experiment.experiment import Experiment, Spec
@@ -23,24 +23,24 @@ class Boards:
     wandb: str | None = None
 
     def __post_init__(self) -> None:
-        boards.check(self.tensorboard is not None, self.wandb is not None)
+        trackers.check(self.tensorboard is not None, self.wandb is not None)
 
-    def open(self, experiment: Experiment, spec: Spec, folder: Path, updates: int) -> list[boards.Board]:
+    def open(self, experiment: Experiment, spec: Spec, folder: Path, updates: int) -> list[trackers.Tracker]:
         """The boards of one run."""
         names = [task.name for task in experiment.tasks]
-        found: list[boards.Board] = []
+        found: list[trackers.Tracker] = []
         if self.tensorboard is not None:
-            found.append(boards.TensorBoard(Path(self.tensorboard) / folder.name / spec.folder, names, updates))
+            found.append(trackers.TensorBoard(Path(self.tensorboard) / folder.name / spec.folder, names, updates))
         if self.wandb is not None:
             settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
-            found.append(boards.WandB(self.wandb, spec.name, folder.name, settings, folder, names, updates))
+            found.append(trackers.WandB(self.wandb, spec.name, folder.name, settings, folder, names, updates))
         return found
 
 
 @contextmanager
-def closing() -> Iterator[list[boards.Board]]:
+def closing() -> Iterator[list[trackers.Tracker]]:
     """A list for boards; whatever happens, all in it are closed at the end."""
-    opened: list[boards.Board] = []
+    opened: list[trackers.Tracker] = []
     try:
         yield opened
     finally:

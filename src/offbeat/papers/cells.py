@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.papers.entry import Entry, Line, Quantity
-from offbeat.report.beside import NOT_RUN
+from offbeat.report.comparison import NOT_RUN
 from offbeat.watch.results import LESS_IS_BETTER, Result, TaskResult, finish, first_reached
 
 UNDER_WAY = "under way"

@@ -20,7 +20,7 @@ from typing import Any
 from offbeat.core.errors import SettingError, unknown
 from offbeat.papers.cells import Cell
 from offbeat.papers.entry import Claim
-from offbeat.report.beside import NOT_CHECKED
+from offbeat.report.comparison import NOT_CHECKED
 
 Interval = tuple[float, float]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import SettingError, unknown
-from offbeat.report.beside import NOT_CHECKED
+from offbeat.report.comparison import NOT_CHECKED
 
 SCALES = ("quick", "full")
 OF = ("final", "time to", "largest", "finish", "swing", "step time", "measure")

@@ -17,7 +17,7 @@ _NEAR = 0.9  # of the paper's number: nearer than that wants no reason
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedCell:
     """One cell. outside: whether our mean is not within the paper's range; None where it prints no range.
 
     why: the most likely reason for a difference, where somebody found one.
@@ -59,7 +59,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """One claim. compared: the intervals on both sides."""
 
     claim: Claim
@@ -72,8 +72,8 @@ class Outcome:
     """All of a reproduction."""
 
     entry: Entry
-    cells: Sequence[Compared]
-    claims: Sequence[Judged]
+    cells: Sequence[ComparedCell]
+    claims: Sequence[JudgedClaim]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = T
     cells = _with_derived(entry, cells)
     printed = dict(_printed(entry))
     compared = [_compared(entry, name, cells[name], printed[name]) for name in entry.cells]
-    return Outcome(entry, compared, [Judged(claim, *judge(claim, cells)) for claim in entry.claims])
+    return Outcome(entry, compared, [JudgedClaim(claim, *judge(claim, cells)) for claim in entry.claims])
 
 
 def rehearse(entry: Entry) -> None:
@@ -150,7 +150,7 @@ def shown(cell: Cell) -> str:
     return text + (f", {cell.note}" if cell.note else "")
 
 
-def remark(cell: Compared) -> str:
+def remark(cell: ComparedCell) -> str:
     """What a reader should notice."""
     why = f": {cell.why}" if cell.why and cell.differs else ""
     if cell.outside is not None:
@@ -206,14 +206,14 @@ def _outside(ours: Cell, theirs: Printed) -> bool | None:
     return not theirs.low <= round(ours.mean, 2) <= theirs.high
 
 
-def _compared(entry: Entry, name: str, ours: Cell, theirs: Printed) -> Compared:
+def _compared(entry: Entry, name: str, ours: Cell, theirs: Printed) -> ComparedCell:
     if not entry.comparable:
-        return Compared(name, _shows(entry, name), ours, theirs, None, comparable=False)
+        return ComparedCell(name, _shows(entry, name), ours, theirs, None, comparable=False)
     why = next((text for pattern, text in entry.reasons if fnmatchcase(name, pattern)), "")
-    return Compared(name, _shows(entry, name), ours, theirs, _outside(ours, theirs), why)
+    return ComparedCell(name, _shows(entry, name), ours, theirs, _outside(ours, theirs), why)
 
 
-def _cell_data(cell: Compared) -> dict[str, Any]:
+def _cell_data(cell: ComparedCell) -> dict[str, Any]:
     ours, theirs = cell.ours, cell.paper
     return {
         "cell": cell.name,

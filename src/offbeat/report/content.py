@@ -1,4 +1,4 @@
-"""All that a report shows, from one or several folders: what the page and the figures are drawn from."""
+"""Everything a report shows, from one or several folders: the source of the page and of the figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
-from offbeat.report.beside import Beside, beside
-from offbeat.report.read import Folder, read
-from offbeat.report.run import Columns, Floats, Run
+from offbeat.report.communication import bytes_by, messages_of
+from offbeat.report.comparison import Comparison, comparison
+from offbeat.report.read import ExperimentFolder, read
+from offbeat.report.run import Columns, Floats, RecordedRun
 from offbeat.report.timeline import Timeline, timeline
-from offbeat.report.wires import bytes_by, messages_of
 from offbeat.report.work import (
     Fan,
     concurrency,
@@ -42,7 +42,7 @@ class Series:
 
     name: str
     places: list[int]  # of its tasks among the report's
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RecordedRun] = field(default_factory=list)
     histories: list[Columns] = field(default_factory=list)  # measurements of each run, with a column of bytes
     progress: dict[int, dict[str, dict[str, Band]]] = field(default_factory=dict)
     staleness: Fan | None = None
@@ -60,13 +60,13 @@ class Series:
 class Content:
     """A report before it is drawn.   said: what is missing.   left: what is there and not drawn."""
 
-    folders: list[Folder]
+    folders: list[ExperimentFolder]
     series: list[Series]
     drawn: list[Series]  # those with curves
     tasks: list[str]
     said: list[str]
     left: list[str]
-    besides: list[Beside]  # what reproductions among them found
+    comparisons: list[Comparison]  # what reproductions among them found
 
     @property
     def metrics(self) -> list[str]:
@@ -83,31 +83,31 @@ class Content:
 def gather(paths: Sequence[Path]) -> Content:
     """Read these folders and work out everything that a report shows."""
     damaged: list[str] = []
-    besides = {path: found for path in paths if (found := beside(path, damaged)) is not None}
-    parts = [part for path in paths for part in _parts(path, besides.get(path))]
+    comparisons = {path: found for path in paths if (found := comparison(path, damaged)) is not None}
+    parts = [part for path in paths for part in _parts(path, comparisons.get(path))]
     folders = [read(path) for path in {path.resolve(): path for path in parts}.values()]
     names = [folder.name for folder in folders]
     for folder in folders:
         if names.count(folder.name) > 1:
             folder.name = str(folder.path)
-    names_of = {folder.path: _tasks(folder, apart=bool(besides) and len(folders) > 1) for folder in folders}
+    names_of = {folder.path: _tasks(folder, apart=bool(comparisons) and len(folders) > 1) for folder in folders}
     tasks = list(dict.fromkeys(name for names in names_of.values() for name in names))
     series = _series(folders, {path: [tasks.index(name) for name in names] for path, names in names_of.items()})
     drawn = _best(series)
     left = []
     if len(drawn) < len(series):
-        left.append(f"The {len(drawn)} best of {len(series)} algorithms are drawn; the table of results has all.")
+        left.append(f"Only the {len(drawn)} best of {len(series)} algorithms are drawn; the table lists all.")
     for at, each in enumerate(drawn):
         _fill(each, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
     if len(drawn) > TIMELINES and any(each.timeline for each in drawn):
-        left.append(f"Timelines are those of the first {TIMELINES} algorithms.")
+        left.append(f"Timelines are shown for the first {TIMELINES} algorithms.")
     said = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.said]
     said += [f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.said]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
-    return Content(folders, series, drawn, tasks, [*failed, *damaged, *said], left, list(besides.values()))
+    return Content(folders, series, drawn, tasks, [*failed, *damaged, *said], left, list(comparisons.values()))
 
 
-def _parts(path: Path, found: Beside | None) -> list[Path]:
+def _parts(path: Path, found: Comparison | None) -> list[Path]:
     """The experiments of a reproduction that has several, each in a folder of its own; otherwise the folder itself."""
     if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
@@ -116,7 +116,7 @@ def _parts(path: Path, found: Beside | None) -> list[Path]:
     return sorted(parts, key=lambda part: (order.get(part.name, len(order)), part.name)) or [path]
 
 
-def _series(folders: Sequence[Folder], places: Mapping[Path, list[int]]) -> list[Series]:
+def _series(folders: Sequence[ExperimentFolder], places: Mapping[Path, list[int]]) -> list[Series]:
     """Runs by label; a label that several folders have carries the folder's name.   places: of each folder's tasks."""
     owners: dict[str, set[Path]] = {}
     for folder in folders:
@@ -207,7 +207,7 @@ def curves(histories: Iterable[Columns], metric: str, axis: str) -> list[Curve]:
     return [clean(h[axis].astype(np.float64), h[metric]) for h in histories if metric in h]
 
 
-def _tasks(folder: Folder, apart: bool) -> list[str]:
+def _tasks(folder: ExperimentFolder, apart: bool) -> list[str]:
     """Names of an experiment's tasks: those in the file, or in a result if the file cannot be read, or its data's.
 
     apart: other experiments with the same data are not to be drawn together with this one.
@@ -223,7 +223,7 @@ def _tasks(folder: Folder, apart: bool) -> list[str]:
     return [folder.name if apart else str(data or "")]
 
 
-def _allocation(runs: Sequence[Run]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
+def _allocation(runs: Sequence[RecordedRun]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
     """Of the first run that has divided requests among tasks: the divisions, when tasks were done, and its end."""
     for run in runs:
         tasks = run.result.tasks if run.result else ()
@@ -246,5 +246,5 @@ def _divisions(task: TaskResult) -> list[list[float]]:
     return [[float(h[0]), float(h[1])] for h in history] if good else []
 
 
-def _where(folder: Folder, folders: Sequence[Folder]) -> str:
+def _where(folder: ExperimentFolder, folders: Sequence[ExperimentFolder]) -> str:
     return f"{folder.name}/" if len(folders) > 1 else ""

@@ -73,13 +73,13 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
     if any(s.concurrency for s in drawn):
         yield (
             "concurrency",
-            _bands(drawn, lambda s: s.concurrency, "virtual time", "clients at work", percent=(False, True)),
+            _bands(drawn, lambda s: s.concurrency, "virtual time", "busy clients", percent=(False, True)),
         )
     if any(s.participation for s in drawn):
-        labels = "clients, the busiest first", "updates over the mean"
+        labels = "clients, busiest first", "updates relative to the mean"
         yield "participation", _bands(drawn, lambda s: s.participation, *labels, percent=(True, False))
     if any(s.last for s in drawn):
-        labels = "clients, the worst first", "accuracy of own models"
+        labels = "clients, worst first", "accuracy of personalised models"
         yield "personal", _bands(drawn, lambda s: s.last, *labels, percent=(True, True))
     for series in drawn:
         if series.allocation:

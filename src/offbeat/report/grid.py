@@ -15,7 +15,7 @@ import numpy as np
 
 from offbeat.core.errors import FolderError
 from offbeat.core.watcher import Measurement
-from offbeat.report.run import Columns, Run, short
+from offbeat.report.run import Columns, RecordedRun, short
 from offbeat.watch.files import COLUMNS, METRICS, SWEEP, UNFINISHED, place_of
 from offbeat.watch.results import Result
 
@@ -23,7 +23,7 @@ _NAMED = 8  # runs under way that are called by their names
 _NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
 
-def sweep_runs(home: Path, said: list[str]) -> list[Run]:
+def sweep_runs(home: Path, said: list[str]) -> list[RecordedRun]:
     """Every run that is finished or was saved, in the order of the grid; settings are part of its label."""
     found = _read(home, SWEEP, said)
     under_way = {number: run for number, run in _read(home, UNFINISHED, said).items() if number not in found}
@@ -56,7 +56,7 @@ def _entry(value: Any) -> Result:
     return Result.from_json(value)
 
 
-def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
+def _read(home: Path, name: str, said: list[str]) -> dict[int, RecordedRun]:
     """The runs of this file, by their numbers."""
     try:
         return {result.number or 0: _run(home, result) for result in entries(home / name, said)}
@@ -65,11 +65,11 @@ def _read(home: Path, name: str, said: list[str]) -> dict[int, Run]:
         return {}
 
 
-def _run(home: Path, result: Result) -> Run:
+def _run(home: Path, result: Result) -> RecordedRun:
     settings = ", ".join(f"{name} = {text}" for name, text in brief(result.settings).items())
     label = f"{result.algorithm}{', ' if settings else ''}{settings}"
     place, curve = place_of(home, result.number or 0), _curve(result.history)
-    return Run(place, label, result.seed, None if result.unfinished else replace(result, curve=None), curve)
+    return RecordedRun(place, label, result.seed, None if result.unfinished else replace(result, curve=None), curve)
 
 
 def _curve(history: Sequence[Measurement]) -> Columns:

@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds its numbers, its style and its script, and asks the network for nothing."""
+"""The page: one HTML file with its numbers, style and script in it, which loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from offbeat import __version__
-from offbeat.report import beside, toml
+from offbeat.report import comparison, toml
 from offbeat.report.content import AXES, LINES, Content, of_task
-from offbeat.report.read import Folder
-from offbeat.report.tables import Cell, note, number, rows, task_rows, work_rows
+from offbeat.report.read import ExperimentFolder
+from offbeat.report.tables import UNEQUAL_SHARES, TableCell, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
@@ -27,7 +27,7 @@ _SAID = 8  # lines about what is missing that are shown at once
 
 
 def page(content: Content) -> str:
-    """The report as HTML. Whatever comes from the folders is escaped, and only the page's own script may run."""
+    """The report as HTML. Everything from the folders is escaped, and only the page's own script may run."""
     script = "\n".join(_file(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_file("report.html")).substitute(
@@ -35,7 +35,7 @@ def page(content: Content) -> str:
         facts="".join(f"<span>{escape(fact)}</span>" for fact in _facts(content)),
         missing=_missing(content.said),
         sections="\n".join(_sections(content)),
-        footer=f"Made by offbeat {__version__}. This file is complete: it can be mailed, and opens without a network.",
+        footer=f"Made by offbeat {__version__}. This file is self-contained: it opens offline and can be sent by mail.",
         style=_file("report.css"),
         script=script,
         digest=f"sha256-{digest}",
@@ -108,30 +108,30 @@ def _lines(content: Content) -> list[dict[str, Any]]:
 
 def _sections(content: Content) -> Iterator[str]:
     drawn = content.drawn
-    for at, found in enumerate(content.besides):
-        yield _section(f"paper{at}", "Beside the paper", beside.lead(found), beside.body(found))
+    for at, found in enumerate(content.comparisons):
+        yield _section(f"paper{at}", "Compared with the paper", comparison.lead(found), comparison.body(found))
     yield _section("results", "Results", note(content.results).capitalize(), _results(content))
     if content.metrics:
         yield _section(
             "progress",
             "Progress",
-            "Lines are means over seeds; dotted where some seeds have already ended.",
+            "Lines are means over seeds, dotted where some seeds have already ended.",
             _bar("progress") + '<div id="progress-plots"></div>' + _notes(content.left) + _targets(content),
         )
     if any(s.timeline for s in drawn):
         yield _section(
             "timeline",
             "What the clients did",
-            "A lane for each client, the busiest at the top. Point at a job, drag to move, zoom with Ctrl and the "
-            "wheel; or use the arrow keys, plus and minus.",
+            "One lane per client, the busiest at the top. Hover over a job for its details, drag to pan, and zoom with "
+            "Ctrl and the mouse wheel; or use the arrow keys, plus and minus.",
             _bar("timeline") + '<div id="timeline-plot"></div><ul class="keys" id="timeline-keys"></ul>',
         )
     if any(s.staleness for s in drawn):
         yield _section(
             "staleness",
             "Staleness",
-            "How many versions old a result's model was when it arrived: median, middle half and middle 80 % of the "
-            "results in each window of time, all seeds together.",
+            "How many versions behind an update's model was when it arrived: median, middle 50 % and middle 80 % of "
+            "the updates in each time window, over all seeds.",
             _bar("staleness") + '<div id="staleness-plots"></div>',
         )
     if work := _work(content):
@@ -139,38 +139,38 @@ def _sections(content: Content) -> Iterator[str]:
     if any(s.allocation for s in drawn):
         yield _section(
             "allocation",
-            "Requests of each task",
-            "How the requests on their way were divided among the tasks, in the first run of each algorithm; dashed "
-            "lines where a task was done.",
+            "Requests per task",
+            "How the requests in flight were divided among the tasks in the first run of each algorithm. Dashed lines "
+            "mark the end of a task.",
             '<div id="allocation-plots"></div><ul class="keys" id="allocation-keys"></ul>',
         )
     if any(s.last for s in drawn):
         yield _section(
             "personal",
-            "Clients' own models",
-            "Accuracy of every client's own model on its own test share: at the end from the worst client to the best, "
-            "and over time (median, middle half and middle 80 % of the clients).",
+            "Personalised models",
+            "Accuracy of each client's personalised model on its own test data: at the end, from the worst client to "
+            "the best, and over time (median, middle 50 % and middle 80 % of the clients).",
             '<div id="personal-last"></div><div id="personal-plots"></div>',
         )
     yield from (_experiment(folder, at, len(content.folders) > 1) for at, folder in enumerate(content.folders))
 
 
 def _results(content: Content) -> str:
-    """One line an algorithm; with several tasks, when each was done and its accuracy then."""
+    """One row per algorithm; with several tasks, when each finished and its accuracy then."""
     single = [r for r in content.results if not r.several]
     several = [r for r in content.results if r.several]
     parts = [_table(*rows(single, _asked(content)), content)] if single else []
     if several:
         labels = [r.algorithm for r in several]
         parts.append(_table(*task_rows(several, "sync-st" if "sync-st" in labels else labels[-1]), content))
-        parts.append(_notes(["Times at which tasks were done, and their accuracies then."]))
+        parts.append(_notes(["The times at which tasks finished, and their accuracy then."]))
     return "".join(parts) or '<p class="empty">No run is finished yet.</p>'
 
 
 def _targets(content: Content) -> str:
-    """When accuracies were reached, in the unit of the axis that is chosen above."""
+    """When accuracies were reached, in the unit of the selected axis."""
     write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": _megabytes}
-    units = {"time": "virtual time", "updates": "updates", "bytes": "bytes sent and received, in MB,"}
+    units = {"time": "Virtual time", "updates": "Updates", "bytes": "MB sent and received"}
     found = []
     for task, name in enumerate(content.tasks):
         able = [s for s in content.drawn if s.histories and task in s.places]
@@ -178,11 +178,11 @@ def _targets(content: Content) -> str:
         steps = ladder([h for each in histories.values() for h in each], _asked(content, name))
         if not steps:
             continue
-        title = f"Reaching an accuracy{f' of {escape(name)}' if len(content.tasks) > 1 else ''}"
+        title = f"Time to accuracy{f', {escape(name)}' if len(content.tasks) > 1 else ''}"
         for axis in AXES:
-            body = [[Cell(s), *(cell(each, t, axis, write[axis]) for t in steps)] for s, each in histories.items()]
+            body = [[TableCell(s), *(cell(each, t, axis, write[axis]) for t in steps)] for s, each in histories.items()]
             table = _table(["algorithm", *(f"{100 * t:g} %" for t in steps)], body, content)
-            lead = f'<p class="note">{units[axis].capitalize()} until a measurement first showed it.</p>'
+            lead = f'<p class="note">{units[axis]} until an evaluation first reached it.</p>'
             hide = "" if axis == "time" else " hidden"
             found.append(f'<div data-axis="{axis}"{hide}><h3 class="over">{title}</h3>{lead}{table}</div>')
     return "".join(found)
@@ -191,34 +191,34 @@ def _targets(content: Content) -> str:
 def _work(content: Content) -> str:
     plots = []
     if any(s.concurrency for s in content.drawn):
-        lead = "Share of clients that have a job: on its way to them, at it, or on its way back."
-        plots.append(f'<h3>Clients at work</h3><p class="note">{lead}</p><div id="concurrency-plot"></div>')
+        lead = "Share of clients that are downloading, computing or uploading."
+        plots.append(f'<h3>Busy clients</h3><p class="note">{lead}</p><div id="concurrency-plot"></div>')
     if any(s.participation for s in content.drawn):
-        lead = "Updates of each client over the mean of all clients."
-        plots.append(f'<h3>Shares in the work</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
+        lead = "Updates of each client, relative to the mean over all clients."
+        plots.append(f'<h3>Participation</h3><p class="note">{lead}</p><div id="participation-plot"></div>')
     parts = [f'<div class="panels two">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'] if plots else []
     measured = any(result.measures for result in content.results)
     if measured or any(result.lost for result in content.results):
         parts.append(_table(*work_rows(content.results), content))
     if measured:
-        parts.append(_notes(["Unequal shares: 0 if all clients contribute alike, towards 1 if few do all."]))
-    elif content.results and not content.besides:
-        parts.append(_notes(["This is known of a sweep that keeps its events (--events)."]))
+        parts.append(_notes([f"{UNEQUAL_SHARES.capitalize()}."]))
+    elif content.results and not content.comparisons:
+        parts.append(_notes(["Participation and concurrency are measured if a sweep keeps its events (--events)."]))
     return "".join(parts)
 
 
-def _experiment(folder: Folder, at: int, several: bool) -> str:
+def _experiment(folder: ExperimentFolder, at: int, several: bool) -> str:
     parts = []
     if folder.experiment is not None:
         try:
             text, language = toml.dumps(folder.experiment), "TOML"
         except TypeError:  # an infinite number became null in the folder
             text, language = json.dumps(folder.experiment, indent=1), "JSON"
-        button = f'<button type="button" class="tool" data-copy="file{at}">copy as {language}</button>'
+        button = f'<button type="button" class="tool" data-copy="file{at}">Copy as {language}</button>'
         parts.append(f'<div class="code"><pre id="file{at}" tabindex="0">{escape(text)}</pre>{button}</div>')
     if folder.resolved:
         settings = "".join(f"<p>{escape(line)}</p>" for line in _flat(folder.resolved))
-        summary = "<summary>Every setting with its default</summary>"
+        summary = "<summary>All settings, with defaults</summary>"
         parts.append(f'<details>{summary}<div class="resolved">{settings}</div></details>')
     pairs = {"folder": str(folder.path.resolve()), **folder.versions}
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs.items())
@@ -228,11 +228,13 @@ def _experiment(folder: Folder, at: int, several: bool) -> str:
 
 def _names(content: Content) -> list[str]:
     """Of the reproductions, or else of the folders."""
-    return [f"{found.name}, {found.scale}" for found in content.besides] or [folder.name for folder in content.folders]
+    return [f"{found.name}, {found.scale}" for found in content.comparisons] or [
+        folder.name for folder in content.folders
+    ]
 
 
 def _facts(content: Content) -> Iterator[str]:
-    """A line about what was run."""
+    """What was run, in a few words."""
     runs = [run for s in content.series for run in s.runs]
     settings = any(run.result and run.result.settings for run in runs)
     yield _count(len(content.series), "setting" if settings else "algorithm")
@@ -247,7 +249,7 @@ def _facts(content: Content) -> Iterator[str]:
 
 
 def _trained(experiment: dict[str, Any]) -> Iterator[str]:
-    """A line about what was trained."""
+    """What was trained, in a few words."""
     problem, clients, tasks = experiment.get("problem"), experiment.get("clients"), experiment.get("task")
     if isinstance(problem, dict):
         yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
@@ -260,11 +262,11 @@ def _missing(said: Sequence[str]) -> str:
         return ""
     first, rest = ("".join(f"<li>{escape(line)}</li>" for line in lines) for lines in (said[:_SAID], said[_SAID:]))
     more = f"<details><summary>and {len(said) - _SAID:,} more</summary><ul>{rest}</ul></details>" if rest else ""
-    head = "<h2>Not all is here</h2>"
+    head = "<h2>Incomplete</h2>"
     return f'<aside class="missing" aria-label="What is missing">{head}<ul>{first}</ul>{more}</aside>'
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], content: Content) -> str:
+def _table(head: Sequence[str], body: Sequence[Sequence[TableCell]], content: Content) -> str:
     """A table of numbers; its rows carry the colours of the plots."""
     colours = {s.name: at for at, s in enumerate(content.drawn)}
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
@@ -275,7 +277,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[Cell]], content: Content
     )
 
 
-def _row(line: Sequence[Cell], colour: int | None) -> str:
+def _row(line: Sequence[TableCell], colour: int | None) -> str:
     key = "" if colour is None else f'<span class="key" style="background:var(--c{colour % 7})"></span>'
     series = "" if colour is None else f' data-series="{colour}"'
     cells = [f"{escape(c.main)}{f'<small>{escape(c.detail)}</small>' if c.detail else ''}" for c in line]

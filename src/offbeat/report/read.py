@@ -10,13 +10,13 @@ from typing import Any
 
 from offbeat.core.errors import FolderError
 from offbeat.report.grid import sweep_runs
-from offbeat.report.run import Run, short
+from offbeat.report.run import RecordedRun, short
 from offbeat.watch.files import EVENTS, EXPERIMENT, METRICS, RESULT, SUMMARY, SWEEP
 from offbeat.watch.results import Result
 
 
 @dataclass
-class Folder:
+class ExperimentFolder:
     """One experiment: what was asked for, the versions it was made with, and its runs."""
 
     path: Path
@@ -24,11 +24,11 @@ class Folder:
     experiment: dict[str, Any] | None
     resolved: dict[str, Any]
     versions: dict[str, str]
-    runs: list[Run]
+    runs: list[RecordedRun]
     said: list[str]
 
 
-def read(path: Path) -> Folder:
+def read(path: Path) -> ExperimentFolder:
     """The experiment in this folder, or the single run in it together with the experiment around it."""
     if not path.is_dir():
         raise FolderError(f"{path} is not a folder; name the folder of an experiment, such as runs/20250101-120000")
@@ -48,16 +48,16 @@ def read(path: Path) -> Folder:
     if not runs:
         said.append("no run has begun")
     versions = {str(name): str(value) for name, value in _dict(content.get("versions")).items()}
-    return Folder(path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, said)
+    return ExperimentFolder(path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, said)
 
 
-def _in_order(runs: list[Run], labels: Sequence[str]) -> list[Run]:
+def _in_order(runs: list[RecordedRun], labels: Sequence[str]) -> list[RecordedRun]:
     """As in the experiment's file, what it does not name last."""
     order = {label: at for at, label in enumerate(labels)}
     return sorted(runs, key=lambda run: (order.get(run.label, len(order)), run.label, run.seed))
 
 
-def _run(path: Path) -> Run:
+def _run(path: Path) -> RecordedRun:
     said: list[str] = []
     value = _json(path / RESULT, said) if (path / RESULT).exists() else None
     result = None
@@ -73,13 +73,13 @@ def _run(path: Path) -> Run:
     else:
         name, _, number = path.name.rpartition("-")
         label, seed = (name, int(number)) if name and number.isdigit() else (path.name, 0)
-    run = Run(path, label, seed, result)
+    run = RecordedRun(path, label, seed, result)
     for line in said:
         run.say(line)
     return run
 
 
-def _absent(home: Path, runs: Sequence[Run]) -> Iterator[str]:
+def _absent(home: Path, runs: Sequence[RecordedRun]) -> Iterator[str]:
     """A line for every run that the summary knows and the folder does not hold."""
     said: list[str] = []
     summary = _json(home / SUMMARY, said)

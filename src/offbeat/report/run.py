@@ -24,7 +24,7 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.Arrow
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """One run: an algorithm under a seed. Its tables are read when they are asked for.
 
     said: a line for everything that could not be read.   result: None while the run is not finished.

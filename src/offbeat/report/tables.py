@@ -1,4 +1,4 @@
-"""Finished runs as rows of numbers to read: one line an algorithm, means over its seeds."""
+"""Finished runs as table rows: one per algorithm, with means over its seeds."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ Getter = Callable[[Result], float | None]
 
 _SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
 NOTHING = "–"
+UNEQUAL_SHARES = "unequal shares: 0 = all clients contribute equally, 1 = one client does all the work"
 
 
-class Cell(NamedTuple):
-    """A number to read first, and below it (or in brackets) what it hides."""
+class TableCell(NamedTuple):
+    """A number, and below it (or in brackets) the detail behind it."""
 
     main: str
     detail: str = ""
 
 
-def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[Cell]]]:
-    """Head (with line breaks) and body: one line an algorithm, means over its seeds."""
+def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[TableCell]]]:
+    """The head (with line breaks) and the body: one row per algorithm, with means over its seeds."""
     finished = [r for r in results if r.error is None]
     metrics = list(dict.fromkeys(name for r in finished for name in r.metrics))
     targets = targets if "accuracy" in metrics else ()
@@ -32,24 +33,25 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
     for label in _labels(results):
         mine = [r for r in finished if r.algorithm == label]
         asked = sum(1 for r in results if r.algorithm == label)
-        line = [Cell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
+        line = [TableCell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
         line += [_mean((r.metrics.get(name) for r in mine), _writer(name)) for name in metrics]
         line += [_reached(mine, f"{target:g}") for target in targets]
-        line += [Cell(_mean(values, number).main) for values in ([r.updates for r in mine], [r.versions for r in mine])]
+        line.append(TableCell(_mean((r.updates for r in mine), number).main))
+        line.append(TableCell(_mean((r.versions for r in mine), number).main))
         body.append([*line, _staleness(mine)])
     return [*head, "updates", "server\nsteps", "staleness"], body
 
 
-def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
-    """How the clients worked: one line an algorithm, means over its seeds; without columns that nobody has."""
+def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[TableCell]]]:
+    """How the clients worked: one row per algorithm, with means over its seeds; empty columns are left out."""
     head = [
         "algorithm",
-        "clients\nat work",
+        "clients\nbusy",
         "unequal\nshares",
         "staleness\n90 %",
         "MB down",
         "MB up",
-        "time\na step",
+        "time\nper step",
         "jobs lost",
     ]
     columns: list[tuple[Getter, Callable[[float], str]]] = [
@@ -64,24 +66,24 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[Cell]]]:
     body = []
     for label in _labels(results):
         mine = [r for r in results if r.algorithm == label and r.error is None]
-        body.append([Cell(label), *(Cell(_mean(map(get, mine), write).main) for get, write in columns)])
+        body.append([TableCell(label), *(TableCell(_mean(map(get, mine), write).main) for get, write in columns)])
     known = [at for at in range(len(head)) if any(line[at].main != NOTHING for line in body)]
     return [head[at] for at in known], [[line[at] for at in known] for line in body]
 
 
-def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list[list[Cell]]]:
-    """Several tasks: when each was done, when all were, and how much time that saves against a baseline."""
+def task_rows(results: Sequence[Result], baseline: str) -> tuple[list[str], list[list[TableCell]]]:
+    """Several tasks: when each finished, when all had finished, and the time saved over a baseline."""
     finished = [r for r in results if r.error is None]
     names = list(dict.fromkeys(task.name for r in finished for task in r.tasks))
     whole = {label: _all_done([r for r in finished if r.algorithm == label]) for label in _labels(results)}
     body = []
     for label in _labels(results):
         mine = [r for r in finished if r.algorithm == label]
-        line = [Cell(label), *(_task_cell([t for r in mine for t in r.tasks if t.name == name]) for name in names)]
+        line = [TableCell(label), *(_task_cell([t for r in mine for t in r.tasks if t.name == name]) for name in names)]
         done, reference = whole[label], whole.get(baseline)
-        line.append(Cell("not all") if done is None else _mean((r.time for r in mine), number))
+        line.append(TableCell("not all") if done is None else _mean((r.time for r in mine), number))
         gain = "" if label == baseline or not reference or done is None else f"{100 * (1 - done / reference):+.1f} %"
-        body.append([*line, Cell(gain)])
+        body.append([*line, TableCell(gain)])
     return ["algorithm", *names, "all", f"gain over\n{baseline}"], body
 
 
@@ -90,57 +92,57 @@ def _labels(results: Sequence[Result]) -> list[str]:
 
 
 def _all_done(results: Sequence[Result]) -> float | None:
-    """Mean time at which the last task was done; None where in some run one never was."""
+    """The mean time at which the last task finished; None if a task of some run never did."""
     times = [r.time for r in results if r.time is not None and all(task.time is not None for task in r.tasks)]
     return sum(times) / len(times) if times and len(times) == len(results) else None
 
 
-def _task_cell(tasks: Sequence[TaskResult]) -> Cell:
+def _task_cell(tasks: Sequence[TaskResult]) -> TableCell:
     accuracy = _mean((task.metrics.get("accuracy") for task in tasks), _share).main
     done = [task.time for task in tasks if task.time is not None]
     if not tasks:
-        return Cell(NOTHING)
+        return TableCell(NOTHING)
     if len(done) < len(tasks):
-        return Cell(f"{len(done)} of {len(tasks)} done", accuracy)
-    return Cell(_mean(done, number).main, accuracy)
+        return TableCell(f"{len(done)} of {len(tasks)} done", accuracy)
+    return TableCell(_mean(done, number).main, accuracy)
 
 
 def note(results: Sequence[Result]) -> str:
-    """What the numbers of the table are."""
+    """A caption for the numbers of the table."""
     seeds = len({r.seed for r in results})
-    return f"means over {seeds} seeds, with the lowest and the highest" if seeds > 1 else ""
+    return f"means over {seeds} seeds, with the lowest and highest value" if seeds > 1 else ""
 
 
 def _measured(get: Callable[[Measures], float | None]) -> Getter:
     return lambda result: None if result.measures is None else get(result.measures)
 
 
-def _mean(values: Iterable[float | None], write: Callable[[float], str]) -> Cell:
+def _mean(values: Iterable[float | None], write: Callable[[float], str]) -> TableCell:
     found = [value for value in values if value is not None and not isnan(value)]
-    return spread(found, write) if found else Cell(NOTHING)
+    return spread(found, write) if found else TableCell(NOTHING)
 
 
-def spread(found: Sequence[float], write: Callable[[float], str]) -> Cell:
-    """The mean of these numbers, and the lowest and the highest where they differ."""
+def spread(found: Sequence[float], write: Callable[[float], str]) -> TableCell:
+    """The mean of these numbers, with the lowest and highest if they differ."""
     low, high = (write(value).removesuffix(" %") for value in (min(found), max(found)))
-    return Cell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
+    return TableCell(write(sum(found) / len(found)), "" if low == high else f"{low}–{high}")
 
 
-def _reached(results: Sequence[Result], target: str) -> Cell:
-    """A time; a target that some seeds never reached says how many did. Nothing if nobody asked for it."""
+def _reached(results: Sequence[Result], target: str) -> TableCell:
+    """The mean time to a target, and how many seeds reached it if not all did; empty if it was not asked for."""
     asked = [r.targets[target] for r in results if target in r.targets]
     found = [time for time in asked if time is not None]
     if asked and not found:
-        return Cell("never")
+        return TableCell("never")
     cell = _mean(found, number)
-    return cell if len(found) == len(asked) else Cell(cell.main, f"by {len(found)} of {len(asked)}")
+    return cell if len(found) == len(asked) else TableCell(cell.main, f"by {len(found)} of {len(asked)}")
 
 
-def _staleness(results: Sequence[Result]) -> Cell:
+def _staleness(results: Sequence[Result]) -> TableCell:
     if not results:
-        return Cell(NOTHING)
+        return TableCell(NOTHING)
     most = max(r.staleness.max for r in results)
-    return Cell("mean " + _mean((r.staleness.mean for r in results), number).main, f"max {number(most)}")
+    return TableCell("mean " + _mean((r.staleness.mean for r in results), number).main, f"max {number(most)}")
 
 
 def _writer(metric: str) -> Callable[[float], str]:
@@ -156,5 +158,5 @@ def _share(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

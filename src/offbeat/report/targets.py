@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from offbeat.report.run import Columns
-from offbeat.report.tables import NOTHING, Cell, spread
+from offbeat.report.tables import NOTHING, TableCell, spread
 from offbeat.watch.results import first_reached
 
 _LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # looked at besides those that were asked for
@@ -30,16 +30,16 @@ def ladder(histories: Sequence[Columns], asked: Sequence[float]) -> list[float]:
     return sorted({*steps[-_RUNGS:], *asked}) if judged else []
 
 
-def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable[[float], str]) -> Cell:
+def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable[[float], str]) -> TableCell:
     """Mean and range over seeds; a target that some seeds never reached says how many did."""
     judged = _judged(histories)
     found = [value for h in judged if (value := first(h, target, axis)) is not None]
     if not judged or not any(np.isfinite(h[axis]).any() for h in judged):
-        return Cell(NOTHING)
+        return TableCell(NOTHING)
     if not found:
-        return Cell("never")
+        return TableCell("never")
     shown = spread(found, write)
-    return shown if len(found) == len(judged) else Cell(shown.main, f"by {len(found)} of {len(judged)}")
+    return shown if len(found) == len(judged) else TableCell(shown.main, f"by {len(found)} of {len(judged)}")
 
 
 def _judged(histories: Sequence[Columns]) -> list[Columns]:

@@ -44,7 +44,9 @@ class Timeline:
         """What is not shown."""
         parts = []
         if len(self.clients) < self.total["clients"]:
-            parts.append(f"{len(self.clients)} of {self.total['clients']:,} clients, evenly from the busiest down")
+            parts.append(
+                f"{len(self.clients)} of {self.total['clients']:,} clients, from the busiest to the least busy"
+            )
         if self.bins:
             parts.append(
                 f"single jobs up to time {self.until:.4g}; later, the share of time spent computing in {BINS} bins"

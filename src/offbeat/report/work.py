@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from offbeat.report.bands import Band, Curve, band, clean
-from offbeat.report.run import Columns, Floats, Ints, Run
+from offbeat.report.run import Columns, Floats, Ints, RecordedRun
 
 WINDOWS = 60  # of equal length, over a run's time
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -62,7 +62,7 @@ def participation(counts: Sequence[Floats]) -> Band | None:
     return band([_ranked(-np.sort(-each / each.mean())) for each in counts if each.sum() > 0])
 
 
-def updates_of(run: Run, log: Columns | None) -> Floats | None:
+def updates_of(run: RecordedRun, log: Columns | None) -> Floats | None:
     """How many results came from each client."""
     table = run.clients()
     if table is not None and len(table["updates"]):
@@ -73,12 +73,12 @@ def updates_of(run: Run, log: Columns | None) -> Floats | None:
     return np.bincount(mine, minlength=int(log["client"].max(initial=0)) + 1).astype(np.float64)
 
 
-def concurrency(runs: Sequence[Run]) -> Band | None:
+def concurrency(runs: Sequence[RecordedRun]) -> Band | None:
     """The share of clients at work in each window of time."""
     return band([curve for run in runs if (curve := _windows(run)) is not None])
 
 
-def _windows(run: Run) -> Curve | None:
+def _windows(run: RecordedRun) -> Curve | None:
     if run.result is None or run.result.measures is None or run.time is None:
         return None
     y = np.array(run.result.measures.concurrency.windows, dtype=np.float64)

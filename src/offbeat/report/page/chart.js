@@ -109,7 +109,7 @@ const stepAt = (xs, x) => {
 function drawChart(host, spec, width) {
   const traces = spec.traces.filter((t) => t.x.length);
   if (!traces.length) {
-    host.replaceChildren(make("p", { class: "empty" }, spec.empty ?? "Nothing to draw: every algorithm is hidden."));
+    host.replaceChildren(make("p", { class: "empty" }, spec.empty ?? "Nothing to show: every algorithm is hidden."));
     return null;
   }
   const ends = spec.ends && width > 620 && traces.filter((t) => !t.quiet).length <= 8;
@@ -136,7 +136,7 @@ function drawChart(host, spec, width) {
     tabindex: 0,
     role: "application",
     "aria-roledescription": "plot",
-    "aria-label": `${spec.label}. Arrow keys move along it.`,
+    "aria-label": `${spec.label}. Use the arrow keys to move along it.`,
   });
   marks.forEach((mark, i) =>
     image.append(

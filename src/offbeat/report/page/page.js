@@ -56,7 +56,7 @@ function progress() {
         .filter((p) => p.task === task && p.metric === view.metric && p.axis === view.axis)
         .map(banded),
     ],
-    empty: "Nothing to draw: no algorithm that is shown has this metric against this axis.",
+    empty: "Nothing to show: no visible algorithm has this metric on this axis.",
   }));
 }
 
@@ -191,7 +191,7 @@ function allocation() {
       const a = data.allocation[i];
       const names = Object.keys(a.tasks);
       return {
-        label: `Requests of each task under ${data.series[a.series]}`,
+        label: `Requests per task, ${data.series[a.series]}`,
         x: { name: "virtual time", kind: "number", range: [0, a.end] },
         y: { kind: "count", floor: 0 },
         height: 260,
@@ -245,23 +245,23 @@ targets();
 if (place("timeline-plot")) timeline(place("timeline-plot"), place("timeline-bar"), place("timeline-keys"));
 staleness();
 lines("concurrency-plot", "concurrency", {
-  label: "Share of clients at work over time",
+  label: "Share of busy clients over time",
   x: { name: "virtual time", kind: "number" },
   y: { kind: "share", floor: 0, ceiling: 1.001 },
 });
 lines("participation-plot", "participation", {
-  label: "Updates of each client over the mean of all, the busiest first",
-  x: { name: "share of clients, the busiest first", kind: "share" },
+  label: "Updates of each client relative to the mean, the busiest client first",
+  x: { name: "share of clients, busiest first", kind: "share" },
   y: { kind: "number", floor: 0 },
   refs: [{ y: 1, text: "equal shares" }],
 });
 allocation();
 lines("personal-last", "last", {
-  label: "Accuracy of each client's own model at the end, the worst first",
-  x: { name: "share of clients, the worst first", kind: "share" },
+  label: "Final accuracy of each client's personalised model, worst first",
+  x: { name: "share of clients, worst first", kind: "share" },
   y: { kind: "share", ceiling: 1.001 },
 });
-fans("personal-plots", "personal", { title: "Accuracy of clients' own models over time", kind: "share" });
+fans("personal-plots", "personal", { title: "Accuracy of personalised models over time", kind: "share" });
 copying();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 document.documentElement.dataset.ready = "true";

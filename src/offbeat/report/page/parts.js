@@ -99,7 +99,7 @@ function legend() {
   data.series.forEach((name, index) => {
     const button = make(
       "button",
-      { type: "button", "aria-pressed": "true", title: "Click to hide or show; double-click to see it alone or all" },
+      { type: "button", "aria-pressed": "true", title: "Click to hide or show; double-click to show only this one, or all" },
       sample(index),
       name,
     );

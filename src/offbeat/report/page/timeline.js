@@ -1,8 +1,8 @@
 // The timeline of the clients: which run, which part of it, and the job that is pointed at or walked to.
 
-const FATES = ["arrived", "lost", "still on its way at the end"];
+const FATES = ["arrived", "lost", "still in flight at the end"];
 const TIMELINE_LABEL =
-  "Timeline of the clients. Left and right go from job to job, up and down from client to client, " +
+  "Timeline of the clients. Left and right move between jobs, up and down between clients, " +
   "plus and minus zoom, 0 shows the whole run.";
 
 function timeline(host, bar, keys) {
@@ -13,7 +13,7 @@ function timeline(host, bar, keys) {
     "aria-roledescription": "timeline",
     "aria-label": TIMELINE_LABEL,
   });
-  const slider = make("input", { type: "range", min: 0, max: 1000, "aria-label": "Part of the run that is shown" });
+  const slider = make("input", { type: "range", min: 0, max: 1000, "aria-label": "Visible part of the run" });
   const note = make("p", { class: "note" });
   host.classList.add("plot");
   host.append(canvas, slider);
@@ -216,9 +216,9 @@ function listKeys(keys, view) {
   keys.replaceChildren(...computing[view.by]());
   const behind = data.tasks.length > 1 ? ", or behind a job that was dropped" : ""; // those are in no log
   if (has.download) keys.append(item("half", `download${behind}`, "var(--download)"));
-  if (has.upload) keys.append(item("half", "upload, or held until asked for", "var(--upload)"));
-  if (has.queue) keys.append(item("strip", "a job waits in the queue", "var(--queue)"));
+  if (has.upload) keys.append(item("half", "upload, or held until requested", "var(--upload)"));
+  if (has.queue) keys.append(item("strip", "job waiting in the queue", "var(--queue)"));
   if (has.lost) keys.append(item("cross", "lost"));
-  if (has.away) keys.append(item("away", "not there"));
+  if (has.away) keys.append(item("away", "offline"));
   keys.append(item("strip", "server step (marks above the lanes)", "var(--ink)"));
 }

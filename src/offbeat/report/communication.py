@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.report.run import Columns, Floats, Run
+from offbeat.report.run import Columns, Floats, RecordedRun
 from offbeat.watch.results import Messages
 
 _MOST = {"down": 10**12, "up": 10**12, "jobs": 10**8}  # beyond it, a number is damage
 
 
-def messages_of(run: Run) -> tuple[Messages, ...] | None:
+def messages_of(run: RecordedRun) -> tuple[Messages, ...] | None:
     """The messages of each task; None where the run's result says nothing about them that can be."""
     found = run.result.measures.messages if run.result and run.result.measures else ()
     good = all(0 <= getattr(each, name) < most for each in found for name, most in _MOST.items())

@@ -1,4 +1,4 @@
-"""A reproduction on the page: ours beside the paper's numbers, and which of its claims held."""
+"""A reproduction on the page: our numbers, the paper's numbers, and which of its claims held."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Lines = dict[str, dict[str, Compared]]  # by line and quantity
 
 
 @dataclass(frozen=True)
-class Beside:
+class Comparison:
     """What a reproduction found.   cells: those that were run.   claims: (text, state).   left: what was not run."""
 
     name: str
@@ -50,10 +50,10 @@ class Beside:
     stopped: str
 
 
-def beside(path: Path, said: list[str]) -> Beside | None:
+def comparison(path: Path, said: list[str]) -> Comparison | None:
     """The outcome in this folder, if there is one; a damaged one is left out and said."""
     try:
-        return _beside(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
+        return _comparison(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (RecursionError, *DAMAGE) as error:
@@ -61,14 +61,14 @@ def beside(path: Path, said: list[str]) -> Beside | None:
         return None
 
 
-def _beside(found: Mapping[str, Any]) -> Beside:
+def _comparison(found: Mapping[str, Any]) -> Comparison:
     cells = [_compared(cell) for cell in found["cells"] if cell["note"] != NOT_RUN]
     claims = [(str(c["claim"]), str(c["state"])) for c in found["claims"] if c["state"] != NOT_CHECKED]
     left = ""
     if len(cells) < len(found["cells"]) or len(claims) < len(found["claims"]):
         left = f"{len(cells)} of {len(found['cells'])} cells and {len(claims)} of {len(found['claims'])} claims"
-        left = f"Shown are {left}; the others were not run."
-    return Beside(
+        left = f"{left} are shown; the others were not run."
+    return Comparison(
         name=str(found["name"]),
         scale=str(found["scale"]),
         title=str(found["title"]),
@@ -99,14 +99,14 @@ def _compared(cell: Mapping[str, Any]) -> Compared:
 # As HTML
 
 
-def lead(found: Beside) -> str:
+def lead(found: Comparison) -> str:
     """A sentence on what it is."""
     text = f"{found.title[:1].upper()}{found.title[1:]} ({found.source})."
     held = sum(state == "held" for _, state in found.claims)
     return text + (f" {held} of {len(found.claims)} claims held." if found.claims else "")
 
 
-def body(found: Beside) -> str:
+def body(found: Comparison) -> str:
     """Claims, then a table for each experiment, then the likely reasons for what differs."""
     parts = [_note(f"Stopped, {found.stopped}.")] if found.stopped else []
     if found.scope:
@@ -117,17 +117,17 @@ def body(found: Beside) -> str:
     whys = list(dict.fromkeys(cell.why for cell in found.cells if cell.why))
     tables = "".join(_tables(found, whys))
     if tables:
-        parts.append(f'<div class="panels besides">{tables}</div>')
+        parts.append(f'<div class="panels comparisons">{tables}</div>')
     if any(cell.ratio is not None for cell in found.cells):
-        parts.append(_note("The marks show ours over the paper's, from a quarter of it to four times it."))
+        parts.append(_note("The marks show our number relative to the paper's, on a scale from 1/4 to 4."))
     if whys:
         reasons = "".join(f"<li>{escape(why)}</li>" for why in whys)
-        parts.append(f'<h3>Why, probably</h3><ol class="whys">{reasons}</ol>')
+        parts.append(f'<h3>Likely reasons</h3><ol class="whys">{reasons}</ol>')
     parts += [_note(line) for line in (found.left, *found.notes) if line]
     return "".join(parts)
 
 
-def _tables(found: Beside, whys: Sequence[str]) -> Iterator[str]:
+def _tables(found: Comparison, whys: Sequence[str]) -> Iterator[str]:
     """For each experiment, lines of the paper's table down and quantities across."""
     for title, lines in _groups(found):
         across = list(dict.fromkeys(shows for line in lines.values() for shows in line))
@@ -141,13 +141,13 @@ def _tables(found: Beside, whys: Sequence[str]) -> Iterator[str]:
         head = f"<h3>{escape(title)}</h3>" if title else ""
         whole = ' class="whole"' if len(across) > 1 else ""
         yield (
-            f'<div{whole}>{head}<div class="wide" tabindex="0" role="region" aria-label="Ours beside the paper\'s">'
+            f'<div{whole}>{head}<div class="wide" tabindex="0" role="region" aria-label="Our numbers and the paper\'s">'
             '<table class="numbers"><thead><tr><th scope="col"><span class="unseen">line</span></th>'
             f"{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
         )
 
 
-def _groups(found: Beside) -> list[tuple[str, Lines]]:
+def _groups(found: Comparison) -> list[tuple[str, Lines]]:
     """The tables: titles, and cells by line and quantity; lines with no quantity in common have tables of their own."""
     groups: list[tuple[str, Lines]] = []
     for cell in found.cells:

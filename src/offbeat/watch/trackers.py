@@ -1,4 +1,4 @@
-"""Runs on boards that others have made: TensorBoard and Weights & Biases. Both are optional extras."""
+"""Experiment trackers: TensorBoard and Weights & Biases. Both are optional extras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat.core.watcher import Measurement, Row, Watcher
 EVERY = 100  # arrived results between two points of staleness
 
 
-class Board(Watcher, Protocol):
+class Tracker(Watcher, Protocol):
     """A watcher that has to be closed at the end of its run."""
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ def _named(measurement: Measurement, tasks: Sequence[str]) -> dict[str, float]:
 
 
 def check(tensorboard: bool, wandb: bool) -> None:
-    """Refuse a board whose package is not installed, before anything runs."""
+    """Refuse a tracker whose package is not installed, before anything runs."""
     if tensorboard:
         _needed("tensorboard.summary.writer.event_file_writer", "TensorBoard", "tensorboard")
     if wandb:

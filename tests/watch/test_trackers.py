@@ -14,7 +14,7 @@ from command import DIGITS, events, offbeat, run, sets
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from offbeat.core.watcher import Measurement
-from offbeat.watch.boards import EVERY, TensorBoard, WandB
+from offbeat.watch.trackers import EVERY, TensorBoard, WandB
 
 
 def scalars(folder: Path) -> EventAccumulator:

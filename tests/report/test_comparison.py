@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.report.beside import Beside, beside, body, lead
+from offbeat.report.comparison import Comparison, body, comparison, lead
 from offbeat.watch.files import OUTCOME
 
 
@@ -28,10 +28,10 @@ def outcome(*cells: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
-def found(tmp_path: Path, table: Any) -> tuple[Beside | None, list[str]]:
+def found(tmp_path: Path, table: Any) -> tuple[Comparison | None, list[str]]:
     (tmp_path / OUTCOME).write_text(table if isinstance(table, str) else json.dumps(table), encoding="utf-8")
     said: list[str] = []
-    return beside(tmp_path, said), said
+    return comparison(tmp_path, said), said
 
 
 def shown(tmp_path: Path, table: dict[str, Any]) -> str:
@@ -54,7 +54,7 @@ def test_claims_and_what_it_is_come_first(tmp_path: Path) -> None:
     html = body(made)
     assert '<li data-state="held"><b>held</b> a is first</li><li data-state="not held">' in html
     assert html.index("Quick: one seed.") < html.index("a is first") < html.index("<table") < html.index("a note")
-    assert "Shown are 1 of 1 cells and 2 of 3 claims; the others were not run." in html
+    assert "1 of 1 cells and 2 of 3 claims are shown; the others were not run." in html
 
 
 def test_lines_go_down_and_quantities_across(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_experiments_have_tables_of_their_own(tmp_path: Path) -> None:
     html = shown(tmp_path, outcome(*cells, seeds={"two": [0], "one": [0]}))
     assert re.findall(r"<h3>(.*?)</h3>", html) == ["two", "one"]
     assert rows(html) == [[["a", "1", "paper", "1"]], [["a", "2", "paper", "2"]]]
-    assert "Shown are 2 of 3 cells" in html
+    assert "2 of 3 cells and 2 of 3 claims are shown" in html
 
 
 def test_reasons_are_given_once_and_by_number(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_a_damaged_one_is_left_out_and_said(tmp_path: Path, table: Any) -> None:
 
 def test_a_folder_without_one_is_no_reproduction(tmp_path: Path) -> None:
     said: list[str] = []
-    assert beside(tmp_path, said) is None
+    assert comparison(tmp_path, said) is None
     assert said == []
