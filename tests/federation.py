@@ -22,8 +22,9 @@ from offbeat.deploy.host import refold
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
 from offbeat.deploy.memoir import Memoir, read_memoir
-from offbeat.experiment.experiment import read
+from offbeat.experiment.experiment import load
 from offbeat.experiment.real import Options, plan_of, run_name
+from offbeat.experiment.session import Session
 
 # An experiment on data that the sites have themselves, and what gives it to a site.
 OWN = """
@@ -166,9 +167,9 @@ def wait_for_updates(federation: Federation, patience: float = 120.0) -> None:
 
 def final_ledger(federation: Federation) -> Ledger:
     """The state at the end of the log."""
-    experiment = read(federation.file, [f"problem.clients={len(federation.names)}"])
+    experiment = load(federation.file, {"problem.clients": len(federation.names)})
     options, spec = Options(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
-    plan = plan_of(experiment, spec, run_name(spec, federation.out / spec.folder), federation.names, options)
+    plan = plan_of(Session(experiment), spec, run_name(spec, federation.out / spec.folder), federation.names, options)
 
     async def fold() -> Ledger:
         link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)

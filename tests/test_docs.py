@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 from command import offbeat
 
-from offbeat.experiment.algorithms import ALGORITHMS, LOCALS
+from offbeat.core.server import Server
+from offbeat.experiment import names
+from offbeat.experiment.catalogue import catalogue
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid
-from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS
-from offbeat.experiment.timing import TIMINGS
+from offbeat.experiment.session import Session
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,6 +52,7 @@ def blocks(page: Path) -> list[Block]:
     return [Block(page, text.count("\n", 0, m.start(3)) + 1, *m.groups()) for m in found]
 
 
+LISTS = catalogue()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 TOML = [block for block in BLOCKS if block.language == "toml"]
 
@@ -137,10 +139,10 @@ def test_every_experiment_file_and_every_part_of_one_parses_and_runs(block: Bloc
     if "sweep" in table:
         assert len(Grid(table).points) > 1, block.place
         del table["sweep"]
-    experiment = Experiment({**REST, **table, **hurried(table)})
+    experiment = Experiment.parse({**REST, **table, **hurried(table)})
     if experiment.table["problem"]["data"] in ("digits", "quadratic"):  # the others have to be fetched
         for spec in experiment.runs:
-            world = experiment.simulation(spec).run()
+            world = Session(experiment).simulation(spec).run()
             assert world.tally.updates > 0 or set(REST) <= set(table), f"{block.place}: {spec.name} did nothing"
 
 
@@ -158,21 +160,22 @@ def toml_of(page: str) -> str:
     return "\n".join(block.text for block in TOML if block.page.name == page)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if not entry.several])
+@pytest.mark.parametrize("name", [name for name, recipe in names.members(Server).items() if not recipe.server.several])
 def test_every_algorithm_has_its_section_and_its_lines(name: str) -> None:
     assert f'name = "{name}"' in toml_of("catalogue.md")
     assert f"\n### {name}\n" in (ROOT / "docs/catalogue.md").read_text()
 
 
 def test_every_local_trainer_and_every_timing_model_has_its_line() -> None:
-    assert [name for name in LOCALS if f"{{ {name} = {{" not in toml_of("catalogue.md")] == []
-    assert [name for name in TIMINGS if not re.search(rf"^{name} = ", toml_of("timing.md"), re.MULTILINE)] == []
+    locals_, timing = ([name for name in LISTS[shelf] if ":" not in name] for shelf in ("locals", "timing"))
+    assert [name for name in locals_ if f"{{ {name} = {{" not in toml_of("catalogue.md")] == []
+    assert [name for name in timing if not re.search(rf"^{name} = ", toml_of("timing.md"), re.MULTILINE)] == []
 
 
 def test_every_data_set_split_and_model_is_named() -> None:
     text = (ROOT / "docs/experiments.md").read_text()
     quoted = set(re.findall(r'`[{ "]*([\w.:-]+)', text))
-    assert [name for name in (*DATA, "quadratic", *SPLITS, *MODELS) if name not in quoted] == []
+    assert [name for name in (*LISTS["data"], *LISTS["splits"], *LISTS["models"]) if name not in quoted] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

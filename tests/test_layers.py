@@ -28,7 +28,7 @@ LAYERS = [
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-HEAVY = {"ray", "flwr", "nats", "plotly", "matplotlib", "pandas", "polars", "sklearn", "pyarrow", "IPython"}
+HEAVY = {"ray", "flwr", "nats", "plotly", "matplotlib", "pandas", "polars", "sklearn", "IPython"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -68,6 +68,13 @@ def test_no_package_imports_one_below_it() -> None:
 def test_the_package_needs_nothing_that_is_not_installed_with_it() -> None:
     outside = {"studies", "benchmarks", "tests", "experiments"}
     assert not outside & {name.split(".")[0] for path in ROOT.rglob("*.py") for name in imports(path)}
+
+
+def test_the_command_line_is_a_shell_over_the_library() -> None:
+    """Every command is a call into `experiment`, `papers`, `report`, `theory` or `bench`."""
+    below = ("offbeat.simulate", "offbeat.watch", "offbeat.problems")
+    wrong = [(path.name, name) for path in (ROOT / "cli").glob("*.py") for name in imports(path)]
+    assert [each for each in wrong if each[1].startswith(below)] == []
 
 
 def test_the_core_stands_on_torch_and_numpy_only() -> None:

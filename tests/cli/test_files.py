@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from command import DIGITS, offbeat, run, sets
 
-from offbeat.experiment.experiment import Experiment, read
+from offbeat.experiment.experiment import Experiment, load
+from offbeat.experiment.session import Session
 
 # The experiment whose results an independent implementation gives too: AREA 90.1 % and 0.41, FedBuff 90.5 % and 0.38.
 MNIST = """
@@ -106,17 +107,17 @@ def test_a_run_ends_when_it_is_accurate_enough(tmp_path: Path) -> None:
 
 
 def test_the_embedded_experiment_is_the_promised_one() -> None:
-    experiment = read(None)
+    experiment = load()
     assert experiment.labels == ["area", "fedbuff", "fedasync", "fedavg"]
     assert len(experiment.runs) == 12
     assert experiment.table["problem"] | {"clients": 64, "split": {"dirichlet": 0.1}} == experiment.table["problem"]
     assert experiment.table["timing"] == {"exponential": {"rate": {"normal": [10, 5], "min": 0.5}}}
-    assert experiment.problems(0)[0].clients == 64
+    assert Session(experiment).problems(experiment.runs[0])[0].clients == 64
 
 
 def test_an_experiment_survives_being_written_as_json() -> None:
-    experiment = read(None)
-    assert Experiment(experiment.table).resolved == experiment.resolved
+    experiment = load()
+    assert Experiment.parse(experiment.table).resolved == experiment.resolved
 
 
 @needs_data

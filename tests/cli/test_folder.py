@@ -25,7 +25,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(folder: Path) -> None:
     outcome = run(folder.parent, QUADRATIC)
     assert outcome.code == 1
     assert outcome.err == (
-        f"offbeat: {folder} already holds a run; go on with `offbeat resume {folder}` or name another folder\n"
+        f"offbeat: {folder} already holds a run; continue it with `offbeat resume {folder}` or name another folder\n"
     )
     assert contents(folder) == before
 
@@ -58,7 +58,7 @@ def test_a_setting_that_no_longer_works_is_not_called_damage(folder: Path) -> No
     saved = json.loads((folder / "experiment.json").read_text())
     saved["experiment"]["problem"]["clients"] = 0
     (folder / "experiment.json").write_text(json.dumps(saved))
-    assert offbeat("resume", folder).err == "offbeat: problem: clients = 0: must be at least 1\n"
+    assert offbeat("resume", folder).err == "offbeat: problem.clients = 0: must be at least 1\n"
 
 
 def test_resuming_what_is_finished_prints_the_table_again_and_changes_nothing(folder: Path) -> None:

@@ -15,14 +15,12 @@ LONG = QUADRATIC.replace("updates = 400", "updates = 6000")
 OFTEN = """
 import sys
 from pathlib import Path
-from offbeat.experiment.experiment import read
-from offbeat.experiment.folder import create
-from offbeat.watch.session import drive
+import functools
+import offbeat as ob
+from offbeat.experiment import runs
 
-experiment = read(Path(sys.argv[1]))
-folder = create(Path(sys.argv[2]), experiment)
-spec = experiment.runs[0]
-drive(lambda watchers, world: experiment.simulation(spec, watchers, world), folder / spec.folder, save_every=0.05)
+runs.drive = functools.partial(runs.drive, save_every=0.05)
+ob.load(Path(sys.argv[1])).run(Path(sys.argv[2]))
 """
 
 
@@ -50,7 +48,7 @@ def test_a_signal_saves_the_run_and_says_how_to_resume(number: signal.Signals, t
     assert (code, out) == (130, "")
     assert "stopping and saving" in err
     assert f"seed 0: stopped at time {err.rpartition('stopped at time ')[2].split()[0]} and saved" in err
-    assert err.endswith(f"; go on with `offbeat resume {folder}`\n")
+    assert err.endswith(f"; continue with `offbeat resume {folder}`\n")
     assert len(list(folder.glob("*/checkpoint.safetensors"))) == 1
     resumed = offbeat("resume", folder)
     assert resumed.code == 0

@@ -29,7 +29,7 @@ def test_a_report_that_fails_costs_no_results(tmp_path: Path, monkeypatch: pytes
     def fail(folder: Path) -> Path:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr("offbeat.cli.report.write", fail)
+    monkeypatch.setattr("offbeat.report.write", fail)
     outcome = run(tmp_path, QUADRATIC)
     assert outcome.code == 0
     assert "offbeat: the report could not be drawn (RuntimeError: no ink)" in outcome.err

@@ -129,7 +129,7 @@ def test_a_setting_of_one_experiment_is_not_asked_of_the_others(file: Path, tmp_
     assert json.loads((tmp_path / "out" / "outcome.json").read_text())["seeds"] == {"main": [0]}
     done = offbeat("reproduce", file, "--out", tmp_path / "both", *words[2:])
     assert done.code == 1
-    assert "experiment other: --set algorithm.area.size=2: 'area' chooses nothing" in done.err
+    assert "experiment other: algorithm.area.size = 2: 'area' chooses nothing" in done.err
     assert "--only runs some of the experiments" in done.err
     assert not (tmp_path / "both").exists()
 
@@ -167,7 +167,7 @@ def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, t
     process.send_signal(signal.SIGINT)
     stopped = ended(process)
     if stopped.code != 0:  # it may have been faster than the signal
-        assert f"go on with `offbeat resume {tmp_path / 'stopped'}`" in stopped.err
+        assert f"continue with `offbeat resume {tmp_path / 'stopped'}`" in stopped.err
         assert "so far: " in stopped.out
         assert "under way" in json.loads((tmp_path / "stopped" / "outcome.json").read_text())["stopped"]
     resumed = offbeat("resume", tmp_path / "stopped", "--json")

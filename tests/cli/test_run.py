@@ -12,7 +12,8 @@ import torch
 from command import DIGITS, QUADRATIC, Outcome, ended, events, offbeat, run, sets, started
 from safetensors import safe_open
 
-from offbeat.experiment.experiment import read
+from offbeat.experiment.experiment import load
+from offbeat.experiment.session import Session
 
 NUMBER = (int, float)
 DOCUMENTED = {
@@ -103,9 +104,9 @@ def test_the_folder_names_the_versions_and_every_setting_with_its_default(finish
     assert set(saved["versions"]) >= {"offbeat", "python", "platform", "torch", "numpy", "pyarrow"}
     assert saved["versions"]["torch"] == torch.__version__
     assert saved["experiment"]["trials"] == 2  # overrides included
-    assert "executor='auto'" in saved["resolved"]["experiment"]
+    assert saved["resolved"]["experiment"]["executor"] == "'auto'"
     assert "weighted=False" in saved["resolved"]["tasks"][0]
-    assert "clip=None" in saved["resolved"]["algorithm"][0]
+    assert "clip=None" in saved["resolved"]["algorithm"]["area"]
 
 
 def test_the_records_of_a_run_agree_with_each_other(finished: tuple[Path, Outcome]) -> None:
@@ -126,7 +127,8 @@ def test_the_records_of_a_run_agree_with_each_other(finished: tuple[Path, Outcom
 
 def test_the_model_in_the_folder_has_the_reported_metrics(finished: tuple[Path, Outcome]) -> None:
     folder, outcome = finished
-    problem = read(folder.parent / "experiment.toml").problems(0)[0]
+    experiment = load(folder.parent / "experiment.toml")
+    problem = Session(experiment).problems(experiment.runs[0])[0]
     with safe_open(folder / "area-0" / "model.safetensors", framework="pt") as file:
         model, version = file.get_tensor("digits"), file.metadata()["version"]
     assert int(version) == outcome.runs[0]["versions"]

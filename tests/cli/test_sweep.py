@@ -24,7 +24,8 @@ from offbeat.experiment import sweep_workers as crew
 from offbeat.experiment.folder import create
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.logbook import Logbook
-from offbeat.experiment.ranking import Standings
+from offbeat.experiment.ranking import judged_by, ranked
+from offbeat.experiment.sweep_display import SweepDisplay
 from offbeat.watch.results import Result, TaskResult
 
 RATES = '\n[sweep]\n"algorithm.*.local.sgd.lr" = [0.2, 0.5]\n'
@@ -76,7 +77,7 @@ def test_every_algorithm_under_every_seed_at_every_combination() -> None:
     point = found.points[5]
     assert point.name == "fedasync, lr = 0.1, noise = 1, seed 3"
     assert point.table["problem"]["noise"] == 1
-    assert [a["local"]["sgd"]["lr"] for a in point.table["algorithm"]] == [0.1]
+    assert [a["local"]["sgd"]["lr"] for a in point.table["algorithm"].values()] == [0.1]
     assert (point.table["seed"], point.table["trials"]) == (3, 1)
 
 
@@ -100,7 +101,7 @@ def test_nested_tables_are_dotted_keys_and_values_may_be_tables() -> None:
 
 def test_keys_that_are_joined_get_the_same_value() -> None:
     found = grid('"algorithm.area.local.sgd.lr & algorithm.fedasync.local.sgd.lr" = [0.1, 0.2]')
-    assert [(p.label, p.table["algorithm"][0]["local"]["sgd"]["lr"]) for p in found.points] == [
+    assert [(p.label, p.table["algorithm"][p.label]["local"]["sgd"]["lr"]) for p in found.points] == [
         *(("area", lr) for lr in (0.1, 0.2)),
         *(("fedasync", lr) for lr in (0.1, 0.2)),
     ]
@@ -121,7 +122,7 @@ REFUSED = {
     "name a key of an algorithm, as in algorithm.area.lr": '"algorithm.area" = [1]',
     "trials is the same for all runs; set it outside": "trials = [1, 2]",
     "executor is the same for all runs": 'executor = ["serial"]',
-    "boards is the same for all runs": 'boards.wandb = ["a"]',
+    "trackers is the same for all runs": 'trackers.wandb = ["a"]',
     "sweep.seed holds 'x': seeds are whole numbers": 'seed = [1, "x"]',
     "sweep.seed holds 0.5": "seed = [0.5]",
     "lies within": '"problem.data.name" = ["digits"]',
@@ -145,7 +146,7 @@ def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
 
 def test_what_a_sweep_needs_and_what_it_cannot_have(tmp_path: Path) -> None:
     assert "has no [sweep] table" in sweep(tmp_path, QUADRATIC).err
-    assert "--best time:often" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
+    assert "best = 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
     assert "say --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
     broken = sweep(tmp_path, DIGITS + RATES, "--set", "problem.data=own")
     assert broken.code == 1
@@ -315,9 +316,10 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
     """Whatever the sign: less of a loss is better, more of an accuracy."""
 
     def result(setting: int, seed: int, loss: float | None) -> Result:
+        settings = {"lr": setting}
         if loss is None:
-            return Result("area", seed, settings={"lr": setting}, error="diverged")
-        return Result("area", seed, settings={"lr": setting}, metrics={"loss": loss, "accuracy": loss})
+            return Result("area", seed, settings=settings, error="diverged")
+        return Result("area", seed, settings=settings, metrics={"loss": loss, "accuracy": loss})
 
     results = [
         result(s, k, loss)
@@ -325,24 +327,22 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
         for k, loss in enumerate(row)
     ]
     for metric in ("loss", "accuracy"):
-        board = Standings(grid('"problem.noise" = [0]'), metric, results)
-        assert [line.settings["lr"] for line in board.ranked()] == [2, 1, 0]
+        assert [line.settings["lr"] for line in ranked(results, metric)] == [2, 1, 0]
 
 
 def test_several_tasks_are_judged_together() -> None:
     """By when the last is done; where no run gets all done, by the mean of their accuracies."""
 
     def result(setting: int, ends: Sequence[float | None], accuracies: Sequence[float]) -> Result:
-        curve = [Measurement(task, 10.0 * (1 + task), 0, 0, {"accuracy": a}) for task, a in enumerate(accuracies)]
+        curve = tuple(Measurement(task, 10.0 * (1 + task), 0, 0, {"accuracy": a}) for task, a in enumerate(accuracies))
         tasks = tuple(
-            TaskResult(name, end, "target" if end else "time", 0, 0, 0.0, {"accuracy": a})
+            TaskResult(name, end, "target" if end else "time", 1, 1, 0.0, {"accuracy": a})
             for name, end, a in zip(("easy", "hard"), ends, accuracies, strict=True)
         )
-        return Result("fedast", 0, settings={"lr": setting}, curve=tuple(curve), tasks=tasks)
+        return Result("fedast", 0, settings={"lr": setting}, curve=curve, tasks=tasks)
 
     def ranking(best: str | None, results: list[Result]) -> tuple[str, list[tuple[int, float | None]]]:
-        board = Standings(grid('"problem.noise" = [0]'), best, results)
-        return board.judged_by, [(line.settings["lr"], line.mean) for line in board.ranked()]
+        return judged_by(results, best), [(line.settings["lr"], line.mean) for line in ranked(results, best)]
 
     runs = [result(0, (5.0, 30.0), (0.9, 0.8)), result(1, (20.0, None), (0.9, 0.9)), result(2, (9.0, 8.0), (0.9, 0.7))]
     assert ranking(None, runs) == ("finish", [(2, 9.0), (0, 30.0), (1, None)])
@@ -362,8 +362,8 @@ def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:
 
 def test_in_a_log_file_a_long_sweep_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 59.0, *3 * [60.0], 61.0, *3 * [150.0]])
-    monkeypatch.setattr("offbeat.experiment.ranking.time.perf_counter", lambda: next(clock))
-    board = Standings(grid('"problem.noise" = [0, 1]'), None, [])
+    monkeypatch.setattr("offbeat.experiment.sweep_display.time.perf_counter", lambda: next(clock))
+    board = SweepDisplay(4, [], None)
     said: list[str] = []
     monkeypatch.setattr(board, "say", said.append)
     for done in (0.2, 0.4, 0.5, 1.0):
@@ -421,7 +421,7 @@ def test_ctrl_c_saves_what_is_at_work_and_resuming_ends_the_same(
     code, out, err = ended(process)
     assert (code, out) == (130, ""), err
     assert "stopping and saving" in err
-    assert err.endswith(f"of 4 runs finished; go on with `offbeat resume {folder}`\n")
+    assert err.endswith(f"of 4 runs finished; continue with `offbeat resume {folder}`\n")
     assert len(list(folder.glob("runs/*/checkpoint.safetensors"))) + len(lines(folder)) >= int(workers)
     under_way = [json.loads(line)["run"] for line in (folder / "unfinished.jsonl").read_text().splitlines()]
     assert not {*under_way} & {line["run"] for line in lines(folder)}

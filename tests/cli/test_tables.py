@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from offbeat.cli.tables import TableCell, markdown, rows, table
+from offbeat.cli.tables import table
+from offbeat.report.tables import TableCell, markdown, rows
 from offbeat.watch.results import MeanMax, Result
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from offbeat.data.folder import root
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.session import Session
 from offbeat.watch.progress import Display, describe
 from offbeat.watch.record import Recorder
 from offbeat.watch.session import drive
@@ -111,8 +112,8 @@ SMALL = ["clients.count=12", "task.*.data=digits", "task.*.split.per_client=20",
 
 
 def test_the_file_of_the_issue_parses_with_the_papers_settings() -> None:
-    experiment = Experiment(tomllib.loads(ISSUE))
-    fedast, sync = (experiment.algorithm(index, 0) for index in range(2))
+    experiment = Experiment.parse(tomllib.loads(ISSUE))
+    fedast, sync = experiment.algorithms.values()
     assert (fedast.server.targets, sync.server.targets) == ((0.93, 0.82), (0.93, 0.82))
     assert [(half.steps, half.batch) for half in fedast.local] == [(27, 32)] * 2
     assert experiment.timing.available == 0.3
@@ -251,22 +252,22 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["clients.count=0"], "count = 0: a task needs at least one client"),
-        (["clients.available=0"], "available = 0.0: is a share in (0, 1]"),
-        (["clients.available=1.5"], "available = 1.5: is a share in (0, 1]"),
+        (["clients.count=0"], "clients.count = 0: must be at least 1"),
+        (["clients.available=0"], "available = 0.0: must be a share in (0, 1]"),
+        (["clients.available=1.5"], "available = 1.5: must be a share in (0, 1]"),
         (["timing.available=0.5"], "clients.available and timing.available both say who takes work"),
         (["task.1.name=easy"], "two tasks are called 'easy'"),
-        (["task.1.name=''"], "task[1] lacks its name"),
-        (["task.0.clients=4"], "task[0] has clients: all tasks have the same ones, write count in [clients]"),
-        (["task.0.target.accuracy=1.5"], "accuracy = 1.5: is a share in (0, 1]"),
+        (["task.1.name=''"], "task[1]: name missing"),
+        (["task.0.clients=4"], "task.easy.clients: all tasks have the same ones; write count in [clients]"),
+        (["task.0.target.accuracy=1.5"], "task.easy.target.accuracy = 1.5: an accuracy is a share in (0, 1]"),
         (["task.0.opens=9", "task.0.closes=3"], "a task opens before it closes"),
         (["algorithm.fedast.requests=2"], "requests = 2 for 3 tasks: each needs at least one"),
         (["algorithm.sync-st.sampled=2"], "sampled = 2 for 3 tasks: each needs at least one client"),
         (["algorithm.fedast.ratio=0"], "ratio = 0.0"),
         (["algorithm.fedast.ratio=-2"], "ratio = -2.0"),
-        (["algorithm.fedast.allocation=clever"], "expected one of 'static', 'dynamic', 'variance'"),
+        (["algorithm.fedast.allocation=clever"], 'expected one of "static", "dynamic", "variance"'),
         (["algorithm.sync-st.name=fedavg"], "trains one model, but there are 3 tasks"),
-        (["algorithm.fedast.aggregate={ fedavg = {} }"], "unknown name in algorithm[0] (fedast).aggregate"),
+        (["algorithm.fedast.aggregate={ fedavg = {} }"], "algorithm.fedast.aggregate.fedavg: unknown"),
         (["algorithm.fedast.aggregate={ area = { concurrency = 3 } }"], "requests say how many clients work"),
         (["timing.shifted_exponential.per_step={ easy = 0.1, hard = 0.1 }"], "late"),
     ],
@@ -282,8 +283,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, overrides: list[str], 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (THREE.replace("[clients]\ncount = 20\navailable = 0.5\n", ""), "[[task]] tables need [clients]"),
-        (THREE + '[problem]\ndata = "digits"\nclients = 4\n', "has [problem] and [[task]]; keep one of them"),
+        (THREE.replace("[clients]\ncount = 20\navailable = 0.5\n", ""), "[task.NAME] tables need [clients]"),
+        (THREE + '[problem]\ndata = "digits"\nclients = 4\n', "has both problem and task; keep one of them"),
         (THREE[: THREE.index("[[task]]")] + THREE[THREE.index("[timing]") :], "lacks its [problem] table"),
     ],
 )
@@ -297,13 +298,14 @@ def test_tables_that_do_not_go_together_are_refused(tmp_path: Path, text: str, w
 
 
 def test_the_live_view_has_a_line_for_each_task_that_fits_into_80_columns(tmp_path: Path) -> None:
-    experiment = Experiment(tomllib.loads(THREE) | {"until": {"time": 4.0}})
+    experiment = Experiment.parse(tomllib.loads(THREE) | {"until": {"time": 4.0}})
     shown: list[str] = []
 
     def tick(simulation: Any, recorder: Recorder) -> None:
         shown.append(describe(simulation, recorder.measurements, 1234.0))
 
-    drive(lambda watchers, world: experiment.simulation(experiment.runs[0], watchers, world), tmp_path, tick=tick)
+    session = Session(experiment)
+    drive(lambda watchers, world: session.simulation(experiment.runs[0], watchers, world), tmp_path, tick=tick)
     lines = shown[-1].splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["easy", "hard", "late"]
     assert all(len(line) <= 80 for line in lines)
@@ -312,7 +314,7 @@ def test_the_live_view_has_a_line_for_each_task_that_fits_into_80_columns(tmp_pa
 
 
 def test_at_80_columns_the_terminal_shows_every_tasks_line(tmp_path: Path) -> None:
-    experiment = Experiment(tomllib.loads(THREE) | {"until": {"time": 4.0}})
+    experiment = Experiment.parse(tomllib.loads(THREE) | {"until": {"time": 4.0}})
     console = Console(width=80, height=20, force_terminal=True, file=io.StringIO())
     display = Display(console, 1)
     display.begin("fedast, seed 0")
@@ -321,7 +323,8 @@ def test_at_80_columns_the_terminal_shows_every_tasks_line(tmp_path: Path) -> No
         display.refreshed = 0.0
         display.tick(simulation, recorder)
 
-    drive(lambda watchers, world: experiment.simulation(experiment.runs[0], watchers, world), tmp_path, tick=tick)
+    session = Session(experiment)
+    drive(lambda watchers, world: session.simulation(experiment.runs[0], watchers, world), tmp_path, tick=tick)
     with console.capture() as capture:
         console.print(display.progress.get_renderable())
     lines = capture.get().splitlines()

@@ -59,10 +59,10 @@ def test_a_run_that_is_stopped_goes_on_with_its_workers_to_the_same_end(tmp_path
 
 
 REFUSED = {
-    ("--workers", "0"): "workers = 0: must be a positive number",
+    ("--workers", "0"): "workers = 0: must be at least 1",
     ("--workers", "two"): "Invalid value for '--workers'",
     ("--set", "workers=2", "--set", "executor=batched"): "workers = 2 with executor = 'batched'",
-    ("--set", "ray=auto"): "ray = 'auto' is the address of a cluster: write executor = 'ray', too",
+    ("--set", "ray=auto"): 'ray = "auto" is the address of a cluster: write executor = "ray", too',
 }
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from offbeat.core.errors import SettingError
-from offbeat.data import IID, NAMES as SETS, Classes, Dirichlet, NearlyIID, Owners
-from offbeat.experiment.problem_parts import DATA, MODELS, SPLITS, split_from
-from offbeat.models import NAMES as NETWORKS
+from offbeat.data import IID, Classes, Dirichlet, NearlyIID, Owners
+from offbeat.data.splits import Split
+from offbeat.experiment import catalogue, schema
 
 
 @pytest.mark.parametrize(
@@ -23,33 +23,33 @@ from offbeat.models import NAMES as NETWORKS
     ],
 )
 def test_every_form_of_a_split_is_understood(table, split):
-    assert split_from(table, "split") == split
+    assert schema.read(Split, table, "split") == split
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
         ("dirichlt", "did you mean 'dirichlet'"),
-        ({"per_client": 300}, "unknown split in split: 'per_client'"),
-        ("dirichlet", 'split = "dirichlet": it takes a number, as in { dirichlet = 1 }'),
-        ({"dirichlet": "a"}, "split.dirichlet = 'a': expected a number"),
-        ({"dirichlet": -1.0}, "split: .*alpha = -1.0"),
-        ({"dirichlet": 0.1, "alpha": 2}, "split.alpha: write it as dirichlet = 2"),
-        ({"dirichlet": 0.1, "size": 3}, "unknown key in split: 'size'"),
-        ({"dirichlet": 0.1, "classes": 3}, "dirichlet and classes; it takes one"),
+        ({"per_client": 300}, "split.per_client: unknown; known: classes, dirichlet"),
+        ("dirichlet", "split.dirichlet: alpha missing; alpha: concentration"),
+        ({"dirichlet": "a"}, 'split.dirichlet = "a": expected a number'),
+        ({"dirichlet": -1.0}, "split.dirichlet = -1.0: must be a positive number"),
+        ({"dirichlet": 0.1, "alpha": 2}, "split.dirichlet: alpha is given twice; keep one"),
+        ({"dirichlet": 0.1, "size": 3}, "split.dirichlet.size: unknown; did you mean 'min_size'"),
+        ({"dirichlet": 0.1, "classes": 3}, "split has dirichlet and classes; keep one"),
         ({"classes": 2.5}, "split.classes = 2.5: expected a whole number"),
-        ({"iid": False}, 'split.iid = False: write "iid"'),
-        ({"iid": True, "clients": 3}, "unknown key in split: 'clients'"),
-        ({}, "expected a split"),
-        (3, "split = 3: expected a split"),
+        ({"iid": False}, "split.iid = false: it takes no settings"),
+        ({"iid": True, "clients": 3}, "split.iid.clients: unknown"),
+        ({}, "split = {}: expected one of dirichlet, classes"),
+        (3, "split = 3: expected one of dirichlet, classes"),
     ],
 )
 def test_a_wrong_split_is_answered_with_its_key(table, message):
     with pytest.raises(SettingError, match=message):
-        split_from(table, "split")
+        schema.read(Split, table, "split")
 
 
-def test_everything_that_can_be_named_is_explained():
-    assert set(DATA) == set(SETS)
-    assert set(MODELS) == {*NETWORKS, "package.module:factory"}
-    assert all(split_from({name: 1 if name in ("classes", "dirichlet") else True}, "split") for name in SPLITS)
+def test_every_split_that_is_listed_can_be_named():
+    names = [name for name in catalogue.catalogue()["splits"] if ":" not in name]
+    made = [schema.read(Split, {name: 1 if name in ("classes", "dirichlet") else True}, "split") for name in names]
+    assert len(made) == 5

@@ -11,8 +11,9 @@ from command import TASKS, ended, offbeat, started
 from federation import LOADER, OWN, Federation
 from safetensors.torch import load_file
 
-from offbeat.cli.deploy import _part, _read
+from offbeat.cli.deploy import needs_deploy
 from offbeat.core.errors import SettingError
+from offbeat.experiment.federation import experiment_for
 
 SMALL = """
 until = { updates = 60, time = 60.0 }
@@ -103,17 +104,13 @@ def test_how_many_clients_is_said_where_the_file_says_it(tmp_path: Path) -> None
     one, several = tmp_path / "one.toml", tmp_path / "several.toml"
     one.write_text(SMALL + "# not [[task]]\n")
     several.write_text(TASKS)
-    assert _read(one, None, 5).tasks[0].problem.clients == 5
-    assert _read(several, None, 5).tasks[0].problem.clients == 5
+    assert experiment_for(one, clients=5).tasks[0].problem.clients == 5
+    assert experiment_for(several, clients=5).tasks[0].problem.clients == 5
 
 
-def test_without_the_extra_packages_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
+def test_without_the_extra_packages_the_message_says_what_to_install() -> None:
+    with pytest.raises(SettingError, match=r"offbeat\[deploy\]"), needs_deploy():
         raise ModuleNotFoundError("No module named 'nats'", name="nats")
-
-    monkeypatch.setattr("offbeat.cli.deploy.importlib.import_module", missing)
-    with pytest.raises(SettingError, match=r"offbeat\[deploy\]"):
-        _part("offbeat.experiment.serving")
 
 
 LARGE = """

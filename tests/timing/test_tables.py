@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The [timing] table: every form becomes its object, every slip is named."""
 
 import tomllib
@@ -5,7 +6,8 @@ import tomllib
 import pytest
 
 from offbeat.core.errors import DataError, SettingError
-from offbeat.experiment.timing import TIMINGS, timing_from
+from offbeat.experiment.catalogue import catalogue
+from offbeat.experiment.timing import read_timing
 from offbeat.timing import (
     Bandwidth,
     Constant,
@@ -69,42 +71,42 @@ FORMS = {
 
 @pytest.mark.parametrize("text", FORMS)
 def test_a_table_becomes_its_object(text):
-    assert timing_from(tomllib.loads(text)) == FORMS[text]
+    assert read_timing(tomllib.loads(text), "timing") == FORMS[text]
 
 
 WRONG = {
-    "": "does not say how long a job takes; give one of exponential, shifted_exponential, constant",
-    "expnential = { rate = 1.0 }": "unknown key in timing: 'expnential'; did you mean 'exponential'",
-    "exponential = { rat = 1.0 }": "unknown key in timing.exponential: 'rat'; did you mean 'rate'",
-    "exponential = {}": "timing.exponential lacks 'rate'",
-    "exponential = 10.0": "timing.exponential = 10.0: expected a table of settings",
-    "exponential = { rate = -1.0 }": "timing.exponential: rate = -1.0: must be a positive number",
-    'exponential = { rate = "10" }': "timing.exponential.rate = '10': expected a number",
-    "exponential = { rate = { normal = [10], min = 1 } }": "rate.normal = .* expected .mean, standard deviation",
-    "exponential = { rate = { normal = [10, 5], min = 0 } }": "exponential.rate: min = 0.* must be a positive number",
-    "exponential = { rate = { normal = [10, 5] } }": "timing.exponential.rate lacks 'min'",
-    "constant = { time = 1.0 }\npareto = { scale = 1, shape = 2 }": "timing has constant and pareto, .* keep one",
-    "bandwidth = { down = 1, up = 1 }\ndelays = {}": "timing has bandwidth and delays",
-    "download = { constant = { time = 1.0 } }": "timing has download alone; give both",
-    "bandwidth = { down = 1, up = 1 }\ndownload = { constant = { time = 1.0 } }": "two networks; keep one",
-    "download = { constnt = { time = 1.0 } }\nupload = {}": "unknown name in timing.download: 'constnt'",
-    "constant = { time = 1.0 }\ndiurnal = { period = 1 }\non_off = { on = 1, off = 1 }": "diurnal and on_off",
-    "constant = { time = 1.0 }\nspeeds = { slow = [0.5, 1.3] }": "timing.speeds: .* must sum to 1, not 0.5",
-    "constant = { time = 1.0 }\nspeeds = { slow = 2 }": "timing.speeds: of.slow = 2: must be two numbers",
-    "constant = { time = 1.0 }\nspeeds = { uniform = 5 }": "timing.speeds.uniform = 5: expected two numbers",
+    "": "expected a table that says how long a job takes, such as exponential",
+    "expnential = { rate = 1.0 }": "timing.expnential: unknown; did you mean 'exponential'",
+    "exponential = { rat = 1.0 }": "timing.exponential.rat: unknown; did you mean 'rate'",
+    "exponential = {}": "timing.exponential: rate missing; rate: jobs per unit of time",
+    'exponential = "fast"': 'timing.exponential = "fast": expected a number or one of normal or a list',
+    "exponential = { rate = -1.0 }": "timing.exponential.rate = -1.0: must be a positive number",
+    'exponential = { rate = "10" }': 'timing.exponential.rate = "10": expected a number or one of normal or a list',
+    "exponential = { rate = { normal = [10], min = 1 } }": "timing.exponential.rate.normal: std missing; std: standard deviation",
+    "exponential = { rate = { normal = [10, 5], min = 0 } }": "exponential.rate.normal.min = 0.* must be a positive number",
+    "exponential = { rate = { normal = [10, 5] } }": "timing.exponential.rate.normal: min missing; min: smallest value",
+    "constant = { time = 1.0 }\npareto = { scale = 1, shape = 2 }": "timing has constant and pareto, which both give compute; keep one",
+    "bandwidth = { down = 1, up = 1 }\ndelays = {}": "timing has bandwidth and delays, which both give network; keep one",
+    "download = { constant = { time = 1.0 } }": "timing.download: give both download and upload",
+    "bandwidth = { down = 1, up = 1 }\ndownload = 'x'\nupload = 'x'": "timing.download = .x.: unknown; known",
+    "download = { constnt = { time = 1.0 } }\nupload = {}": "timing.download.constnt: unknown; did you mean 'constant'",
+    "constant = { time = 1.0 }\ndiurnal = { period = 1 }\non_off = { on = 1, off = 1 }": "timing has diurnal and on_off, which both give presence; keep one",
+    "constant = { time = 1.0 }\nspeeds = { slow = [0.5, 1.3] }": "timing.speeds = .* must sum to 1, not 0.5",
+    "constant = { time = 1.0 }\nspeeds = { slow = 2 }": "timing.speeds.slow = 2: expected a list",
+    "constant = { time = 1.0 }\nspeeds = { uniform = 5 }": "timing.speeds.uniform: high missing; high: largest factor",
     "constant = { time = 1.0 }\nspeeds = 3": "timing.speeds = 3: expected",
-    f"shifted_exponential = {{ per_step = 1.0, {SPEEDS} }}\n{SPEEDS}": "both say how fast clients are; keep one",
-    "trace = {}": "^timing.trace lacks 'file'",
+    f"shifted_exponential = {{ per_step = 1.0, {SPEEDS} }}\n{SPEEDS}": "timing has speeds and shifted_exponential.speeds; keep one",
+    "trace = {}": "^timing.trace: file missing; file: CSV or JSON file",
     "available = 0.3": "timing: nothing takes any time",
-    "constant = { time = 1.0 }\navailable = 1.5": "timing: available = 1.5: must be a share",
-    'constant = { time = 1.0 }\ndropout = "no"': "timing.dropout = 'no': expected a number",
+    "constant = { time = 1.0 }\navailable = 1.5": "timing.available = 1.5: must be a share",
+    'constant = { time = 1.0 }\ndropout = "no"': 'timing.dropout = "no": expected a number',
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_slip_is_named(text):
     with pytest.raises(SettingError, match=WRONG[text]):
-        timing_from(tomllib.loads(text))
+        read_timing(tomllib.loads(text), "timing")
 
 
 @pytest.fixture
@@ -115,14 +117,14 @@ def trace(tmp_path):
 
 
 def test_a_trace_is_read_and_composed_with_the_other_parts(trace):
-    times = timing_from({"trace": {"file": trace, "period": 20}, "dropout": 0.1, "speeds": [2.0]})
+    times = read_timing({"trace": {"file": trace, "period": 20}, "dropout": 0.1, "speeds": [2.0]}, "timing")
     clock = times.bind(1, 0)
     assert (clock.compute.mean(0), clock.download.mean(0), clock.upload.mean(0)) == (5.0, 0.0, 1.0)
     assert (clock.flip(0, 9.0), times.dropout) == (20.0, 0.1)
 
 
 def test_stays_alone_come_from_a_trace(trace):
-    times = timing_from({"constant": {"time": 1.0}, "intervals": {"file": trace}})
+    times = read_timing({"constant": {"time": 1.0}, "intervals": {"file": trace}}, "timing")
     assert times.compute == Constant(1.0)
     assert times.bind(1, 0).flip(0, 0.0) == 5.0
 
@@ -130,21 +132,22 @@ def test_stays_alone_come_from_a_trace(trace):
 @pytest.mark.parametrize("part", [{"constant": {"time": 1.0}}, {"delays": {}}, {"diurnal": {"period": 1.0}}])
 def test_a_trace_and_another_source_of_the_same_part_are_refused(trace, part):
     with pytest.raises(SettingError, match=r"^(compute|network|presence) = .*: the trace .* gives it; keep one"):
-        timing_from({"trace": {"file": trace}, **part}).bind(1, 0)
+        read_timing({"trace": {"file": trace}, **part}, "timing").bind(1, 0)
 
 
 def test_a_trace_without_stays_cannot_give_intervals(tmp_path):
     (tmp_path / "t.csv").write_text("client,compute\na,2\n")
     with pytest.raises(SettingError, match="records no stays; it needs the columns on and off"):
-        timing_from({"constant": {"time": 1.0}, "intervals": {"file": str(tmp_path / "t.csv")}}).bind(1, 0)
+        read_timing({"constant": {"time": 1.0}, "intervals": {"file": str(tmp_path / "t.csv")}}, "timing").bind(1, 0)
 
 
 def test_a_missing_trace_is_a_data_error():
     with pytest.raises(DataError, match=r"no file nowhere\.csv"):
-        timing_from({"trace": {"file": "nowhere.csv"}}).bind(1, 0)
+        read_timing({"trace": {"file": "nowhere.csv"}}, "timing").bind(1, 0)
 
 
 def test_every_key_is_explained_in_one_line():
     named = {line.split(" = ")[0] for text in FORMS for line in text.splitlines()}
-    assert named | {"trace", "intervals"} == set(TIMINGS)
-    assert all(text and "\n" not in text for text in TIMINGS.values())
+    listed = catalogue()["timing"]
+    assert (named - {"download", "upload"}) | {"trace", "intervals", "links"} == {n for n in listed if ":" not in n}
+    assert all(text and "\n" not in text for text in listed.values())

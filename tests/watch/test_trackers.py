@@ -42,7 +42,7 @@ def test_tensorboard_reads_back_every_measurement_and_the_staleness(tmp_path: Pa
 
 
 def test_the_file_can_name_it_too_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
-    text = f'boards = {{ tensorboard = "{tmp_path / "board"}" }}\n' + DIGITS
+    text = f'trackers = {{ tensorboard = "{tmp_path / "board"}" }}\n' + DIGITS
     assert run(tmp_path, text).code == 0
     (tmp_path / "out" / "area-0" / "result.json").unlink()
     assert offbeat("resume", tmp_path / "out").code == 0

@@ -18,6 +18,7 @@ from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
+from offbeat.local.sgd import SGD
 
 Allocation = Literal["static", "dynamic", "variance"]
 
@@ -79,6 +80,7 @@ class FedAST(Server[FedASTState]):
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     aggregate: Flow[Any] | None = None
     several: ClassVar[bool] = True
+    default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def __post_init__(self) -> None:
         positive(ratio=self.ratio, lr=self.lr, period=self.period)

@@ -15,6 +15,7 @@ from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
+from offbeat.local.sgd import SGD
 
 
 @dataclass
@@ -56,6 +57,7 @@ class TaskRounds(Server[S]):
     shares: tuple[float, ...] = ()
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     several: ClassVar[bool] = True
+    default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def __post_init__(self) -> None:
         positive(lr=self.lr)

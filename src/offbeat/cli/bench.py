@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import OffbeatError
-from offbeat.watch.files import json_text
+from offbeat.experiment.folder import json_text
 
 
 def bench(

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import SettingError
-from offbeat.report import figures, gather, save, write
-from offbeat.watch.files import PAGE
+from offbeat.report import figures, gather, save
 
 
 def report(
@@ -21,7 +20,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help=f"File to write; default {PAGE} in the folder, or here if there are several folders."),
+        typer.Option(help="File to write; default report.html in the folder, or here if there are several folders."),
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper.")
@@ -38,7 +37,7 @@ def report(
     if form not in figures.FORMATS:
         raise SettingError(f"--format {form}: must be one of {', '.join(figures.FORMATS)}")
     content = gather(runs)
-    page = save(content, out or (runs[0] / PAGE if len(runs) == 1 else Path(PAGE)))
+    page = save(content, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
     drawn = figures.draw(content, to, form) if to is not None else []
     if as_json:
         print(json.dumps({"report": str(page), "figures": [str(path) for path in drawn], "missing": content.said}))
@@ -48,12 +47,3 @@ def report(
     print(f"report: {page}")
     if drawn:
         print(f"figures: {', '.join(path.name for path in drawn)} in {to}")
-
-
-def draw_report(folder: Path) -> Path | None:
-    """The page of a folder whose runs have just ended; whatever goes wrong with it must not cost their results."""
-    try:
-        return write(folder)
-    except Exception as error:
-        print(f"offbeat: the report could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
-        return None

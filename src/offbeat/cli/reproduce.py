@@ -1,33 +1,22 @@
-"""`offbeat reproduce`: a paper's experiment, with our numbers beside its own."""
+"""`offbeat reproduce`."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.report import draw_report
-from offbeat.cli.sweep import StoppedSweepError, do
-from offbeat.core.errors import FolderError, SettingError, unknown
-from offbeat.experiment.experiment import override_with
-from offbeat.experiment.folder import changes, create
-from offbeat.experiment.grid import Grid
-from offbeat.papers import Entry, Outcome, conclude, load, names
-from offbeat.papers.cells import printed as shows
-from offbeat.papers.outcome import rehearse, remark, scope, shown
-from offbeat.report.comparison import NOT_CHECKED, NOT_RUN
-from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, json_text, versions, write_json
-from offbeat.watch.results import Result
-from offbeat.watch.session import InterruptedRunError
+from offbeat.cli.options import AsJson
+from offbeat.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from offbeat.papers.reproduce import Reproduction
 
 _STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
 
@@ -55,162 +44,64 @@ def reproduce(
     printed: Annotated[
         bool, typer.Option("--printed", help="Only settings that the paper's table shows, not the grid behind them.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a paper's experiment and print our numbers next to the paper's, and which of its claims held.
 
-    Ctrl-C saves what is at work; `offbeat resume DIR` goes on with it.
+    Ctrl-C saves what is at work; `offbeat resume DIR` continues it.
     """
+    from offbeat.papers.reproduce import Request, reproduce as run
+
     if name is None:
         _list(as_json)
         return
     if quick and full:
         raise SettingError("--quick and --full: choose one of them")
-    scale = "full" if full else "quick"
-    entry = load(name, scale)
-    rehearse(entry)
-    asked = {"name": name, "scale": scale, "device": device, "workers": workers, "only": only, "printed": printed}
-    asked |= {"set": set_ or []}
-    for grid in _grids(entry, asked).values():  # a mistake is found before anything is written
-        grid.experiment.check()
-    folder = out or Path("runs") / f"{name}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if (folder / REPRODUCTION).exists() or (folder / EXPERIMENT).exists():
-        raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        own = {"name": str(Path(name).resolve())} if name.endswith(".toml") else {}
-        write_json(folder / REPRODUCTION, asked | own)
-    except OSError as error:
-        raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
-    _go_on(folder, as_json)
+    request = Request(name, "full" if full else "quick", device, workers, tuple(only or ()), printed, tuple(set_ or ()))
+    show(lambda: run(request, out, _say(as_json)), as_json)
 
 
-def resume_reproduction(folder: Path, as_json: bool) -> bool:
-    """Go on with the reproduction in this folder; False if it holds none."""
-    if not (folder / REPRODUCTION).is_file():
+def resume(folder: Path, as_json: bool) -> bool:
+    """Continue the reproduction in this folder; False if it holds none."""
+    from offbeat.papers import reproduce as library
+
+    if not library.is_reproduction(folder):
         return False
-    _go_on(folder, as_json)
+    show(lambda: library.resume(folder, _say(as_json)), as_json)
     return True
 
 
-def _go_on(folder: Path, as_json: bool) -> None:
-    """Do what is not done yet, compare and print."""
+def _say(as_json: bool) -> Callable[[str], None]:
+    return (lambda line: None) if as_json else (lambda line: print(line, file=sys.stderr))
+
+
+def show(run: Callable[[], Reproduction], as_json: bool) -> None:
+    """Print what came out; of one that the user stops, what is known so far."""
+    from offbeat.papers.reproduce import StoppedReproductionError, json_text
+
     try:
-        asked = json.loads((folder / REPRODUCTION).read_text(encoding="utf-8"))
-        entry = load(asked["name"], asked["scale"])
-    except (ValueError, KeyError, TypeError):
-        raise FolderError(f"{folder / REPRODUCTION} is damaged; start anew in another folder") from None
-    options = {"events": entry.events, "best": None, "workers": asked["workers"]}
-    runs: dict[str, Sequence[Result]] = {}
-    grids = _grids(entry, asked)
-    for name, grid in grids.items():
-        place = folder / name if len(entry.experiments) > 1 else folder
-        if not (place / EXPERIMENT).exists():
-            create(place, grid.experiment, {"axes": grid.table.get("sweep", {}), "options": options})
-        for change in changes(place):
-            print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+        found = run()
+    except StoppedReproductionError as error:
         if not as_json:
-            print(f"{name}: {len(grid.points):,} runs", file=sys.stderr)
-        began, stopped = time.perf_counter(), None
-        try:
-            done = do(place, grid, options)
-        except StoppedSweepError as error:
-            stopped = error
-        finally:  # what an interrupted one has cost counts, too
-            asked["wall_s"] = asked.get("wall_s", 0.0) + time.perf_counter() - began
-            write_json(folder / REPRODUCTION, asked)
-        if stopped is not None:
-            _so_far(folder, entry, asked, grids, {**runs, name: stopped.runs}, as_json)
-            raise InterruptedRunError(f"stopped and saved; go on with `offbeat resume {folder}`")
-        runs[name] = done.standings.results
-        if place != folder:
-            draw_report(place)
-    outcome, wall = conclude(entry, runs, whole=not asked.get("printed")), asked["wall_s"]
-    _write(folder, outcome, asked, grids)
-    page = draw_report(folder)
+            _print(error.known)
+            print(error.known.so_far)
+        raise
     if as_json:
-        print(json_text({**outcome.data, "wall_s": wall, "folder": str(folder), "report": page and str(page)}))
+        print(json_text(found.to_json()))
         return
-    _print(entry, outcome)
-    if asked.get("set"):
-        print(f"not the whole protocol: {', '.join(asked['set'])}")
-    print(f"{sum(map(len, runs.values())):,} runs in {wall:.0f} s")
-    if page is not None:
-        print(f"report: {page}")
-    print(f"folder: {folder}, with the comparison in {REPRODUCTION_REPORT} and {OUTCOME}")
-
-
-def _so_far(
-    folder: Path,
-    entry: Entry,
-    asked: Mapping[str, Any],
-    grids: Mapping[str, Grid],
-    runs: Mapping[str, Sequence[Result]],
-    as_json: bool,
-) -> None:
-    """What is known of one that was stopped, until it goes on."""
-    outcome = conclude(entry, runs, whole=False)
-    left = sum(bool(run.unfinished) for group in runs.values() for run in group)
-    so_far = f"so far: {sum(map(len, runs.values())) - left:,} runs finished, {left:,} under way"
-    _write(folder, outcome, asked, grids, so_far)
-    draw_report(folder)
-    if not as_json:
-        _print(entry, outcome)
-        print(so_far)
-
-
-def _grids(entry: Entry, asked: Mapping[str, Any]) -> dict[str, Grid]:
-    """The runs that were asked for: of every experiment, or of those, and the algorithms of them, that `only` names."""
-    wanted: dict[str, list[str]] = {}
-    for each in asked.get("only") or entry.experiments:
-        name, _, algorithm = each.partition("/")
-        if name not in entry.experiments:
-            raise unknown("experiment", name, entry.experiments)
-        wanted.setdefault(name, []).append(algorithm)
-    return {name: _grid(entry, asked, name, wanted[name]) for name in entry.experiments if name in wanted}
-
-
-def _grid(entry: Entry, asked: Mapping[str, Any], name: str, algorithms: Sequence[str]) -> Grid:
-    """The runs of one experiment: of the algorithms named, or of all if a name is empty."""
-    table = entry.experiments[name]
-    for override in asked.get("set") or ():
-        try:
-            table = override_with(table, override)
-        except SettingError as error:
-            if len(entry.experiments) == 1:
-                raise
-            raise SettingError(f"experiment {name}: {error}; --only runs some of the experiments") from None
-    grid = Grid({**table, "device": asked["device"]})
-    if all(algorithms):
-        labels = dict.fromkeys(point.label for point in grid.points)
-        for label in algorithms:
-            if label not in labels:
-                raise unknown("algorithm", label, labels)
-        grid.points = [point for point in grid.points if point.label in algorithms]
-    if asked.get("printed"):
-        grid.points = [point for point in grid.points if shows(entry, name, point.label, point.settings)]
-    return grid
-
-
-def _write(
-    folder: Path, outcome: Outcome, asked: Mapping[str, Any], grids: Mapping[str, Grid], so_far: str = ""
-) -> None:
-    wall = asked["wall_s"]
-    command = ["offbeat", "reproduce", asked["name"], f"--{asked['scale']}", "--device", asked["device"]]
-    command += ["--printed"] if asked.get("printed") else []
-    command += [word for only in asked.get("only") or () for word in ("--only", only)]
-    command += [word for override in asked.get("set") or () for word in ("--set", override)]
-    data = {**outcome.data, "command": shlex.join(command), "wall_s": wall, "versions": versions()}
-    data["seeds"] = {name: sorted({run.seed for run in grid.experiment.runs}) for name, grid in grids.items()}
-    write_json(folder / OUTCOME, data | ({"stopped": so_far} if so_far else {}))
-    end = f"\nStopped, {so_far}.\n" if so_far else ""
-    end += f"\nCommand: `{shlex.join(command)}`; {wall:.0f} s on {asked['device']}; seeds {data['seeds']}.\n"
-    (folder / REPRODUCTION_REPORT).write_text(outcome.markdown + end, encoding="utf-8")
+    _print(found)
+    if found.request.set:
+        print(f"not the whole protocol: {', '.join(found.request.set)}")
+    print(f"{found.runs:,} runs in {found.wall_s:.0f} s")
+    if found.page is not None:
+        print(f"report: {found.page}")
+    print(f"folder: {found.folder}, with the comparison in reproduction.md and outcome.json")
 
 
 def _list(as_json: bool) -> None:
+    from offbeat.papers import load, names
+    from offbeat.papers.reproduce import json_text
+
     entries = [load(name) for name in names()]
     if as_json:
         lines = [{"name": e.name, "paper": e.paper, "where": e.where, "title": e.title} for e in entries]
@@ -225,7 +116,11 @@ def _list(as_json: bool) -> None:
     console.print(grid)
 
 
-def _print(entry: Entry, outcome: Outcome) -> None:
+def _print(found: Reproduction) -> None:
+    from offbeat.papers.outcome import remark, scope, shown
+    from offbeat.report.comparison import NOT_CHECKED, NOT_RUN
+
+    entry, outcome = found.entry, found.outcome
     console = Console(highlight=False)
     console.width = max(console.width, 80 if console.is_terminal else 150)
     console.print(f"{entry.name}: {entry.title} ({entry.paper}, {entry.where})", style="bold", markup=False)

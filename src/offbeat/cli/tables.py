@@ -1,4 +1,4 @@
-"""Finished runs as a table: for the terminal and for a text file."""
+"""Finished runs as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from offbeat import Result
 from offbeat.report.tables import UNEQUAL_SHARES, TableCell, note, rows, task_rows, work_rows
-from offbeat.watch.results import Result
-
-__all__ = ["TableCell", "markdown", "rows", "table", "task_markdown", "task_table", "work_markdown", "work_table"]
 
 
 def table(results: Sequence[Result], targets: Sequence[float]) -> Table:
@@ -36,25 +34,3 @@ def _table(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: st
     for line in body:
         shown.add_row(*(Text.assemble(cell.main, "\n" if cell.detail else "", (cell.detail, "dim")) for cell in line))
     return shown
-
-
-def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
-    """For a text file."""
-    text = _markdown(*rows(results, targets))
-    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
-
-
-def task_markdown(results: Sequence[Result], baseline: str) -> str:
-    """For a text file: several tasks."""
-    return _markdown(*task_rows(results, baseline))
-
-
-def work_markdown(results: Sequence[Result]) -> str:
-    """For a text file: how the clients worked."""
-    return _markdown(*work_rows(results))
-
-
-def _markdown(head: Sequence[str], body: Sequence[Sequence[TableCell]]) -> str:
-    cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
-    lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

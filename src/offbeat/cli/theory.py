@@ -1,4 +1,4 @@
-"""`offbeat theory …`: what the papers' theorems say about given numbers; `--theory`: about an experiment."""
+"""`offbeat theory …`: what the papers' theorems say about given numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import SettingError, unknown
-from offbeat.experiment.experiment import Experiment
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.theory.advice import Advice, Arrivals
 from offbeat.theory.bound import check_whole
-from offbeat.theory.compare import report
 
 theory = typer.Typer(
     help="Step sizes, bounds and times that the papers' theorems give for your numbers.",
@@ -192,10 +190,3 @@ def _rates(text: str, clients: int) -> list[float]:
         if not (math.isfinite(rate) and rate > 0):
             raise SettingError(f"rates holds {rate:g}: must be a positive number")
     return found * clients if len(found) == 1 else found
-
-
-def suggestions(experiment: Experiment) -> list[str]:
-    """What the theorems would choose, next to what the experiment has chosen, for every algorithm in it."""
-    seed = experiment.top.seed
-    algorithms = {label: experiment.algorithm(index, seed) for index, label in enumerate(experiment.labels)}
-    return report(experiment.problems(seed), algorithms, experiment.timing, experiment.top.until, seed)

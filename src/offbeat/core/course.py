@@ -171,8 +171,8 @@ class Course(Generic[F]):
         watchers: Sequence[Watcher],
     ) -> None:
         self.state, self.server, self.locals, self.until = state, server, locals_, until
-        self.view, self.watchers = view, watchers
-        self.listeners = [w for w in watchers if getattr(w, "keep_events", True)]
+        self.view = view
+        self.watch(watchers)
         self.terms = terms or [(0.0, _FOREVER)] * len(locals_)
         self.notes = [local.notes for local in locals_]
         self.listens = type(server).measured is not Server.measured
@@ -180,6 +180,11 @@ class Course(Generic[F]):
         self.land: Callable[[Job], None] = traffic.land
         self.absent, self.losing = traffic.absent, False
         self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
+
+    def watch(self, watchers: Sequence[Watcher]) -> None:
+        """Tell these, and nobody else, what happens from now on."""
+        self.watchers = watchers
+        self.listeners = [w for w in watchers if getattr(w, "keep_events", True)]
 
     def begin(self, initial: Sequence[Vector]) -> None:
         """The state before the first event, given every task's initial model."""

@@ -7,6 +7,7 @@ OffbeatError
 ├── DivergedError      a client's result is not finite
 ├── FolderError        a run folder or checkpoint that cannot be read
 ├── WorkerError        worker processes die again and again
+├── InterruptedRunError  the user stopped a run, which was saved
 └── HandlerError       a server handler failed; carries the event that it was handling
 """
 
@@ -47,16 +48,24 @@ class WorkerError(OffbeatError):
     """Worker processes die again and again."""
 
 
+class InterruptedRunError(OffbeatError):
+    """The user stopped a run; it was saved and can be resumed."""
+
+
 class HandlerError(OffbeatError):
     """A server handler failed while it handled an event."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
     """The error for a name that is not among the known ones, naming the nearest."""
+    return SettingError(f"unknown {kind} {name!r}; {nearest(name, known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What a name that is not among the known ones was probably meant to be."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
-    return SettingError(f"unknown {kind} {name!r}; {hint}")
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
 def finite(**settings: float | None) -> None:

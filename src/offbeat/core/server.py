@@ -120,6 +120,7 @@ class Server(Generic[S]):
     """
 
     several: ClassVar[bool] = False  # whether it trains several tasks
+    default_local: ClassVar[Local | None] = None  # the local trainer where none is given
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -1,106 +1,42 @@
-"""An experiment file: read, overridden, checked and turned into runs."""
+"""An experiment: read from a file or a table, checked, and run."""
 
 from __future__ import annotations
 
-import copy
-import tomllib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from offbeat.core.errors import SettingError, positive, unknown
-from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
-from offbeat.core.watcher import Watcher
-from offbeat.experiment.algorithms import ALGORITHMS, algorithm_from
-from offbeat.experiment.parse import build
-from offbeat.experiment.problem import check_device
-from offbeat.experiment.tasks import tasks_from
-from offbeat.experiment.timing import timing_from
-from offbeat.experiment.trackers import Boards
-from offbeat.problems.supervised import Supervised
-from offbeat.simulate.choose import executor as named_executor
-from offbeat.simulate.execute import Executor
-from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.personal import Personal
-from offbeat.simulate.pool import cores
-from offbeat.simulate.run import prepare
-from offbeat.simulate.tape import Arenas
-from offbeat.simulate.workers import Workers
-from offbeat.simulate.world import World
+from offbeat.core.course import Until
+from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.local import Local
+from offbeat.core.server import Algorithm, Server
+from offbeat.experiment import catalogue, names, schema
+from offbeat.experiment.describe import (
+    Clients,
+    Evaluate,
+    ProblemTable,
+    Task,
+    check_device,
+    describe_problem,
+    read_problem,
+)
+from offbeat.experiment.overrides import Overrides, label, override, read_table
+from offbeat.experiment.timing import describe_timing, read_timing
+from offbeat.experiment.trackers import Trackers
 from offbeat.timing import Times, Timing
 
-
-@dataclass(frozen=True)
-class Evaluate:
-    """every: virtual time between evaluations.   targets: accuracies whose first time is reported; None: that at which
-    the run ends, or else 0.8.
-
-    samples: at most so many training and test samples, always the same ones; None: all of them.
-    personal: judge the clients' own models too; None: not.
-    """
-
-    every: float = 1.0
-    targets: tuple[float, ...] | None = None
-    samples: int | None = None
-    personal: Personal | None = None
-
-    def __post_init__(self) -> None:
-        positive(every=self.every, samples=self.samples)
-        for target in self.targets or ():
-            if not 0 < target <= 1:
-                raise SettingError(f"targets holds {target}: an accuracy is a share in (0, 1]")
-
-
-@dataclass(frozen=True)
-class Top:
-    """The settings above the tables."""
-
-    seed: int = 0
-    trials: int = 1
-    until: Until = field(default_factory=lambda: Until(time=10.0))
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    executor: str = "auto"
-    workers: int | None = None  # processes, or Ray's; None: as many as there are cores
-    ray: str | None = None  # address of a cluster; None: one that is found, else this machine
-    device: str = "cpu"
-    precision: str = "single"  # of products on a GPU; "tf32": faster, three decimal digits
-    memory: float | None = None  # bytes that one batch of stacked clients may take; None: 1e9, on a GPU a tenth of it
-    theory: bool = False  # say what the papers' theorems would choose
-    boards: Boards = field(default_factory=Boards)
-    threads: int | None = None  # of torch; None: one for models that stack, whose operations are small, else all cores
-
-    @property
-    def targets(self) -> tuple[float, ...]:
-        """Accuracies whose first time is reported."""
-        if self.evaluate.targets is not None:
-            return self.evaluate.targets
-        return (0.8,) if self.until.accuracy is None else (self.until.accuracy,)
-
-    def __post_init__(self) -> None:
-        positive(threads=self.threads, workers=self.workers, memory=self.memory)
-        if self.precision not in ("single", "tf32"):
-            raise SettingError(f"precision = {self.precision!r}: must be 'single' or 'tf32'")
-        if self.precision == "tf32" and not self.device.startswith("cuda"):
-            raise SettingError("precision = 'tf32' is for GPUs: set device = 'cuda', or leave it out")
-        if self.trials < 1:
-            raise SettingError(f"trials = {self.trials}: must be at least 1")
-        if self.ray is not None and self.executor != "ray":
-            raise SettingError(f"ray = {self.ray!r} is the address of a cluster: write executor = 'ray', too")
+if TYPE_CHECKING:
+    from offbeat.experiment.results import Results
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One run of an experiment."""
+    """One run of an experiment: an algorithm by its label, under a seed."""
 
     label: str
     seed: int
-    index: int  # of the algorithm
 
     @property
     def name(self) -> str:
@@ -111,264 +47,349 @@ class Spec:
         return f"{self.label}-{self.seed}"
 
 
-class Shelf:
-    """Problems that several runs share; the last ones are kept."""
+@dataclass(frozen=True)
+class AlgorithmTable:
+    """An [algorithm.LABEL] table. pooled: trained on everybody's data as one client."""
 
-    def __init__(self, size: int = 64) -> None:
-        self.size = size
-        self._made: dict[Hashable, list[Problem]] = {}
-
-    def get(self, key: Hashable, make: Callable[[], list[Problem]]) -> list[Problem]:
-        if key not in self._made:
-            while len(self._made) >= self.size:
-                del self._made[next(iter(self._made))]
-            self._made[key] = make()
-        return self._made[key]
+    name: str
+    server: Server[Any]
+    local: Local | None
+    needs: type[Local] | None = None
+    pooled: bool = False
 
 
+# Reading the tables that are read in a way of their own
+
+
+def read_algorithms(value: Any, where: str) -> dict[str, AlgorithmTable]:
+    """[algorithm.LABEL] tables, or [[algorithm]] ones with a name and perhaps a label."""
+    if not isinstance(value, list | Mapping) or not value:
+        raise SettingError("the experiment needs at least one [algorithm.LABEL] or [[algorithm]] table")
+    return {name: _algorithm(name, table, f"{where}.{name}") for name, table in algorithm_tables(value).items()}
+
+
+def algorithm_tables(value: Any) -> dict[str, Any]:
+    """The tables by label."""
+    return dict(value) if isinstance(value, Mapping) else dict(zip(_labels(value), value, strict=True))
+
+
+def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where} = {schema.shown(table)}: expected a table with the settings of an algorithm")
+    if not label or not all(c.isalnum() or c in "-_.+" for c in label):
+        raise SettingError(f"label = {label!r}: it names a folder; use letters, digits and - _ . + only")
+    known = names.members(Server)
+    name = table.get("name", label)
+    if "name" not in table and label not in known and not names.imported(label):
+        raise SettingError(f"{where}: name missing; name: one of {', '.join(known)}, or your own package.module:Class")
+    found = names.find(Server, schema.read(str, name, f"{where}.name"), f"{where}.name")
+    recipe = found if isinstance(found, catalogue.Recipe) else catalogue.Recipe(found)
+    if not (isinstance(recipe.server, type) and issubclass(recipe.server, Server)):
+        raise SettingError(f"{where}.name: {name} is not a class derived from offbeat.Server")
+    own = {_RENAMED.get(key, key): value for key, value in table.items() if key not in ("name", "label", "local")}
+    server = schema.build(recipe.server, {**recipe.preset, **own}, where)
+    local = schema.read(Local, table["local"], f"{where}.local") if "local" in table else None
+    if local is not None and recipe.local is not None and type(local) is not recipe.local:
+        wanted = next(n for n, kind in names.members(Local).items() if kind is recipe.local)
+        raise SettingError(f"{where}.local = {schema.shown(table['local'])}: {name} needs {{ {wanted} = {{ … }} }}")
+    return AlgorithmTable(str(name), server, local, recipe.local, recipe.pooled)
+
+
+_RENAMED = {"every": "size", "per_round": "sampled"}  # settings of algorithms that had two names
+
+
+def _labels(tables: Sequence[Any]) -> list[str]:
+    """A label for each algorithm of a list: its own, or its name, with a number where two would be the same."""
+    labels: list[str] = []
+    for at, table in enumerate(tables):
+        wanted = label(table)
+        if not wanted:
+            raise SettingError(f"algorithm[{at}]: name missing; name: one of {', '.join(names.members(Server))}")
+        found, count = wanted, 2
+        while found in labels:
+            found, count = f"{wanted}-{count}", count + 1
+        labels.append(found)
+    return labels
+
+
+def describe_algorithms(definitions: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema: [algorithm.LABEL] tables, those named after an algorithm with its own keys; or a list of tables."""
+    local = schema.json_schema(Local, definitions)
+    common = {"name": {"type": "string"}, "label": {"type": "string"}, "local": local}
+    tables: dict[str, Any] = {}
+    for name, found in names.members(Server).items():
+        recipe = found if isinstance(found, catalogue.Recipe) else None
+        if recipe is None:
+            continue
+        made = schema.table_schema(schema.settings(recipe.server), definitions, schema.line(recipe))
+        tables[name] = {**made, "properties": {**common, **made["properties"]}}
+    every = {key: value for table in tables.values() for key, value in table["properties"].items()}
+    definitions["algorithm"] = {"type": "object", "properties": {**every, **common}}
+    other = {"$ref": "#/definitions/algorithm"}
+    return {
+        "anyOf": [
+            {"type": "object", "properties": tables, "additionalProperties": other},
+            {"type": "array", "items": other},
+        ]
+    }
+
+
+def read_tasks(value: Any, where: str) -> dict[str, Any]:
+    """[task.NAME] tables, or [[task]] ones with a name."""
+    if not isinstance(value, list | Mapping) or not value:
+        raise SettingError("the experiment needs at least one [task.NAME] or [[task]] table")
+    if isinstance(value, Mapping):
+        return {name: {"name": name, **table} if isinstance(table, Mapping) else table for name, table in value.items()}
+    found: dict[str, Any] = {}
+    for at, table in enumerate(value):
+        name = table.get("name") if isinstance(table, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise SettingError(f'{where}[{at}]: name missing; give each task its own, such as name = "mnist"')
+        if name in found:
+            raise SettingError(f"two tasks are called {name!r}: give each its own name")
+        found[name] = table
+    return found
+
+
+def describe_tasks(definitions: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema: a problem's keys and a task's in one table."""
+    task = schema.table_schema(schema.settings(Task), definitions)
+    problem = describe_problem(definitions)
+    definitions["task"] = {**problem, "properties": {**problem["properties"], **task["properties"]}}
+    each = {"$ref": "#/definitions/task"}
+    return {"anyOf": [{"type": "object", "additionalProperties": each}, {"type": "array", "items": each}]}
+
+
+def _task(name: str, table: Any, clients: int) -> Task:
+    where = f"task.{name}"
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where} = {schema.shown(table)}: expected a table")
+    if "clients" in table:
+        raise SettingError(f"{where}.clients: all tasks have the same ones; write count in [clients]")
+    own = [setting.name for setting in schema.settings(Task)]
+    problem = read_problem({**{k: v for k, v in table.items() if k not in own}, "clients": clients}, where)
+    settings = schema.arguments(Task, {k: v for k, v in table.items() if k in own}, where)
+    try:
+        return Task(problem, **settings)
+    except SettingError as error:
+        raise SettingError(f"{where}.{error}") from None
+
+
+@dataclass(frozen=True, repr=False)
 class Experiment:
-    """A checked experiment. `table` is all of it as plain data; `runs` lists what it asks for."""
+    """A checked experiment; `Experiment.parse` makes one from a table, `offbeat.load` from a file.
 
-    def __init__(self, table: Mapping[str, Any], shelf: Shelf | None = None) -> None:
-        self.table = dict(table)
-        tables = ("problem", "clients", "task", "timing", "algorithm")
-        top = {k: v for k, v in table.items() if k not in tables}
-        for name in top:
-            if name not in Top.__dataclass_fields__:
-                raise unknown("key", name, [*Top.__dataclass_fields__, *tables])
-        for name in ("timing", "algorithm"):
-            if name not in table:
-                raise SettingError(f"the experiment lacks its [{name}] table")
-        self.tasks, available = tasks_from(table)
-        if len(self.tasks) > 1:  # their time is measured in jobs of many steps
-            top = {"until": {"time": 5000.0}, **top, "evaluate": _with_default(top.get("evaluate", {}), "every", 5.0)}
-        self.top = build(
-            Top, top, "experiment", {"until": _made(Until), "evaluate": _evaluate, "boards": _made(Boards)}
-        )
-        check_device(self.top.device)
-        if not isinstance(table["algorithm"], list) or not table["algorithm"]:
-            raise SettingError("the experiment needs at least one [[algorithm]] table, in double brackets")
-        self.timing: Timing = _available(timing_from(table["timing"]), available)
-        self.labels = _labels(table["algorithm"])
-        self._workers: Workers | None = None
-        self._chosen: dict[int, tuple[bool, str]] = {}  # (stacked, why), by algorithm
-        self.shelf = shelf or Shelf(1)
-        self.resolved = {  # every setting with its default, as the objects that run show themselves
-            "experiment": repr(self.top),
-            "tasks": [repr(task) for task in self.tasks],
-            "timing": repr(self.timing),
-            "algorithm": [repr(self.algorithm(index, self.top.seed)) for index in range(len(self.labels))],
-        }
+    problem: what is trained: data, clients, split, model.
+    clients: the clients that several tasks share; goes with `task`.
+    task: several models to train at once, [task.NAME] tables.
+    timing: how long jobs take and who is there, a [timing] table.
+    algorithm: what is compared, [algorithm.LABEL] or [[algorithm]] tables.
+    seed: of the first run.
+    trials: how many seeds, one after the other.
+    until: when a run ends: at whichever of these comes first.
+    evaluate: when models are evaluated, and on what.
+    executor: how clients' jobs are computed: one by one, stacked, in processes, on Ray; "auto" picks the faster.
+    workers: processes, or Ray's workers; default: one per core.
+    ray: address of a Ray cluster; default: one that is found, else this machine.
+    device: cpu, cuda or cuda:N.
+    precision: of matrix products on a GPU; "tf32" is faster and has three decimal digits.
+    memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
+    theory: also print what the papers' theorems would choose.
+    trackers: experiment trackers that get the measurements, too.
+    threads: of PyTorch; default: one for models that stack, whose operations are small, else one per core.
+    """
+
+    timing: Timing = field(metadata={"read": read_timing, "schema": describe_timing})
+    algorithm: Mapping[str, AlgorithmTable] = field(metadata={"read": read_algorithms, "schema": describe_algorithms})
+    problem: ProblemTable | None = field(default=None, metadata={"read": read_problem, "schema": describe_problem})
+    clients: Clients | None = None
+    task: Mapping[str, Any] = field(default_factory=dict, metadata={"read": read_tasks, "schema": describe_tasks})
+    seed: int = 0
+    trials: int = 1
+    until: Until = field(default_factory=lambda: Until(time=10.0))
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    executor: Literal["auto", "serial", "batched", "processes", "ray"] = "auto"
+    workers: int | None = None
+    ray: str | None = None
+    device: str = "cpu"
+    precision: Literal["single", "tf32"] = "single"
+    memory: float | None = None
+    theory: bool = False
+    trackers: Trackers = field(default_factory=Trackers)
+    threads: int | None = None
+    table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
+
+    @classmethod
+    def parse(cls, table: Mapping[str, Any], overrides: Overrides = ()) -> Experiment:
+        """From a table such as a TOML file holds."""
+        table = override(table, overrides)
+        if "sweep" in table:
+            raise SettingError("the experiment has a [sweep] table; run it with `offbeat sweep`, or `Experiment.sweep`")
+        given = dict(table)
+        if len(table.get("task", ())) > 1:  # their time is measured in jobs of many steps
+            given = {"until": {"time": 5000.0}, **table, "evaluate": _with_every(table.get("evaluate", {}), 5.0)}
+        made: Experiment = schema.build(cls, given, "")
+        object.__setattr__(made, "table", table)
+        return made
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, threads=self.threads, workers=self.workers)
+        positive(memory=self.memory)
+        if self.precision == "tf32" and not self.device.startswith("cuda"):
+            raise SettingError('precision = "tf32" is for GPUs: set device = "cuda", or leave it out')
+        if self.ray is not None and self.executor != "ray":
+            raise SettingError(f'ray = "{self.ray}" is the address of a cluster: write executor = "ray", too')
+        check_device(self.device)
+        if self.problem is None and not self.task:
+            raise SettingError("the experiment lacks its [problem] table (or [clients] and [task.NAME] tables)")
+        if self.problem is not None and self.task:
+            raise SettingError("the experiment has both problem and task; keep one of them")
+        if self.clients is not None and not self.task:
+            raise SettingError("clients goes with [task.NAME] tables; with one [problem] write problem.clients")
+        if self.task and self.clients is None:
+            raise SettingError("[task.NAME] tables need [clients] with its count")
+        if not self.algorithms:  # which checks them
+            raise SettingError("the experiment needs at least one algorithm")
+        share = 1.0 if self.clients is None else self.clients.available
+        if share != 1.0:
+            if not isinstance(self.timing, Times) or self.timing.available != 1.0:
+                raise SettingError("clients.available and timing.available both say who takes work; keep one")
+            object.__setattr__(self, "timing", replace(self.timing, available=share))
+
+    def __repr__(self) -> str:
+        what = ", ".join(self.task) if self.task else str(self.table.get("problem", {}).get("data", "a problem"))
+        return f"Experiment({what}: {', '.join(self.algorithm)}; {len(self.runs)} runs)"
+
+    @cached_property
+    def tasks(self) -> Sequence[Task]:
+        """What is trained: the tasks, or the one problem as a task without a name."""
+        if self.problem is not None:
+            return [Task(self.problem)]
+        assert self.clients is not None
+        return [_task(name, table, self.clients.count) for name, table in self.task.items()]
+
+    @cached_property
+    def algorithms(self) -> Mapping[str, Algorithm]:
+        """The algorithms by label, each server paired with the local trainers of the tasks."""
+        return {name: self._paired(name, table) for name, table in self.algorithm.items()}
+
+    def _paired(self, name: str, table: AlgorithmTable) -> Algorithm:
+        where, server, tasks = f"algorithm.{name}", table.server, self.tasks
+        if len(tasks) > 1 and not server.several:
+            known = ", ".join(n for n, r in names.members(Server).items() if getattr(r, "several", False))
+            raise SettingError(f"{where} trains one model, but there are {len(tasks)} tasks; use one of {known}")
+        targets = tuple(task.target.accuracy if task.target else None for task in tasks)
+        if server.several and any(target is not None for target in targets):
+            server = replace(server, targets=targets)  # type: ignore[call-arg]
+        trainers = tuple(task.local or table.local or server.default_local for task in tasks)
+        if None in trainers:
+            raise SettingError(
+                f"{where}: local missing; give a local trainer, such as local = {{ sgd = {{ lr = 0.1 }} }}"
+            )
+        try:
+            return Algorithm(server, trainers if server.several else trainers[0], table.name)  # type: ignore[arg-type]
+        except SettingError as error:
+            raise SettingError(f"{where}: {error}") from None
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the algorithms."""
+        return list(self.algorithm)
 
     @cached_property
     def runs(self) -> Sequence[Spec]:
         """Every algorithm under every seed, one seed after the other."""
-        seeds = range(self.top.seed, self.top.seed + self.top.trials)
-        return [Spec(label, seed, index) for seed in seeds for index, label in enumerate(self.labels)]
-
-    def problems(self, seed: int) -> list[Problem]:
-        """The problems under this seed."""
-        device, samples = self.top.device, self.top.evaluate.samples
-        return self.shelf.get(
-            (repr(self.tasks), seed, device, samples),
-            lambda: [task.build(number, seed, device, samples) for number, task in enumerate(self.tasks)],
-        )
-
-    def algorithm(self, index: int, seed: int) -> Algorithm:
-        """The algorithm of this index."""
-        locals_ = [task.local for task in self.tasks]
-        targets = [task.target.accuracy if task.target else None for task in self.tasks]
-        return algorithm_from(self.table["algorithm"][index], f"algorithm[{index}]", locals_, targets)
-
-    def check(self) -> None:
-        """Build the first run of every algorithm, so that a mistake is found before anything is written."""
-        for spec in self.runs[: len(self.labels)]:
-            self.simulation(spec, tried=False)
-
-    def close(self) -> None:
-        """End the workers."""
-        if self._workers is not None:
-            self._workers.close()
-
-    def _executor(self, index: int, problems: Sequence[Problem], world: World | None, tried: bool) -> Executor:
-        """How a run of this algorithm is computed: workers serve all runs, and what a trial showed holds for all."""
-        top = self.top
-        if self._workers is not None:
-            return self._workers
-        if world is None and index in self._chosen:
-            stacked, reason = self._chosen[index]
-            return Executor(stacked, self._memory, reason)
-        halves = self.algorithm(index, top.seed).locals(len(problems)) if tried else ()
-        made = named_executor(
-            top.executor, problems, halves, workers=top.workers, address=top.ray or "auto", world=world
-        )
-        if isinstance(made, Workers):
-            self._workers = made
-        elif tried and world is None:
-            self._chosen[index] = made.stacked, made.reason
-        made.memory = self._memory
-        return made
+        return [Spec(name, seed) for seed in range(self.seed, self.seed + self.trials) for name in self.algorithm]
 
     @property
-    def _memory(self) -> float:
-        """Bytes of a batch."""
-        if self.top.memory is not None:
-            return self.top.memory
-        if self.top.device.startswith("cuda"):
-            return 0.1 * torch.cuda.get_device_properties(self.top.device).total_memory
-        return 1e9
+    def targets(self) -> tuple[float, ...]:
+        """Accuracies whose first time is reported."""
+        if self.evaluate.targets is not None:
+            return self.evaluate.targets
+        return (0.8,) if self.until.accuracy is None else (self.until.accuracy,)
 
-    def simulation(
-        self,
-        spec: Spec,
-        watchers: Sequence[Watcher] = (),
-        world: World | None = None,
-        shared: Callable[[Executor], Executor] | None = None,
-        arenas: Arenas | None = None,
-        tried: bool = True,
-    ) -> Simulation:
-        """One run, from its beginning or from a saved world; runs of a program share an executor and arenas.
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """Every setting with its default, as the objects that run show themselves."""
+        return {
+            "experiment": {
+                s.name: repr(getattr(self, s.name)) for s in schema.settings(Experiment) if s.reader is None
+            },
+            "tasks": [repr(task) for task in self.tasks],
+            "timing": repr(self.timing),
+            "algorithm": {name: repr(algorithm) for name, algorithm in self.algorithms.items()},
+        }
 
-        tried: the executor `auto` may make a trial.
+    # What can be done with it
+
+    def run(self, out: Path | str | None = None, *, progress: bool = True) -> Results:
+        """Run every algorithm under every seed into a new folder, as `offbeat run` does.
+
+        out: the folder; by default one under runs/ that carries the time.   progress: show how far it is.
+        Ctrl-C (or a notebook's stop button) saves the run at work; `offbeat.resume` continues it.
         """
-        problems = self.problems(spec.seed)
-        stacks = all(problem.stacks for problem in problems)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.top.precision == "tf32"
-        torch.set_num_threads(self.top.threads or (1 if stacks else cores()))
-        if ALGORITHMS[self.table["algorithm"][spec.index]["name"]].pooled:
-            if not isinstance(problems[0], Supervised):
-                raise SettingError(f"algorithm[{spec.index}]: {problems[0].name} has no data that could be pooled")
-            problems = [problems[0].pooled()]
-        executor = self._executor(spec.index, problems, world, tried and shared is None)
-        if shared is not None:
-            if isinstance(executor, Workers):
-                raise SettingError(f"executor = {executor.name!r}: a sweep has processes of its own; say --workers")
-            executor = shared(executor)
-        return prepare(
-            problems,
-            self.algorithm(spec.index, spec.seed),
-            self.timing,
-            self.top.until,
-            seed=spec.seed,
-            evaluate_every=self.top.evaluate.every,
-            executor=executor,
-            watchers=watchers,
-            world=world,
-            personal=self.top.evaluate.personal,
-            terms=[(task.opens, task.closes) for task in self.tasks],
-            arenas=arenas,
-        )
+        from offbeat.experiment import runs
+
+        return runs.run(self, out, progress=progress)
+
+    def sweep(
+        self,
+        over: Mapping[str, Sequence[Any]],
+        out: Path | str | None = None,
+        *,
+        workers: int | None = None,
+        events: bool = False,
+        best: str | None = None,
+        progress: bool = True,
+    ) -> Results:
+        """Run a grid as one program: every algorithm, seed and combination of these values, as `offbeat sweep` does.
+
+        over: values by their path of keys, `{"algorithm.*.local.sgd.lr": [1.0, 4.0]}`.
+        workers: processes; by default one per core.   events: also keep the event log of every run.
+        best: what settings are ranked by; see `Results.ranked`.
+        """
+        from offbeat.experiment import sweep
+
+        axes = {path: list(values) for path, values in over.items()}
+        return sweep.sweep({**self.table, "sweep": axes}, out, sweep.Options(events, best, workers), progress=progress)
+
+    def advice(self) -> list[str]:
+        """What the papers' theorems would choose, next to what the experiment has chosen, for every algorithm in it."""
+        from offbeat.experiment.session import Session
+        from offbeat.theory.compare import report
+
+        problems = Session(self).problems(self.runs[0])
+        return report(problems, self.algorithms, self.timing, self.until, self.seed)
 
 
-def read(path: Path | None, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment in this file (None: the embedded one) with `key.path=value` overrides."""
-    table = read_table(path, overrides)
-    if "sweep" in table:
-        raise SettingError(f"{path} has a [sweep] table; run it with `offbeat sweep {path}`")
-    return Experiment(table)
+def load(path: Path | str | None = None, overrides: Overrides = ()) -> Experiment:
+    """The experiment in this file; without one, the embedded demonstration.
+
+    overrides: values by their path of keys, `{"until.time": 2.0, "algorithm.*.local.sgd.lr": 0.1}`.
+    Modules that the file names are looked for in its folder and in the working folder, too.
+    """
+    return Experiment.parse(read(path, overrides))
 
 
-def read_table(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The file as plain data."""
-    if path is None:
-        text, name = (
-            files("offbeat.experiment").joinpath("demo.toml").read_text(encoding="utf-8"),
-            "the embedded experiment",
-        )
-    else:
-        name = str(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SettingError(f"cannot read the experiment {name}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise SettingError(f"{name} is not a text file in UTF-8") from None
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{name} is not TOML: {error}") from None
-    for override in overrides:
-        table = override_with(table, override)
-    return table
+def read(path: Path | str | None, overrides: Overrides = ()) -> dict[str, Any]:
+    """The table of a file; its folder and the working folder are searched for modules from now on."""
+    place = None if path is None else Path(path)
+    names.search(*([] if place is None else [place.parent]), Path.cwd())
+    return read_table(place, overrides)
 
 
-def override_with(table: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """The table with `key.path=value` put in; lists take an index or an algorithm's name, `*` means all of them."""
-    path, equals, text = override.partition("=")
-    keys = [key.strip() for key in path.split(".")]
-    if not equals or not all(keys):
-        raise SettingError(f"--set {override!r}: expected key.path=value, such as problem.clients=64")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
-    result = copy.deepcopy(dict(table))
-    _put(result, keys, value, f"--set {override}")
-    return result
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of an experiment file, for editors."""
+    definitions: dict[str, Any] = {}
+    table = schema.table_schema(schema.settings(Experiment), definitions, "An offbeat experiment.")
+    table["properties"]["sweep"] = {"type": "object", "description": "Keys to sweep over, each with a list of values."}
+    return {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "title": "offbeat experiment",
+        **table,
+        "definitions": definitions,
+    }
 
 
-def assign(table: dict[str, Any], path: str, value: Any, said: str) -> None:
-    """Put a value into a table in place; `said` is how the user put it."""
-    _put(table, path.split("."), value, said)
-
-
-def names_of(tables: Sequence[Any]) -> list[str]:
-    """What each algorithm of a file calls itself."""
-    return [_named(table) for table in tables]
-
-
-def _put(node: Any, path: Sequence[str], value: Any, override: str) -> None:
-    head, rest = path[0], path[1:]
-    if isinstance(node, list):
-        chosen = [n for i, n in enumerate(node) if head in ("*", str(i), _named(n))]
-        if not rest:
-            raise SettingError(f"{override}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1")
-        if not chosen:
-            names = ", ".join(_named(n) for n in node)
-            raise SettingError(f"{override}: {head!r} chooses nothing in a list of {names}")
-        for item in chosen:
-            _put(item, rest, value, override)
-    elif not isinstance(node, dict):
-        raise SettingError(f"{override}: {head!r} lies within {node!r}, which is not a table")
-    elif not rest:
-        node[head] = value
-    else:
-        _put(node.setdefault(head, {}), rest, value, override)
-
-
-def _named(node: Any) -> str:
-    return str(node.get("label", node.get("name", ""))) if isinstance(node, Mapping) else ""
-
-
-def _labels(tables: Sequence[Any]) -> list[str]:
-    """A label for each algorithm: its own, or its name, with a number where two would be the same."""
-    labels: list[str] = []
-    for table in tables:
-        wanted = _named(table) or "algorithm"
-        if not all(c.isalnum() or c in "-_.+" for c in wanted):
-            raise SettingError(f"label = {wanted!r}: use letters, digits and - _ . + only; it names a folder")
-        label, count = wanted, 2
-        while label in labels:
-            label, count = f"{wanted}-{count}", count + 1
-        labels.append(label)
-    return labels
-
-
-def _made(kind: Any) -> Any:
-    return lambda table, where: build(kind, table, where)
-
-
-def _with_default(table: Any, name: str, value: Any) -> Any:
-    return {name: value, **table} if isinstance(table, Mapping) else table
-
-
-def _available(timing: Timing, share: float) -> Timing:
-    if share == 1.0:
-        return timing
-    if not isinstance(timing, Times) or timing.available != 1.0:
-        raise SettingError("clients.available and timing.available both say who takes work; keep one")
-    return replace(timing, available=share)
-
-
-def _evaluate(table: Any, where: str) -> Evaluate:
-    return build(Evaluate, table, where, {"personal": _made(Personal)})
+def _with_every(table: Any, value: float) -> Any:
+    return {"every": value, **table} if isinstance(table, Mapping) else table

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError
+from offbeat.experiment import names
 from offbeat.experiment.experiment import Experiment
-from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, versions, write_json
+from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text, versions, write_json
 
 _EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
 
 
-def create(out: Path | None, experiment: Experiment, sweep: Mapping[str, Any] | None = None) -> Path:
+def create(out: Path | str | None, experiment: Experiment, sweep: Mapping[str, Any] | None = None) -> Path:
     """A new folder with the experiment in it; without a name, one under runs/ that carries the time.
 
     sweep: for a sweep, its [sweep] table and options.
     """
-    folder = out or _fresh(Path(RUNS))
+    folder = _fresh(Path(RUNS)) if out is None else Path(out)
     if (folder / EXPERIMENT).exists():
-        raise FolderError(f"{folder} already holds a run; go on with `offbeat resume {folder}` or name another folder")
+        raise FolderError(
+            f"{folder} already holds a run; continue it with `offbeat resume {folder}` or name another folder"
+        )
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
-    content = {"experiment": experiment.table, "resolved": experiment.resolved, "versions": versions()}
+    content: dict[str, Any] = {"experiment": experiment.table, "resolved": experiment.resolved, "versions": versions()}
     if sweep is not None:
         content["sweep"] = dict(sweep)
+    if modules := names.homes(experiment.table):
+        content["modules"] = modules  # where the user's own were found
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / EXPERIMENT, content)
@@ -43,7 +49,9 @@ def open_experiment(folder: Path) -> Experiment:
         raise FolderError(
             f"{folder} is not a run folder: it has no {EXPERIMENT}; `offbeat run --out {folder}` makes one"
         )
-    return Experiment(_saved(path)["experiment"])
+    saved = _saved(path)
+    names.search(*saved["modules"])
+    return Experiment.parse(saved["experiment"])
 
 
 def open_sweep(folder: Path) -> dict[str, Any] | None:
@@ -61,15 +69,16 @@ def changes(folder: Path) -> list[str]:
     return [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
 
 
-def _saved(path: Path) -> dict[str, dict[str, Any]]:
+def _saved(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return {name: dict(content[name]) for name in ("experiment", "versions")}
-    except (OSError, ValueError, KeyError, TypeError):
+        modules = [str(folder) for folder in content.get("modules", ())]
+        return {"experiment": dict(content["experiment"]), "versions": dict(content["versions"]), "modules": modules}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise FolderError(f"{path} is damaged; start the experiment anew in another folder") from None
 
 
-def report(folder: Path, experiment: Experiment, table: str, errors: Sequence[str]) -> None:
+def write_report(folder: Path, experiment: Experiment, table: str, errors: Sequence[str]) -> None:
     """A page for people: the table, what failed, the experiment."""
     lines = ["# Results", "", table]
     if errors:
@@ -77,6 +86,17 @@ def report(folder: Path, experiment: Experiment, table: str, errors: Sequence[st
     lines += ["", "## Experiment", "", "```json", json.dumps(experiment.table, indent=1), "```", ""]
     lines += ["## Versions", "", *(f"- {name} {value}" for name, value in versions().items()), ""]
     (folder / REPORT).write_text("\n".join(lines), encoding="utf-8")
+
+
+def draw_report(folder: Path) -> Path | None:
+    """The page of a folder whose runs have just ended; whatever goes wrong with it must not cost their results."""
+    from offbeat import report
+
+    try:
+        return report.write(folder)
+    except Exception as error:
+        print(f"offbeat: the report could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+        return None
 
 
 def _fresh(parent: Path) -> Path:

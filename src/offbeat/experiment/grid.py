@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
-from offbeat.experiment.experiment import Experiment, assign, names_of
+from offbeat.experiment.experiment import Experiment, algorithm_tables
+from offbeat.experiment.overrides import label as label_of, put
 from offbeat.report.grid import brief
 from offbeat.watch.results import Result
 
-_COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "boards", "theory", "threads", "memory")
+_COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "trackers", "theory", "threads", "memory")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Grid:
         self.table = dict(table)
         self.base = {k: v for k, v in table.items() if k != "sweep"}
         self.axes = dict(_axes(table.get("sweep", {})))
-        self.experiment = Experiment(self.base)  # the file must be in order without the sweep, too
+        self.experiment = Experiment.parse(self.base)  # the file must be in order without the sweep, too
         self._check()
         self.points = list(self._points())
         self._try()
@@ -63,7 +64,7 @@ class Grid:
             new = {(path, repr(value)) for path, value in point.settings.items()} - seen
             if new:
                 try:
-                    Experiment(point.table)
+                    Experiment.parse(point.table)
                 except OffbeatError as error:
                     raise SettingError(f"sweep, {point.name}: {error}") from None
                 seen |= new
@@ -76,20 +77,20 @@ class Grid:
             raise SettingError(
                 f"sweep.{path}: name a key of an algorithm, as in algorithm.{rest[0] if rest else '*'}.lr"
             )
-        assign(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
+        put(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
         if key == "seed":
             if path != key:
                 raise SettingError(f"sweep.{path}: seeds are an axis of their own")
-            if self.experiment.top.trials > 1:
+            if self.experiment.trials > 1:
                 raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
             for value in values:
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise SettingError(f"sweep.seed holds {value!r}: seeds are whole numbers")
 
     def _points(self) -> Iterator[Point]:
-        first, trials = self.experiment.top.seed, self.experiment.top.trials
+        seeds = dict.fromkeys(spec.seed for spec in self.experiment.runs)
         numbers = itertools.count()
-        for seed in self.axes.get("seed", range(first, first + trials)):
+        for seed in self.axes.get("seed", seeds):
             for index, label in enumerate(self.experiment.labels):
                 mine = [path for path in self.axes if path != "seed" and self._concerns(path, index)]
                 for values in itertools.product(*(self.axes[path] for path in mine)):
@@ -97,7 +98,7 @@ class Grid:
                     yield Point(next(numbers), label, int(seed), settings, self._experiment(index, seed, settings))
 
     def _concerns(self, path: str, index: int) -> bool:
-        mine = ("*", str(index), names_of(self.base["algorithm"])[index])
+        mine = ("*", str(index), self.experiment.labels[index], *self._named(index))
         several = [key.split(".") for key in path.split(" & ")]
         return any(keys[0] != "algorithm" or keys[1] in mine for keys in several)
 
@@ -105,9 +106,15 @@ class Grid:
         table = copy.deepcopy(self.base)
         for path, value in settings.items():
             for key in path.split(" & "):
-                assign(table, key, value, f"sweep.{path}")
-        table["algorithm"] = [{**table["algorithm"][index], "label": self.experiment.labels[index]}]
-        return {**table, "seed": int(seed), "trials": 1}
+                put(table, key, value, f"sweep.{path}")
+        name = self.experiment.labels[index]
+        only = {name: list(algorithm_tables(table["algorithm"]).values())[index]}
+        return {**table, "algorithm": only, "seed": int(seed), "trials": 1}
+
+    def _named(self, index: int) -> list[str]:
+        """What else paths call this algorithm: in a list, its name, which others may have, too."""
+        given = self.base["algorithm"]
+        return [label_of(given[index])] if isinstance(given, list) else []
 
 
 def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

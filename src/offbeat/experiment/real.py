@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,16 @@ from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
 from offbeat.core.vectors import Vector
-from offbeat.deploy.admission import Limits
+from offbeat.deploy.admission import Limits as Limits
 from offbeat.deploy.host import Host, Measure
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.own import Blank, Own, dataset
 from offbeat.deploy.plan import Plan, check_name
 from offbeat.deploy.site import Party
-from offbeat.experiment.algorithms import ALGORITHMS
+from offbeat.experiment import names
+from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, Spec
-from offbeat.experiment.problem import OwnTable
+from offbeat.experiment.session import Session
 from offbeat.simulate.execute import Executor
 from offbeat.watch.files import REAL_RUN
 
@@ -70,12 +70,12 @@ def run_name(spec: Spec, folder: Path) -> str:
     return check_name("run", str(json.loads(path.read_text(encoding="utf-8"))["run"]))
 
 
-def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str], options: Options) -> Plan:
+def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: Options) -> Plan:
     """What the server of this run serves."""
-    problems = problems_of(experiment, spec)
+    experiment, problems = session.experiment, problems_of(session, spec)
     if problems[0].clients != len(roster):
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
-    algorithm = experiment.algorithm(spec.index, spec.seed)
+    algorithm = experiment.algorithms[spec.label]
     clock = experiment.timing.bind(len(roster), spec.seed, [task.name for task in experiment.tasks])
     return Plan(
         run,
@@ -83,7 +83,7 @@ def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str],
         algorithm.server.fit(clock),
         algorithm.locals(len(problems)),
         [problem.initial().cpu() for problem in problems],
-        experiment.top.until,
+        experiment.until,
         seed=spec.seed,
         unit=options.unit,
         terms=[(task.opens, task.closes) for task in experiment.tasks],
@@ -92,14 +92,14 @@ def plan_of(experiment: Experiment, spec: Spec, run: str, roster: Sequence[str],
     )
 
 
-def problems_of(experiment: Experiment, spec: Spec) -> list[Problem]:
+def problems_of(session: Session, spec: Spec) -> list[Problem]:
     """The problems of a run; training without federation has nothing to be deployed."""
-    torch.set_num_threads(experiment.top.threads or 1)
-    if experiment.top.evaluate.personal is not None:
+    experiment = session.experiment
+    if experiment.evaluate.personal is not None:
         raise SettingError("evaluate.personal: the clients' own models stay with them; leave it out for real runs")
-    if ALGORITHMS[experiment.table["algorithm"][spec.index]["name"]].pooled:
+    if experiment.algorithm[spec.label].pooled:
         raise SettingError(f"{spec.label} pools all data on one machine; it cannot be deployed")
-    return list(experiment.problems(spec.seed))
+    return session.problems(spec)
 
 
 def measure_of(problems: Sequence[Problem]) -> Measure | None:
@@ -115,7 +115,6 @@ def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: Options,
         "version": VERSION,
         "run": plan.run,
         "experiment": experiment.table,
-        "index": spec.index,
         "label": spec.label,
         "seed": spec.seed,
         "roster": list(plan.roster),
@@ -130,12 +129,13 @@ def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: Options,
 class Partner:
     """Makes a client's part of a run from its charter.
 
-    data: "package.module:function" that gives this client's own samples.   models: names of model factories outside
-    offbeat that the server may ask for: nothing else is imported at its word.   device: "" for the experiment's own.
+    data: "package.module:function" that gives this client's own samples.   device: "" for the experiment's own.
+    models: names outside offbeat, of model factories and others, that the server may ask for: nothing else is imported
+        at its word.   holdout: share of the samples kept for evaluation.
     """
 
     def __init__(self, data: str = "", models: Sequence[str] = (), device: str = "", holdout: float = 0.2) -> None:
-        self.data, self.models, self.device, self.holdout = data, models, device, holdout
+        self.data, self.allowed, self.device, self.holdout = data, models, device, holdout
         self.known: dict[str, Experiment] = {}
 
     def party(self, charter: Mapping[str, Any], client: str) -> Party:
@@ -146,7 +146,7 @@ class Partner:
         if client not in roster:
             raise SettingError(f"{client} is not on the roster of {charter['run']}")
         experiment = self._experiment(charter["experiment"])
-        spec = Spec(str(charter["label"]), int(charter["seed"]), int(charter["index"]))
+        spec = Spec(str(charter["label"]), int(charter["seed"]))
         number = roster.index(client)
         problems = self._problems(experiment, spec, len(roster))
         names = [task.name for task in experiment.tasks]
@@ -161,7 +161,7 @@ class Partner:
             client,
             number,
             problems,
-            experiment.algorithm(spec.index, spec.seed).locals(len(problems)),
+            experiment.algorithms[spec.label].locals(len(problems)),
             spec.seed,
             judge,
             clock,
@@ -172,47 +172,43 @@ class Partner:
     def _experiment(self, table: Mapping[str, Any]) -> Experiment:
         text = repr(table)
         if text not in self.known:
-            self._check_models(table)
+            for name in names.all_imported(table):
+                if name not in self.allowed:
+                    raise SettingError(
+                        f"the server asks for {name!r}, which is not offbeat's; allow it with --model {name}"
+                    )
             own = {**table, "device": self.device} if self.device else dict(table)
-            own.pop("boards", None)
-            self.known = {text: Experiment(own)}
+            own.pop("trackers", None)
+            self.known = {text: Experiment.parse(own)}
         return self.known[text]
 
-    def _check_models(self, table: Mapping[str, Any]) -> None:
-        for task in [table.get("problem", {}), *table.get("task", [])]:
-            model = task.get("model", "") if isinstance(task, Mapping) else ""
-            name = str(model.get("name", "")) if isinstance(model, Mapping) else str(model)
-            if ":" in name and name not in self.models:
-                raise SettingError(f"the server asks for the model {name!r}; allow it with --model {name}")
-
     def _problems(self, experiment: Experiment, spec: Spec, clients: int) -> list[Problem]:
+        if experiment.threads is not None:
+            torch.set_num_threads(experiment.threads)
         if not self.data:
-            return problems_of(experiment, spec)
-        torch.set_num_threads(experiment.top.threads or 1)
+            return problems_of(Session(experiment), spec)
         given = loader(self.data)()
         made: list[Problem] = []
         for number, task in enumerate(experiment.tasks):
             table = task.problem
-            if not isinstance(table, OwnTable):
+            if not isinstance(table, ClientDataTable):
                 raise SettingError('--data: the experiment names its own data; write data = "own" in it')
             part = given[task.name] if isinstance(given, Mapping) else given
             found = dataset(part, table.classes, table.shape, self.holdout)
             seed = spec.seed if number == 0 else key(spec.seed, TASK, number) >> 1
             name = task.name or "own"
-            made.append(Own(name, table.module(seed), clients, found, table.l2, experiment.top.device))
+            made.append(Own(name, table.module(seed), clients, found, table.l2, experiment.device))
         return made
 
 
-def loader(name: str) -> Any:
+def loader(name: str) -> Callable[[], Any]:
     """The function behind "package.module:function"."""
-    path, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(path), attribute)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise SettingError(f"--data {name}: {error}; write package.module:function") from None
+    if not names.imported(name):
+        raise SettingError(f"--data {name}: write package.module:function")
+    found = names.import_name(name, f"--data {name}")
     if not callable(found):
         raise SettingError(f"--data {name}: is a {type(found).__name__}, not a function")
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def state_folder() -> Path:

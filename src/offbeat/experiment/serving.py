@@ -18,7 +18,7 @@ from typing import Any, cast
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
 
-from offbeat.core.errors import DivergedError, OffbeatError
+from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.host import Host, fingerprint, refold
@@ -26,22 +26,23 @@ from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.metrics import expose
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
-from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.experiment import Spec
 from offbeat.experiment.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
+from offbeat.experiment.session import Session
 from offbeat.simulate.loop import Simulation
 from offbeat.watch.files import SERVER_LOG
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.results import Deployment, Result
-from offbeat.watch.session import InterruptedRunError, summary
+from offbeat.watch.session import summary
 
 
 async def serve_all(
-    experiment: Experiment, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
+    session: Session, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
 ) -> list[Result]:
     """Everything on this machine: broker, clients, and every run of the experiment one after the other."""
-
+    experiment = session.experiment
     count = experiment.tasks[0].problem.clients
     names = [f"c{number:0{len(str(count - 1))}d}" for number in range(count)]
     place = folder / "keys"
@@ -62,7 +63,7 @@ async def serve_all(
                 else:
                     last = spec is experiment.runs[-1]
                     done = await _serve_one(
-                        experiment, spec, folder, link, names, options, shown, metrics, None, last, crew
+                        session, spec, folder, link, names, options, shown, metrics, None, last, crew
                     )
                 results.append(done)
         await link.store("charter", as_json({"closed": True}))
@@ -90,7 +91,7 @@ class Crew:
 
     def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
         words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
-        command = [sys.executable, "-c", "from offbeat.cli import main; main()", "join", *words]
+        command = [sys.executable, "-m", "offbeat", "join", *words]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
             return subprocess.Popen(
@@ -135,7 +136,7 @@ class Crew:
 
 
 async def _serve_one(
-    experiment: Experiment,
+    session: Session,
     spec: Spec,
     folder: Path,
     link: Link,
@@ -149,11 +150,11 @@ async def _serve_one(
 ) -> Result:
     """Serve one run to its end."""
 
-    problems = problems_of(experiment, spec)
+    experiment, problems = session.experiment, problems_of(session, spec)
     place = folder / spec.folder
     place.mkdir(parents=True, exist_ok=True)
     name = run_name(spec, place)
-    plan = plan_of(experiment, spec, name, roster, options)
+    plan = plan_of(session, spec, name, roster, options)
     shown.begin(spec.name)
 
     def tick(host: Host) -> None:
@@ -170,7 +171,7 @@ async def _serve_one(
             place,
             charter_of(experiment, spec, plan, options, last),
             measure=measure_of(problems),
-            every=experiment.top.evaluate.every,
+            every=experiment.evaluate.every,
             wait=wait,
             tick=tick,
             trim=options.trim,
@@ -188,7 +189,7 @@ async def _serve_one(
     if host.asked:
         raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
     simulation, tally = _as_simulation(watched), host.ledger.tally
-    targets = experiment.top.targets
+    targets = experiment.targets
     result = replace(
         summary(simulation, host.recorder, host.wall, targets, algorithm=spec.label, seed=spec.seed),
         measures=measure(place, simulation) if tally.updates else None,
@@ -274,7 +275,7 @@ class Place:
 
 
 async def serve_one(
-    experiment: Experiment,
+    session: Session,
     spec: Spec,
     folder: Path,
     place: Place,
@@ -291,7 +292,7 @@ async def serve_one(
         await link.connect(30)
         with display(Console(stderr=True), 1) as shown:
             names = list(place.roster.clients)
-            return await _serve_one(experiment, spec, folder, link, names, options, shown, metrics, wait, False)
+            return await _serve_one(session, spec, folder, link, names, options, shown, metrics, wait, False)
     finally:
         await link.close()
         if broker is not None:

@@ -18,12 +18,14 @@ import torch
 from offbeat.core.errors import DivergedError, FolderError, OffbeatError
 from offbeat.core.vectors import settled
 from offbeat.core.watcher import Measurement, Watcher
-from offbeat.experiment.experiment import Experiment, Shelf
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Point
+from offbeat.experiment.session import Problems, Session
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.tape import Arenas
+from offbeat.simulate.threads import computing, use
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.files import place_of
@@ -71,7 +73,7 @@ class Hand:
         self.orders, self.worker, self.tell, self.stop = orders, worker, tell, stop
         self.folder = Path(orders.folder)
         self.points = points
-        self.shelf, self.arenas = Shelf(), Arenas()
+        self.problems, self.arenas = Problems(), Arenas()
         self.executors: dict[bool, Executor] = {}
         # by number: the point, its targets, who watches, when it began
         self.at_work: dict[int, tuple[Point, Sequence[float], History | Recorder, float]] = {}
@@ -130,7 +132,8 @@ class Hand:
         return RunFolder(place_of(self.folder, point.number))
 
     def _make(self, point: Point) -> Simulation:
-        experiment = Experiment(point.table, self.shelf)
+        experiment = Experiment.parse(point.table)
+        session = Session(experiment, self.problems)
         home = self._home(point)
         saved = home.restore(World, self.orders.device)
         world, extra = saved if saved else (None, {})
@@ -141,14 +144,13 @@ class Hand:
             watcher = History()
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
         began = time.perf_counter() - extra.get("worked", 0.0)
-        self.at_work[point.number] = point, experiment.top.targets, watcher, began
+        self.at_work[point.number] = point, experiment.targets, watcher, began
         watchers: list[Watcher] = [watcher]
-        run = experiment.simulation(experiment.runs[0], watchers, world, self._executor, self.arenas)
+        run = session.shared(experiment.runs[0], watchers, world, self._executor, self.arenas)
         size = sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
         if size > self.largest:
             self.largest, self.program.width = size, self._width(size)
-        if experiment.top.threads is None and self.orders.workers > 1:  # the cores are shared
-            torch.set_num_threads(max(1, torch.get_num_threads() // self.orders.workers))
+        use(run.problems, experiment.threads, experiment.precision, self.orders.workers)
         return run
 
     def _executor(self, made: Executor) -> Executor:
@@ -224,9 +226,10 @@ def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> 
     """All in this process."""
     messages: list[Message] = []
     hand = Hand(orders, 0, iter(points), messages.append, stop)
-    for _ in hand.steps():
-        yield from messages
-        messages.clear()
+    with computing(()):  # each run sets what it needs
+        for _ in hand.steps():
+            yield from messages
+            messages.clear()
     yield from messages
 
 

@@ -160,3 +160,28 @@ def _share(value: float) -> str:
 def number(value: float) -> str:
     """Three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+
+
+# For a text file
+
+
+def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
+    """The table of results."""
+    text = _markdown(*rows(results, targets))
+    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
+
+
+def task_markdown(results: Sequence[Result], baseline: str) -> str:
+    """The table of several tasks."""
+    return _markdown(*task_rows(results, baseline))
+
+
+def work_markdown(results: Sequence[Result]) -> str:
+    """The table of how the clients worked."""
+    return _markdown(*work_rows(results))
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[TableCell]]) -> str:
+    cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
+    lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from offbeat.core.errors import DivergedError, OffbeatError
+from offbeat.core.errors import DivergedError, InterruptedRunError
 from offbeat.core.watcher import Watcher
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
@@ -21,10 +21,6 @@ from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
 
 _LOOK = 64  # events between two looks at the wall clock
-
-
-class InterruptedRunError(OffbeatError):
-    """The user stopped the run; it was saved and can be resumed."""
 
 
 class Patience:

@@ -1,0 +1,27 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbeat.experiment.overrides import parse
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY.PATH=VALUE", help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder to write, which must not hold a run yet; default runs/TIME.")
+]
+
+
+def overrides(set_: list[str] | None, **options: Any) -> list[tuple[str, Any]]:
+    """Settings from options that were given, and then from `--set`; `trackers__wandb` is trackers.wandb."""
+    given = [(name.replace("__", "."), value) for name, value in options.items() if value is not None]
+    return [*given, *map(parse, set_ or ())]

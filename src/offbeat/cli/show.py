@@ -1,0 +1,77 @@
+"""What came out of a command, for the terminal or as JSON."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from offbeat.cli import tables
+from offbeat.experiment import ranking
+from offbeat.experiment.folder import json_text
+from offbeat.experiment.results import Results, SweepTotals
+from offbeat.experiment.sweep_display import duration, table as ranking_table
+
+_LINES = 200  # of a sweep's table
+# What --json prints of a run; its result.json holds a few things more.
+_PRINTED = (
+    *("algorithm", "seed", "error", "time", "updates", "versions", "metrics"),
+    *("time_to", "staleness", "wall_s", "updates_per_s", "tasks", "notes", "measures"),
+)
+
+
+def results(found: Results, as_json: bool) -> None:
+    """Of an experiment or a sweep; exit code 1 if a run of an experiment, or every run of a sweep, failed."""
+    failed = [result for result in found if result.error is not None]
+    if found.sweep is not None:
+        _sweep(found, found.sweep, as_json)
+        if failed:
+            _say(f"{len(failed)} of {len(found)} runs diverged; {found.record} says which")
+    else:
+        _runs(found, as_json)
+        for result in failed:
+            _say(f"{result.name}: {result.error}")
+    if failed and (found.sweep is None or len(failed) == len(found)):
+        sys.exit(1)
+
+
+def _runs(found: Results, as_json: bool) -> None:
+    if as_json:
+        tables_ = [result.to_json() for result in found]
+        print(json_text({"runs": [{key: table[key] for key in _PRINTED if key in table} for table in tables_]}))
+    else:
+        console = _console()
+        several = any(result.several for result in found)
+        console.print(tables.task_table(found, found.baseline) if several else tables.table(found, found.targets))
+        console.print(tables.work_table(found))
+        _print_places(found, "run folder")
+    for line in found.unreached():
+        _say(line)
+
+
+def _sweep(found: Results, totals: SweepTotals, as_json: bool) -> None:
+    if as_json:
+        print(json_text(found.summary))
+    else:
+        _console().print(ranking_table(found, totals.best, _LINES))
+        updates, spent = sum(result.updates for result in found), duration(totals.wall_s)
+        print(f"{len(found):,} runs, {updates:,} updates in {spent} with {totals.workers} workers")
+        _print_places(found, "sweep folder")
+    if line := ranking.missing(found, totals.best):
+        _say(line)
+
+
+def _print_places(found: Results, what: str) -> None:
+    if found.page is not None:
+        print(f"report: {found.page}")
+    print(f"{what}: {found.folder}")
+
+
+def _console() -> Console:
+    console = Console()
+    console.width = max(console.width, 80 if console.is_terminal else 120)
+    return console
+
+
+def _say(line: str) -> None:
+    print(f"offbeat: {line}", file=sys.stderr)

@@ -1,0 +1,211 @@
+"""What comes with offbeat, by the names that experiment files use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from offbeat import algorithms as servers, local as trainers, timing
+from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson
+from offbeat.algorithms.flow import Flow
+from offbeat.algorithms.schedules import Decay, Schedule, Steady
+from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
+from offbeat.core.local import Local
+from offbeat.core.server import Server
+from offbeat.data.base import Dataset
+from offbeat.data.load import load
+from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
+from offbeat.experiment import names, schema
+from offbeat.experiment.names import register
+from offbeat.models.build import NAMES as MODELS
+from offbeat.timing.network import Network
+from offbeat.timing.parts import Delay
+from offbeat.timing.presence import Attendance
+from offbeat.timing.speeds import Speeds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A name for a server together with what makes it this algorithm.
+
+    local: the local trainer that it needs; None: any that fits.   preset: settings, unless they are given.
+    pooled: trained on everybody's data as one client's.   text: its line, if that is not the server's own.
+    """
+
+    server: type[Server[Any]]
+    local: type[Local] | None = None
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    pooled: bool = False
+    text: str = ""
+
+    @property
+    def line(self) -> str:
+        """What it is, in a line, and its settings."""
+        own = ", ".join(setting.name for setting in schema.settings(self.server))
+        return f"{self.text or schema.line(self.server)}: {own}"
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A data set that offbeat can read."""
+
+    name: str
+    line: str
+
+    def __call__(self) -> Dataset:
+        return load(self.name)
+
+
+register(
+    Server,
+    {
+        "area": Recipe(servers.AREA),
+        "fedbuff": Recipe(servers.FedBuff),
+        "fedasync": Recipe(servers.FedAsync),
+        "fedasync-mixing": Recipe(servers.FedAsyncMixing),
+        "as-fedavg": Recipe(servers.AsFedAvg),
+        "asysg": Recipe(servers.AsySG),
+        "defedavg-niid": Recipe(servers.DeFedAvg),
+        "defedavg-iid": Recipe(servers.DeFedAvgIID),
+        "favano": Recipe(servers.Favano),
+        "quafl": Recipe(servers.QuAFL),
+        "mifa": Recipe(servers.MIFA),
+        "ca2fl": Recipe(servers.CA2FL),
+        "persafl-maml": Recipe(servers.FedAsync, trainers.MAML, text="PersA-FL on the MAML loss: FedAsync with maml"),
+        "persafl-me": Recipe(
+            servers.FedAsync, trainers.Moreau, text="PersA-FL on the Moreau envelope: FedAsync with moreau"
+        ),
+        "fedavg": Recipe(servers.FedAvg),
+        "fedprox": Recipe(servers.FedAvg, trainers.Prox, text="FedAvg whose clients stay near what they were sent"),
+        "scaffold": Recipe(servers.SCAFFOLD, trainers.Scaffold),
+        "per-fedavg": Recipe(servers.FedAvg, trainers.MAML, text="FedAvg on the MAML loss"),
+        "pfedme": Recipe(servers.FedAvg, trainers.Moreau, text="FedAvg on the Moreau envelope; lr is its β"),
+        "local-only": Recipe(servers.LocalOnly),
+        "centralised": Recipe(servers.FedAvg, pooled=True, text="one client with everybody's data, the reference"),
+        "fedast": Recipe(servers.FedAST),
+        "fedast-nobuffer": Recipe(
+            servers.FedAST, preset={"size": 1, "lr": 0.038}, text="FedAST with a server step for every update"
+        ),
+        "one-by-one": Recipe(servers.OneByOne),
+        "sync-st": Recipe(servers.SyncST),
+        "sync-ucb-st": Recipe(servers.SyncUCBST),
+        "sync-bayes-st": Recipe(servers.SyncBayesST),
+    },
+    "offbeat.algorithms",
+)
+register(
+    Flow,  # servers that can serve one of many tasks
+    {
+        "fedbuff": servers.FedBuff,
+        "area": servers.AREA,
+        "fedasync": servers.FedAsync,
+        "fedasync-mixing": servers.FedAsyncMixing,
+        "as-fedavg": servers.AsFedAvg,
+        "asysg": servers.AsySG,
+    },
+)
+register(
+    Local,
+    {
+        "sgd": trainers.SGD,
+        "prox": trainers.Prox,
+        "gradient": trainers.Gradient,
+        "scaffold": trainers.Scaffold,
+        "maml": trainers.MAML,
+        "moreau": trainers.Moreau,
+    },
+    "offbeat.locals",
+)
+register(Criterion, {"messages": Messages, "period": Period, "poisson": Poisson})
+register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
+register(Schedule, {"constant": Steady, "decay": Decay})
+register(
+    Split,
+    {"dirichlet": Dirichlet, "classes": Classes, "iid": IID, "nearly-iid": NearlyIID, "owners": Owners},
+    "offbeat.splits",
+)
+register(
+    Delay,
+    {
+        "exponential": timing.Exponential,
+        "shifted_exponential": timing.ShiftedExponential,
+        "constant": timing.Constant,
+        "uniform": timing.Uniform,
+        "lognormal": timing.LogNormal,
+        "pareto": timing.Pareto,
+        "flops": timing.Flops,
+        "phone_training": timing.PhoneTraining,
+    },
+    "offbeat.timing",
+)
+register(
+    Network,
+    {
+        "bandwidth": timing.Bandwidth,
+        "delays": timing.Delays,
+        "links": timing.Links,
+        "phone_network": timing.PhoneNetwork,
+    },
+)
+register(
+    Speeds,
+    {
+        "classes": timing.SpeedClasses,
+        "uniform": timing.Spread,
+        "factors": timing.Factors,
+        "phones": timing.PhoneSpeeds,
+    },
+)
+register(Attendance, {"diurnal": timing.Diurnal, "on_off": timing.OnOff, "intervals": timing.Trace})
+register(timing.Normal, {"normal": timing.Normal})
+register(timing.Timing, {"times": timing.Times})
+register(nn.Module, MODELS, "offbeat.models")
+register(
+    Dataset,
+    {
+        each.name: each
+        for each in (
+            BuiltIn("digits", "1,797 handwritten digits of 8 × 8 pixels; comes with scikit-learn"),
+            BuiltIn("mnist", "70,000 handwritten digits of 28 × 28 pixels"),
+            BuiltIn("fashion-mnist", "70,000 articles of clothing of 28 × 28 pixels"),
+            BuiltIn("cifar10", "60,000 colour photographs of 32 × 32 pixels in 10 classes"),
+            BuiltIn("shakespeare", "predict the next character after 80; every role of the plays is an owner"),
+        )
+    },
+    "offbeat.data",
+)
+
+
+def catalogue() -> dict[str, dict[str, str]]:
+    """All that a file can name: shelf -> name -> what it is, in a line."""
+    own = {"package.module:Class": "your own: a frozen dataclass, whose fields are its settings"}
+    parts = {
+        "available": "share of the clients that take new work at any moment: 0.3",
+        "dropout": "probability that a job's result is lost: 0.05",
+        "trace": 'recorded jobs and stays, replayed: { file = "trace.csv", period = 86400 }',
+        "speeds": "how much slower clients compute: one of " + ", ".join(names.members(Speeds)),
+    }
+    times = {name: line for base in (Delay, Network, Attendance) for name, line in _lines(base).items()}
+    problems = {"quadratic": "n quadratics with a known optimum", "own": "data that the clients of a real run bring"}
+    return {
+        "algorithms": {**_lines(Server), **own},
+        "locals": {**_lines(Local), **own},
+        "models": {
+            **_lines(nn.Module),
+            "package.module:factory": "your own: any callable that gives a torch.nn.Module",
+        },
+        "data": {**_lines(Dataset), **problems},
+        "splits": {**_lines(Split), **own},
+        "timing": {**times, **parts, **own},
+    }
+
+
+def _lines(base: Any) -> dict[str, str]:
+    found = {}
+    for name, kind in names.members(base).items():
+        keys = "" if isinstance(kind, Recipe | names.Announced) else ", ".join(s.name for s in schema.settings(kind))
+        found[name] = f"{schema.line(kind)}: {keys}" if keys else schema.line(kind)
+    return found

@@ -1,0 +1,160 @@
+"""What an experiment file can name: members of a base, from offbeat, from installed packages, or from the user's files.
+
+A name with a colon, `package.module:Class`, is imported. Modules are looked for as Python does, and then in the folders
+of `search`: that of the experiment file and the working folder. Other packages announce names through entry points.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import SettingError, nearest
+
+_MEMBERS: dict[Any, dict[str, Any]] = {}
+_GROUPS: dict[Any, str] = {}
+
+
+def register(base: Any, members: Mapping[str, Any], group: str = "") -> None:
+    """Give a base its named members. group: the entry points that add more."""
+    _MEMBERS.setdefault(base, {}).update(members)
+    if group:
+        _GROUPS[base] = group
+
+
+def members(base: Any) -> Mapping[str, Any]:
+    """The members of a base by name; empty for anything that is no base."""
+    try:
+        known = _MEMBERS.get(base)
+    except TypeError:  # unhashable hints
+        return {}
+    if known is None:
+        return {}
+    return {**_announced(_GROUPS[base]), **known} if base in _GROUPS else known
+
+
+def loaded(base: Any) -> dict[str, Any]:
+    """The same with those that packages announce imported."""
+    return {name: find(base, name, name) for name in members(base)}
+
+
+@cache
+def _announced(group: str) -> Mapping[str, Any]:
+    return {point.name: Announced(point.name, point.value) for point in entry_points(group=group)}
+
+
+class Announced:
+    """A member that an installed package announces; imported when it is used."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self.name, self.value = name, value
+
+    @property
+    def line(self) -> str:
+        """Where it comes from."""
+        return f"from {self.value}"
+
+    def load(self) -> Any:
+        """The member itself."""
+        return import_name(self.value, self.name)
+
+
+def find(base: Any, name: str, where: str) -> Any:
+    """The member of this name."""
+    if imported(name):
+        return import_name(name, where)
+    known = members(base)
+    if name not in known:
+        raise SettingError(f'{where} = "{name}": unknown; {nearest(name, known)}')
+    return known[name].load() if isinstance(known[name], Announced) else known[name]
+
+
+def imported(name: Any) -> bool:
+    """Whether a name is that of something to be imported."""
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
+
+
+def import_name(name: str, where: str) -> Any:
+    """The object behind `package.module:Name`."""
+    path, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(path)
+    except ImportError as error:
+        missing = getattr(error, "name", None)
+        if missing is not None and path.split(".")[0] == missing.split(".")[0]:
+            raise SettingError(
+                f"{where}: no module {path!r}; it is looked for beside the experiment file, in the working folder and "
+                f"among the installed packages"
+            ) from None
+        raise SettingError(f"{where}: the module {path!r} cannot be imported ({error})") from error
+    except Exception as error:
+        raise SettingError(
+            f"{where}: the module {path!r} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [n for n in vars(found) if not n.startswith("_")] if inspect.ismodule(found) else []
+            raise SettingError(f"{where}: the module {path!r} has no {attribute!r}; {nearest(part, known)}")
+        found = getattr(found, part)
+    return found
+
+
+def belongs(base: Any, name: str, where: str) -> bool:
+    """Whether a class of the user's own is a member of this base: derived from it, or with its methods' parameters."""
+    kind = import_name(name, where)
+    bases = [each for each in getattr(kind, "__mro__", ()) if each in _MEMBERS]
+    return (
+        base in bases
+        if bases
+        else all(
+            _arguments(getattr(kind, method, None)) == _arguments(getattr(base, method)) for method in _methods(base)
+        )
+    )
+
+
+def _methods(base: Any) -> list[str]:
+    return [name for name, value in vars(base).items() if inspect.isfunction(value) and not name.startswith("__")]
+
+
+def _arguments(method: Any) -> int:
+    return len(inspect.signature(method).parameters) if callable(method) else -1
+
+
+def all_imported(table: Any) -> Iterator[str]:
+    """Every name in a table that would be imported: whoever gets a table from somebody else looks here first."""
+    if isinstance(table, Mapping):
+        for key, value in table.items():
+            yield from (key,) if imported(key) else ()
+            yield from all_imported(value)
+    elif isinstance(table, list | tuple):
+        for value in table:
+            yield from all_imported(value)
+    elif imported(table):
+        yield table
+
+
+def homes(table: Any) -> list[str]:
+    """The folders from which the modules that a table names were imported."""
+    found: dict[str, None] = {}
+    for name in all_imported(table):
+        module = sys.modules.get(name.partition(":")[0])
+        if module is not None and getattr(module, "__file__", None):
+            depth = len(module.__name__.split(".")) - (0 if hasattr(module, "__path__") else 1)
+            found[str(Path(str(module.__file__)).resolve().parents[depth])] = None
+    return list(found)
+
+
+def search(*folders: Path | str) -> None:
+    """Look for modules in these folders, too, after all others."""
+    for folder in folders:
+        place = str(Path(folder).resolve())
+        if place not in sys.path:
+            sys.path.append(place)
+            importlib.invalidate_caches()

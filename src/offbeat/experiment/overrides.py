@@ -1,0 +1,93 @@
+"""Experiment files as plain tables: read, and changed at a path of keys."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import SettingError
+
+# {"until.time": 2.0}, or the same as pairs, or "until.time=2.0" as on the command line
+Overrides = Mapping[str, Any] | Iterable[str | tuple[str, Any]]
+
+
+def read_table(path: Path | None, overrides: Overrides = ()) -> dict[str, Any]:
+    """A file (None: the embedded demonstration) as plain data, overridden."""
+    if path is None:
+        text, name = files("offbeat.experiment").joinpath("demo.toml").read_text("utf-8"), "the embedded experiment"
+    else:
+        name = str(path)
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise SettingError(f"cannot read the experiment {name}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingError(f"{name} is not a text file in UTF-8") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingError(f"{name} is not TOML: {error}") from None
+    return override(table, overrides)
+
+
+def override(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """The table with values put in at paths of keys."""
+    result = copy.deepcopy(dict(table))
+    for each in overrides.items() if isinstance(overrides, Mapping) else overrides:
+        path, value = parse(each) if isinstance(each, str) else each
+        put(result, path, copy.deepcopy(value), f"{path} = {value!r}")
+    return result
+
+
+def parse(text: str) -> tuple[str, Any]:
+    """(path, value) of `key.path=value`; the value is TOML, and a bare word is a string."""
+    path, equals, value = text.partition("=")
+    path = ".".join(key.strip() for key in path.split("."))
+    if not equals or not all(path.split(".")):
+        raise SettingError(f"--set {text!r}: expected key.path=value, such as problem.clients=64")
+    try:
+        return path, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, value.strip()
+
+
+def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
+    """Put a value into a table in place. In [[algorithm]] and [[task]], a key is an index, a label or a name, and `*`
+    means all of them.
+
+    said: how the user put it.
+    """
+    _put(table, path.split("."), value, said, top=True)
+
+
+def label(table: Any) -> str:
+    """What an algorithm or a task of a list calls itself."""
+    return str(table.get("label", table.get("name", ""))) if isinstance(table, Mapping) else ""
+
+
+def _put(node: Any, path: Sequence[str], value: Any, said: str, top: bool = False, tables: bool = False) -> None:
+    """top: the node is the whole table.   tables: it is that of algorithms or tasks, by label."""
+    head, rest = path[0], path[1:]
+    if isinstance(node, list):
+        chosen = [each for at, each in enumerate(node) if head in ("*", str(at), label(each))]
+        known = [label(each) for each in node]
+    elif not isinstance(node, dict):
+        raise SettingError(f"{said}: {head!r} lies within {node!r}, which is not a table")
+    elif tables and head == "*":
+        chosen, known = list(node.values()), list(node)
+    elif not rest:
+        node[head] = value
+        return
+    else:
+        _put(node.setdefault(head, {}), rest, value, said, tables=top and head in ("algorithm", "task"))
+        return
+    if not rest:
+        raise SettingError(f"{said}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1")
+    if not chosen:
+        raise SettingError(f"{said}: {head!r} chooses nothing in a list of {', '.join(known)}")
+    for each in chosen:
+        _put(each, rest, value, said)

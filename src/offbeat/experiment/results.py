@@ -1,0 +1,177 @@
+"""What the runs of an experiment or of a sweep found, together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from offbeat.core.errors import SettingError
+from offbeat.experiment import ranking
+from offbeat.experiment.ranking import Ranked
+from offbeat.watch.files import PAGE, SWEEP
+from offbeat.watch.results import Result
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class SweepTotals:
+    """Of all runs of a sweep together. best: what they are ranked by, if that was said."""
+
+    best: str | None
+    wall_s: float
+    workers: int
+
+
+class Results(Sequence[Result]):
+    """The results of several runs; an index gives one of them.
+
+    folder: where they are.   targets: accuracies whose times were asked for.   sweep: of a sweep that has ended.
+    goals: by task, the accuracy at which it is done.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Result],
+        folder: Path,
+        targets: Sequence[float] = (),
+        goals: Mapping[str, float] | None = None,
+        sweep: SweepTotals | None = None,
+    ) -> None:
+        self.runs, self.folder, self.targets = tuple(runs), folder, tuple(targets)
+        self.goals, self.sweep = goals or {}, sweep
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.runs)
+
+    @overload
+    def __getitem__(self, at: int) -> Result: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Result]: ...
+    def __getitem__(self, at: int | slice) -> Result | Sequence[Result]:
+        return self.runs[at]
+
+    @property
+    def page(self) -> Path | None:
+        """The HTML report, if it has been drawn."""
+        path = self.folder / PAGE
+        return path if path.exists() else None
+
+    @property
+    def record(self) -> Path:
+        """The file with a line for each run of a sweep."""
+        return self.folder / SWEEP
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """As `summary.json` has it."""
+        runs = [replace(result, curve=None).to_json() for result in self.runs]
+        if self.sweep is None:
+            return {"runs": runs}
+        return {
+            "runs": runs,
+            "best": [each.to_json() for each in ranking.ranked(self.runs, self.sweep.best)],
+            "judged_by": ranking.judged_by(self.runs, self.sweep.best),
+            "wall_s": self.sweep.wall_s,
+            "updates": sum(result.updates for result in self.runs),
+            "workers": self.sweep.workers,
+        }
+
+    @property
+    def baseline(self) -> str:
+        """The algorithm that others are compared with: Sync-ST, or else the last."""
+        labels = [result.algorithm for result in self.runs]
+        return "sync-st" if "sync-st" in labels else labels[-1]
+
+    def ranked(self, by: str | None = None) -> list[Ranked]:
+        """Every algorithm at every setting, its seeds put together, from best to worst.
+
+        by: a metric, "time:0.8" for the time to an accuracy, or "finish" for when the last of several tasks was done.
+        """
+        ranking.check_best(by)
+        if by is not None and (wrong := ranking.missing(self.runs, by)):
+            raise SettingError(wrong)
+        return ranking.ranked(self.runs, by)
+
+    def best(self, by: str | None = None) -> Ranked:
+        """The best of `ranked`."""
+        if not self.runs:
+            raise SettingError(f"{self.folder} has no finished run")
+        return self.ranked(by)[0]
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a run: algorithm, seed, settings, metrics, times to targets, counts."""
+        return _pandas().DataFrame([_row(result) for result in self.runs])
+
+    def history(self) -> pandas.DataFrame:
+        """One row an evaluation of any run."""
+        rows = [
+            {"algorithm": r.algorithm, "seed": r.seed, **(r.settings or {}), **_evaluation(m, r)}
+            for r in self.runs
+            for m in r.history
+        ]
+        return _pandas().DataFrame(rows)
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Write the HTML report; gives the path of the page, by default `report.html` in the folder."""
+        from offbeat import report
+
+        return report.write(self.folder, None if path is None else Path(path))
+
+    def unreached(self) -> list[str]:
+        """A line for every task that did not reach its target."""
+        return [
+            f"{r.name}: {task.name} did not reach its target {self.goals[task.name]:g} by time {r.time:g}"
+            + (f"; its accuracy is {task.metrics['accuracy']:.3f}" if "accuracy" in task.metrics else "")
+            for r in self.runs
+            for task in r.tasks
+            if r.error is None and task.name in self.goals and task.stopped != "target"
+        ]
+
+    def __repr__(self) -> str:
+        lines = [f"Results of {len(self.runs)} runs in {self.folder}", *(f"  {result!r}" for result in self.runs[:10])]
+        return "\n".join([*lines, *([f"  and {len(self.runs) - 10} more"] if len(self.runs) > 10 else [])])
+
+    def _repr_html_(self) -> str:
+        rows = [_row(result) for result in self.runs[:50]]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows)
+        more = f"<p>and {len(self.runs) - 50} more</p>" if len(self.runs) > 50 else ""
+        return f"<table><tr>{head}</tr>{body}</table>{more}"
+
+
+def _row(result: Result) -> dict[str, Any]:
+    row: dict[str, Any] = {"algorithm": result.algorithm, "seed": result.seed, **(result.settings or {})}
+    if result.error is not None:
+        return {**row, "error": result.error}
+    for task in result.tasks:
+        prefix = f"{task.name}." if result.several else ""
+        row |= {f"{prefix}{name}": value for name, value in task.metrics.items()}
+    row |= {f"time_to_{target}": when for target, when in result.targets.items()}
+    return row | {"time": result.time, "updates": result.updates, "versions": result.versions}
+
+
+def _evaluation(measurement: Any, result: Result) -> dict[str, Any]:
+    task = {"task": result.tasks[measurement.task].name} if result.several else {}
+    counts = {name: getattr(measurement, name) for name in ("time", "updates", "version")}
+    return {**task, **counts, **measurement.metrics}
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise SettingError("a frame needs pandas: pip install pandas") from None
+    return pandas

@@ -1,0 +1,147 @@
+"""Running an experiment into a folder, continuing one that was stopped, and reading one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from offbeat.core.errors import DivergedError, InterruptedRunError
+from offbeat.core.watcher import Watcher
+from offbeat.experiment import folder as folders
+from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.results import Results
+from offbeat.experiment.session import Session
+from offbeat.experiment.trackers import closing_all
+from offbeat.report import tables
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.world import World
+from offbeat.watch.files import SUMMARY, locked, write_json
+from offbeat.watch.folder import RunFolder
+from offbeat.watch.measures import measure
+from offbeat.watch.progress import Display, display
+from offbeat.watch.results import Result
+from offbeat.watch.session import Patience, drive, interruptible, summary
+
+
+def run(experiment: Experiment, out: Path | str | None = None, *, progress: bool = True) -> Results:
+    """Run every algorithm under every seed into a new folder.
+
+    Ctrl-C saves the run at work; `resume` continues it.   progress: show how far it is, on standard error.
+    """
+    with closing(Session(experiment)) as session:
+        session.check()  # a mistake is found before anything is written
+        folder = folders.create(out, experiment)
+        return _run(session, folder, progress)
+
+
+def resume(folder: Path | str, *, progress: bool = True) -> Results:
+    """Continue an experiment or a sweep that was stopped; finished runs are kept as they are."""
+    from offbeat.experiment import sweep
+
+    place = Path(folder)
+    experiment = folders.open_experiment(place)
+    for change in folders.changes(place):
+        print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+    if (options := folders.open_sweep(place)) is not None:
+        return sweep.resume(place, experiment, options, progress=progress)
+    with closing(Session(experiment)) as session:
+        return _run(session, place, progress)
+
+
+def open(folder: Path | str) -> Results:
+    """What the runs of a folder found so far; nothing is run or written."""
+    from offbeat.experiment import sweep
+
+    place = Path(folder)
+    experiment = folders.open_experiment(place)
+    if folders.open_sweep(place) is not None:
+        return sweep.read(place, experiment)
+    found = [RunFolder(place / spec.folder).result() for spec in experiment.runs]
+    return _results([result for result in found if result is not None], place, experiment)
+
+
+def _run(session: Session, folder: Path, progress: bool) -> Results:
+    experiment, results = session.experiment, list[Result]()
+    with (
+        locked(folder),
+        shown(len(experiment.runs), progress) as display,
+        interruptible(display.say) as patience,
+    ):
+        for spec in experiment.runs:
+            done = RunFolder(folder / spec.folder).result()
+            if done is not None:
+                display.end(f"{spec.name}: finished before")
+            results.append(done or _run_one(session, spec, folder, display, patience))
+    return sum_up(folder, experiment, results)
+
+
+def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> Results:
+    """Write the summary, the report and its page of finished runs."""
+    found = _results(results, folder, experiment)
+    write_json(folder / SUMMARY, found.summary)
+    several = len(experiment.tasks) > 1
+    first = tables.task_markdown(found, found.baseline) if several else tables.markdown(found, found.targets)
+    errors = [f"{result.name}: {result.error}" for result in results if result.error is not None]
+    folders.write_report(folder, experiment, first + "\n" + tables.work_markdown(found), errors)
+    folders.draw_report(folder)
+    return found
+
+
+def _results(results: Sequence[Result], folder: Path, experiment: Experiment) -> Results:
+    goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
+    return Results(results, folder, experiment.targets, goals)
+
+
+@contextmanager
+def shown(runs: int, progress: bool) -> Iterator[Display]:
+    """A display on standard error, in a notebook in its cell; or none."""
+    with display(Console(stderr=True, quiet=not progress), runs) as found:
+        yield found
+
+
+def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patience: Patience) -> Result:
+    display.begin(spec.name)
+    experiment, place = session.experiment, folder / spec.folder
+
+    def make(watchers: list[Watcher], world: World | None) -> Simulation:
+        updates = world.tally.updates if world else 0
+        settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
+        names = [task.name for task in experiment.tasks]
+        opened.extend(experiment.trackers.open(spec.name, place, settings, names, updates))
+        return session.simulation(spec, [*watchers, *opened], world)
+
+    try:
+        with session.computing(spec), closing_all() as opened:
+            simulation, recorder, wall = drive(
+                make, place, device=experiment.device, tick=display.tick, patience=patience
+            )
+    except DivergedError as error:  # the other runs of the experiment still count
+        display.end(f"{spec.name}: diverged")
+        result = Result(spec.label, spec.seed, error=str(error), folder=place)
+        RunFolder(place).finish(result)  # it would diverge again: resuming keeps it as it is
+        return result
+    except InterruptedRunError as error:
+        raise InterruptedRunError(f"{spec.name}: {error}; continue with `offbeat resume {folder}`") from None
+    found = summary(simulation, recorder, wall, experiment.targets, algorithm=spec.label, seed=spec.seed)
+    result = replace(found, measures=measure(place, simulation), folder=place)
+    RunFolder(place).finish(result, simulation)
+    display.end(f"{spec.name}: {_ended(result)} after {result.updates:,} updates in {wall:.1f} s, {_executor(result)}")
+    return result
+
+
+def _ended(result: Result) -> str:
+    if result.several:
+        done = sum(task.time is not None for task in result.tasks)
+        return f"{done} of {len(result.tasks)} tasks done by time {result.time:g}"
+    return ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+
+
+def _executor(result: Result) -> str:
+    """How it was computed."""
+    name, workers = result.executor, result.workers
+    return f"{workers} {'process' if workers == 1 else name}" if name == "processes" else name

@@ -1,0 +1,179 @@
+"""A sweep: a grid of runs as one program, with one record for all of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from offbeat.core.errors import InterruptedRunError, SettingError
+from offbeat.experiment import folder as folders, ranking
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.grid import Grid
+from offbeat.experiment.logbook import Logbook
+from offbeat.experiment.results import Results, SweepTotals
+from offbeat.experiment.session import Session
+from offbeat.experiment.sweep_display import SweepDisplay
+from offbeat.experiment.sweep_workers import Orders, alone, several
+from offbeat.simulate.pool import cores
+from offbeat.watch.files import METRICS, SUMMARY, SWEEP_TABLE, locked, write_json, write_table
+from offbeat.watch.results import Result
+from offbeat.watch.session import interruptible
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep is run.
+
+    events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8.
+    best: what settings are ranked by: a metric, `time:0.8` for the time to an accuracy, or `finish` for when the last
+        of several tasks reached its target; None: the first of finish, accuracy and loss that the runs have.
+    """
+
+    events: bool = False
+    best: str | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        ranking.check_best(self.best)
+
+
+class StoppedSweepError(InterruptedRunError):
+    """The user stopped a sweep. runs: those that are finished, and as far as they came those that are not."""
+
+    def __init__(self, message: str, runs: list[Result]) -> None:
+        super().__init__(message)
+        self.runs = runs
+
+
+def sweep(table: Mapping[str, Any], out: Path | str | None, options: Options, *, progress: bool = True) -> Results:
+    """Run a grid, the [sweep] of a table, into a new folder."""
+    grid = Grid(table)
+    if not grid.axes and grid.experiment.trials < 2:
+        raise SettingError(
+            "the experiment has no [sweep] table; name at least one key and its values there, or with --over"
+        )
+    check(grid)
+    return run(create(out, grid, options), grid, options, progress)
+
+
+def check(grid: Grid) -> None:
+    """Find mistakes before anything is written."""
+    experiment = grid.experiment
+    if experiment.executor in ("processes", "ray") or experiment.workers is not None:
+        raise SettingError("a sweep has processes of its own: leave out executor and workers, and say --workers N")
+    if experiment.device == "cpu":  # on a GPU it would cost more than it saves
+        with closing(Session(experiment)) as session:
+            session.check()
+
+
+def create(out: Path | str | None, grid: Grid, options: Options) -> Path:
+    """A new folder for a sweep."""
+    return folders.create(out, grid.experiment, {"axes": grid.table.get("sweep", {}), "options": vars(options)})
+
+
+def resume(folder: Path, experiment: Experiment, saved: Mapping[str, Any], *, progress: bool = True) -> Results:
+    """Continue the sweep in this folder."""
+    return run(folder, Grid({**experiment.table, "sweep": saved["axes"]}), Options(**saved["options"]), progress)
+
+
+def read(folder: Path, experiment: Experiment) -> Results:
+    """What the finished runs of a sweep found."""
+    return Results(Logbook(folder).results, folder, experiment.targets)
+
+
+def run(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Results:
+    """Do what is not done yet, write down what came out and draw the report."""
+    found = work(folder, grid, options, progress)
+    folders.draw_report(folder)
+    return found
+
+
+def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Results:
+    """Do what is not done yet, and write down what came out."""
+    with locked(folder):
+        return _work(folder, grid, options, progress)
+
+
+def _work(folder: Path, grid: Grid, options: Options, progress: bool) -> Results:
+    began = time.perf_counter()
+    logbook = Logbook(folder)
+    known = {result.number for result in logbook.results}
+    left = [point for point in grid.points if point.number not in known]
+    device = grid.experiment.device
+    wanted = options.workers or _default_workers(device)
+    orders = Orders(str(folder), device, options.events, min(wanted, max(1, len(left))), len(left))
+    display = SweepDisplay(len(grid.points), logbook.results, options.best, progress)
+    with interruptible(display.say) as patience, display.shown(), logbook.open():
+        workers = alone if orders.workers == 1 else several
+        for kind, value in workers(orders, left, lambda: patience.asked) if left else ():
+            if kind == "share":
+                display.share(*value)
+            elif kind == "so far":
+                logbook.note(value)
+            else:
+                logbook.end(value)
+                display.done(value)
+        if patience.asked and len(logbook.results) < len(grid.points):
+            raise StoppedSweepError(
+                f"stopped with {len(logbook.results)} of {len(grid.points)} runs finished; "
+                f"continue with `offbeat resume {folder}`",
+                [*logbook.results, *logbook.under_way],
+            )
+    logbook.close()
+    totals = SweepTotals(options.best, time.perf_counter() - began, orders.workers)
+    return _sum_up(folder, grid, logbook.results, totals)
+
+
+def _default_workers(device: str) -> int:
+    return min(8, max(1, cores() // 2)) if device.startswith("cuda") else cores()
+
+
+def _sum_up(folder: Path, grid: Grid, results: Sequence[Result], totals: SweepTotals) -> Results:
+    found = Results(results, folder, grid.experiment.targets, sweep=totals)
+    write_table(_runs_table(results), folder / SWEEP_TABLE)
+    write_table(_curves_table(results), folder / METRICS)
+    write_json(folder / SUMMARY, found.summary)
+    errors = [
+        f"{r.algorithm}, {json.dumps(r.settings)}, seed {r.seed}: {r.error}" for r in results if r.error is not None
+    ]
+    folders.write_report(folder, grid.experiment, ranking.markdown(results, totals.best), errors)
+    return found
+
+
+def _runs_table(results: Sequence[Result]) -> pa.Table:
+    """One row a run."""
+    metrics = sorted({name for r in results for name in r.metrics})
+    targets = sorted({name for r in results for name in r.targets})
+    paths = sorted({path for r in results for path in r.settings or {}})
+    columns: dict[str, Any] = {
+        "run": [r.number for r in results],
+        **{name: [getattr(r, name) for r in results] for name in ("algorithm", "seed", "time", "updates", "versions")},
+        "error": [r.error for r in results],
+    }
+    for path in paths:
+        values = [(r.settings or {}).get(path) for r in results]
+        numbers = all(v is None or isinstance(v, int | float) for v in values)
+        columns[path] = [None if v is None else float(v) if numbers else json.dumps(v) for v in values]
+    for name in metrics:
+        columns[name] = [r.metrics.get(name) for r in results]
+    for name in targets:
+        columns[f"time_to_{name}"] = [r.targets.get(name) for r in results]
+    return pa.table(columns)
+
+
+def _curves_table(results: Sequence[Result]) -> pa.Table:
+    """One row an evaluation of any run."""
+    rows = [(r.number, m) for r in results for m in r.history]
+    columns: dict[str, Any] = {"run": [number for number, _ in rows]}
+    for name in ("task", "time", "updates", "version"):
+        columns[name] = [getattr(m, name) for _, m in rows]
+    for name in sorted({name for _, m in rows for name in m.metrics}):
+        columns[name] = [m.metrics.get(name) for _, m in rows]
+    return pa.table(columns)
