@@ -222,7 +222,7 @@ def test_the_timeline_zooms_and_changes_its_run_and_colours(tab: Any) -> None:
 
 def test_the_experiment_is_copied_as_toml(tab: Any, folder: Path) -> None:
     tab.get_by_role("button", name="Copy as TOML").click()
-    tab.get_by_role("button", name="copied").wait_for()
+    tab.get_by_role("button", name="Copied").wait_for()
     table = tomllib.loads(tab.evaluate("navigator.clipboard.readText()"))
     assert table["problem"]["clients"] == 5
     assert [each["name"] for each in table["algorithm"]] == ["area", "fedbuff"]

@@ -231,7 +231,7 @@ function copying() {
         document.execCommand("copy");
       }
       const before = button.textContent;
-      button.textContent = live.textContent = "copied";
+      button.textContent = live.textContent = "Copied";
       setTimeout(() => {
         button.textContent = before;
       }, 1500);
