@@ -40,7 +40,7 @@ from offbeat.core.local import Local
 from offbeat.core.server import Server, View, answers
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
-from offbeat.core.watcher import Measurement, Row, Watcher
+from offbeat.core.watcher import ARRIVED, Measurement, Row, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
 _MOST = 100_000  # losses in a row that a server may answer with work for clients that are not there
@@ -313,7 +313,7 @@ class Course(Generic[F]):
 
     # What the server says to it
 
-    def handle(self, event: Event | Update, flight: F | None = None, staleness: int = -1, result: Any = None) -> None:
+    def handle(self, event: Event, flight: F | None = None, staleness: int = -1, result: Any = None) -> None:
         """Let the server handle an event and carry out its commands."""
         state = self.state
         if state.stopped:
@@ -323,7 +323,7 @@ class Course(Generic[F]):
             if type(event) is Update:  # most are: they take the short way
                 said = self.server.arrived(state.server, event, self.view)
             else:
-                said = answers(self.server, state.server, event, self.view)  # type: ignore[arg-type]
+                said = answers(self.server, state.server, event, self.view)
             for command in [*said]:
                 if type(command) is Send:
                     self.send(command)
@@ -371,7 +371,7 @@ class Course(Generic[F]):
         else:
             self.finish_task(command.task, command.reason)
 
-    def report(self, event: Event | Update, flight: F | None, staleness: int, result: Any) -> None:
+    def report(self, event: Event, flight: F | None, staleness: int, result: Any) -> None:
         """Tell those who keep events of one that was handled."""
         state = self.state
         job = flight.job if flight else None
@@ -379,7 +379,7 @@ class Course(Generic[F]):
         row = Row(
             state.events,
             state.now,
-            "Arrived" if type(event) is Update else type(event).__name__,
+            ARRIVED if type(event) is Update else type(event).__name__,
             job.client if job else getattr(event, "client", -1),
             task,
             job.id if job else -1,
@@ -392,7 +392,7 @@ class Course(Generic[F]):
             watcher.event(row)
 
 
-def _describe(event: Event | Update) -> str:
+def _describe(event: Event) -> str:
     match event:
         case Update(job):
             return f"an update of client {job.client} (job {job.id}, version {job.version})"

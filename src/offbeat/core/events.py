@@ -3,8 +3,8 @@
 The rules, before the code:
 
 1. A `Send` to a client that is busy waits in that client's queue; a client works through its queue in the order in
-   which the work was sent, one job at a time. A job is *in flight* from its `Send` until it has `Arrived` or is `Lost`.
-2. Every job ends in exactly one `Arrived` or one `Lost`, unless it was sent with `hold` and a newer held job of
+   which the work was sent, one job at a time. A job is *in flight* from its `Send` until its `Update` or its `Lost`.
+2. Every job ends in exactly one `Update` or one `Lost`, unless it was sent with `hold` and a newer held job of
    the same client and task replaced it: that result is never taken, so it never existed.
 3. A held job reports nothing when it is done. `Recall` asks for the newest finished one, and waits for the running
    one if none is finished; `Recall(partial=True)` interrupts the running one and takes the steps done so far.
@@ -38,9 +38,12 @@ class Job(NamedTuple):
     hold: bool = False
 
 
+# Events: participles, but for the update, whose event is that it has arrived.
+
+
 @dataclass(slots=True)
 class Update:
-    """A client's result: `update["delta"]` is what its local trainer called "delta"."""
+    """A client's result has arrived: `update["delta"]` is what its local trainer called "delta"."""
 
     job: Job
     vectors: Payload
@@ -49,19 +52,9 @@ class Update:
         return self.vectors[name]
 
 
-# Events: participles.
-
-
 @dataclass(frozen=True, slots=True)
 class Started:
     """The run begins; every client that is present may be sent work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A client's result has reached the server."""
-
-    update: Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,7 @@ class Closed:
     task: int
 
 
-Event: TypeAlias = Started | Arrived | Lost | Rang | Joined | Left | Measured | Opened | Closed
+Event: TypeAlias = Started | Update | Lost | Rang | Joined | Left | Measured | Opened | Closed
 
 # Commands: verbs.
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import (
-    Arrived,
     Closed,
     Command,
     Event,
@@ -195,8 +194,8 @@ class Server(Generic[S]):
 def answers(server: Server[Any], state: Any, event: Event, view: View) -> Commands:
     """What the server has to say about an event."""
     match event:
-        case Arrived(update):
-            return server.arrived(state, update, view)
+        case Update():
+            return server.arrived(state, event, view)
         case Rang(name):
             return server.rang(state, name, view)
         case Lost(job, reason):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+ARRIVED = "Arrived"  # what a row calls the event of an update
+
 
 class Row(NamedTuple):
     """One line of the event log. Fields that an event has no use for are −1 or nan."""

@@ -328,9 +328,7 @@ class Reducer(Course[Flight]):
 
     # What the course of events leaves to a runtime
 
-    def handle(
-        self, event: Event | Update, flight: Flight | None = None, staleness: int = -1, result: Any = None
-    ) -> None:
+    def handle(self, event: Event, flight: Flight | None = None, staleness: int = -1, result: Any = None) -> None:
         if self.ledger.begun:
             self.within += 1
             self.draws.renew(self.within)
@@ -350,7 +348,7 @@ class Reducer(Course[Flight]):
     def place(self) -> str:
         return f"at log position {self.ledger.position}"
 
-    def report(self, event: Event | Update, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
+    def report(self, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
         super().report(event, flight, staleness, result)
         for watcher in self.listeners:
             if isinstance(watcher, Clockwatcher) and flight is not None and result is not None:

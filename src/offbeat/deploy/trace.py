@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from offbeat.core.errors import FolderError
-from offbeat.core.watcher import Measurement, Row
+from offbeat.core.watcher import ARRIVED, Measurement, Row
 from offbeat.deploy.chronicle import Clockwatcher, Trip
 from offbeat.deploy.ledger import Flight, Ledger
 from offbeat.watch.files import EVENTS, TRIPS, drop_parts, part_name, read_table, write_table
@@ -37,7 +37,7 @@ class Trips(Clockwatcher):
         return {"parts": self.parts, "ended": self.ended, "landed": list(self.landed.items())}
 
     def event(self, row: Row) -> None:
-        if row.event == "Arrived":
+        if row.event == ARRIVED:
             self.landed[row.client] = row.time
 
     def measured(self, measurement: Measurement) -> None:
@@ -141,7 +141,7 @@ def _stays(run: Path) -> list[dict[str, Any]]:
             since[client] = None
             if start is not None and time > start:
                 stays.append({"client": client, "on": start, "off": time})
-    there = {row["client"] for row in events if row["event"] == "Arrived"}
+    there = {row["client"] for row in events if row["event"] == ARRIVED}
     for client in there | set(since):
         start = since.get(client, 0.0)
         if start is not None and end > start:

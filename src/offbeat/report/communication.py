@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.core.watcher import ARRIVED
 from offbeat.report.run import Columns, Floats, RecordedRun
 from offbeat.watch.results import Messages
 
@@ -26,7 +27,7 @@ def bytes_by(times: Floats, events: Columns, messages: Sequence[Messages]) -> Fl
     Jobs are numbered in the order of their sending. One that never ended is in no log: it counts from when the one
     before it was sent, with the mean size of such jobs, so that the end has all that the run sent.
     """
-    ended = np.isin(events["event"], ("Arrived", "Lost"))
+    ended = np.isin(events["event"], (ARRIVED, "Lost"))
     job, sent, task = events["job"][ended], events["sent"][ended], events["task"][ended]
     down, up = (np.array([getattr(m, way) for m in messages], dtype=np.float64) for way in ("down", "up"))
     total = max(sum(m.jobs for m in messages), int(job.max(initial=-1)) + 1)
@@ -36,7 +37,7 @@ def bytes_by(times: Floats, events: Columns, messages: Sequence[Messages]) -> Fl
     rest = float(sum(m.jobs * m.down for m in messages) - down[task].sum())
     size[unknown] = max(rest, 0.0) / max(int(unknown.sum()), 1)
     when = np.maximum.accumulate(np.nan_to_num(when))
-    arrived = events["event"] == "Arrived"
+    arrived = events["event"] == ARRIVED
     return _by(times, when, size) + _by(times, events["time"][arrived], up[events["task"][arrived]])
 
 

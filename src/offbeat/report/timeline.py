@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from offbeat.core.watcher import ARRIVED
 from offbeat.report.bands import thin
 from offbeat.report.run import Columns, Floats, Ints
 
@@ -90,10 +91,10 @@ def timeline(run: str, log: Columns, underway: Columns | None, clients: int, end
 
 def _jobs(log: Columns, underway: Columns | None, span: float) -> Columns:
     """All jobs: who, when, from which version, how stale, and what became of them."""
-    ended = np.flatnonzero(np.isin(log["event"], ("Arrived", "Lost")))
+    ended = np.flatnonzero(np.isin(log["event"], (ARRIVED, "Lost")))
     found = {name: log[name][ended] for name in ("client", "task", "job", "staleness", "sent", "started", "finished")}
     found["end"] = log["time"][ended]
-    found["fate"] = np.where(log["event"][ended] == "Arrived", 0, 1)
+    found["fate"] = np.where(log["event"][ended] == ARRIVED, 0, 1)
     found["version"] = np.where(found["fate"] == 0, _before(log)[ended] - found["staleness"], -1)
     reasons = sorted(set(log["reason"].tolist()) - {""})
     found["reason"] = np.searchsorted(reasons, log["reason"][ended]) if reasons else np.zeros(len(ended), np.int64)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from offbeat.core.watcher import ARRIVED
 from offbeat.report.bands import Band, Curve, band, clean
 from offbeat.report.run import Columns, Floats, Ints, RecordedRun
 
@@ -30,7 +31,7 @@ class Fan:
 
 def staleness(logs: Sequence[Columns]) -> Fan | None:
     """The staleness of what arrived in each window of time, all seeds together."""
-    arrived = [log["event"] == "Arrived" for log in logs]
+    arrived = [log["event"] == ARRIVED for log in logs]
     times = _joined(log["time"][mine] for log, mine in zip(logs, arrived, strict=True))
     values = _joined(log["staleness"][mine] for log, mine in zip(logs, arrived, strict=True))
     if not len(times):
@@ -69,7 +70,7 @@ def updates_of(run: RecordedRun, log: Columns | None) -> Floats | None:
         return table["updates"].astype(np.float64)
     if log is None or not len(log["client"]):
         return None
-    mine = log["client"][log["event"] == "Arrived"]
+    mine = log["client"][log["event"] == ARRIVED]
     return np.bincount(mine, minlength=int(log["client"].max(initial=0)) + 1).astype(np.float64)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from offbeat.core.watcher import ARRIVED
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import Flight
 from offbeat.watch.files import CLIENTS, EVENTS, UNDERWAY, read_table, schema, write_table
@@ -48,9 +49,7 @@ def measure(folder: Path, simulation: Simulation) -> Measures:
     columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
     table = read_table(folder / EVENTS, columns)
     event = np.asarray(table["event"].cast(pa.string()))
-    column, lost = (
-        {name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in ("Arrived", "Lost")
-    )
+    column, lost = ({name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in (ARRIVED, "Lost"))
     span = max(world.now, 1e-300)
     counts = np.bincount(column["client"], minlength=clients)
     work = _work(simulation, column, lost)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from offbeat.core.errors import SettingError
-from offbeat.core.watcher import Measurement, Row, Watcher
+from offbeat.core.watcher import ARRIVED, Measurement, Row, Watcher
 
 EVERY = 100  # arrived results between two points of staleness
 
@@ -29,7 +29,7 @@ class _Staleness:
 
     def seen(self, row: Row) -> dict[str, float]:
         """Numbers to show after this event; mostly none."""
-        if row.event != "Arrived":
+        if row.event != ARRIVED:
             return {}
         self.values.append(row.staleness)
         if len(self.values) < EVERY:
@@ -54,7 +54,7 @@ class TensorBoard:
         self._tasks, self._staleness, self._updates = tasks, _Staleness(), updates
 
     def event(self, row: Row) -> None:
-        self._updates += row.event == "Arrived"
+        self._updates += row.event == ARRIVED
         self._add(self._staleness.seen(row), self._updates, row.time)
 
     def measured(self, measurement: Measurement) -> None:
@@ -95,7 +95,7 @@ class WandB:
         self._tasks, self._staleness, self._updates = tasks, _Staleness(), updates
 
     def event(self, row: Row) -> None:
-        self._updates += row.event == "Arrived"
+        self._updates += row.event == ARRIVED
         numbers = self._staleness.seen(row)
         if numbers:
             self._run.log({**numbers, "time": row.time, "updates": self._updates})
