@@ -319,7 +319,7 @@ async def whole(link: Link, plan: Plan, entry: Entry) -> Entry:
     except RefusedError:
         return entry
     if not 0 < parted.count <= 4096 or not 0 < parted.size <= plan.limits.size or not parted.name.isalnum():
-        return entry._replace(data=wire.pack("oversized", {"run": plan.run, "client": entry.sender}))
+        return entry._replace(data=wire.say(wire.Oversized(plan.run, entry.sender)))
     return entry._replace(data=await _parts(link, plan.run, entry, parted) or entry.data)
 
 

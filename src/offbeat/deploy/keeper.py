@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
@@ -78,7 +78,7 @@ class Keeper:
         self.heard: dict[int, float] = {}  # client -> when it last gave a sign of life
         self.posted: dict[int, float] = {}
         self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest desk it is known to have
-        self.pending: dict[tuple[Any, ...], float] = {}  # entries asked for and not folded yet
+        self.pending: dict[wire.FromServer | tuple[str, int], float] = {}  # entries asked for and not folded yet
         self.folded_at = 0.0
         self.scanned = float("-inf")
         self.code = ""  # of the last entry: "applied", why it was refused, or nothing
@@ -139,14 +139,14 @@ class Keeper:
             return []
         if not ledger.begun:
             there = sum(seat.present for seat in ledger.seats)
-            return self._ask(clock, "begun", wire.Begun(self.plan.run)) if there >= self.wait else []
+            return self._ask(clock, wire.Begun(self.plan.run)) if there >= self.wait else []
         return [effect for ask in self._asks(clock) for effect in ask]
 
     def wait_for(self, clock: float, most: float) -> float:
         """Seconds until an alarm is due, at most so many."""
         ledger, run = self.ledger, self.plan.run
         coming = [*ledger.alarms.items(), *ledger.turns.items()] if not ledger.stopped else []
-        waits = [when for number, (when, _) in coming if ("rung", run, number) not in self.pending]
+        waits = [when for number, (when, _) in coming if wire.Rung(run, number) not in self.pending]
         return min([most, *(max(0.001, (when - self.now(clock)) * self.plan.unit) for when in waits)])
 
     def next_evaluation(self, clock: float) -> list[int]:
@@ -168,7 +168,7 @@ class Keeper:
         finite = {name: value for name, value in metrics.items() if isfinite(value)}
         scored = wire.Scored(self.plan.run, task, time, updates, version, finite, isnan(metrics.get("loss", 0.0)))
         self.pending.pop(("score", task), None)
-        return Append(wire.pack("scored", vars(scored)))
+        return Append(wire.say(scored))
 
     def now(self, clock: float) -> float:
         """The run's time, as well as one can know it between two entries."""
@@ -192,22 +192,22 @@ class Keeper:
         ledger, plan, now = self.ledger, self.plan, self.now(clock)
         asks: list[list[Effect]] = []
         if plan.until.time is not None and now > plan.until.time:
-            asks.append(self._ask(clock, "halted", wire.Halted(plan.run, "time")))
+            asks.append(self._ask(clock, wire.Halted(plan.run, "time")))
         for number, (when, _) in [*ledger.alarms.items(), *ledger.turns.items()]:
             if now >= when:
-                asks.append(self._ask(clock, "rung", wire.Rung(plan.run, number)))
+                asks.append(self._ask(clock, wire.Rung(plan.run, number)))
         if clock - self.scanned < SCAN:
             return asks
         self.scanned = clock
         asks += self._expired(clock, now)
         for client, seat in enumerate(ledger.seats):
             if seat.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
-                asks.append(self._ask(clock, "gone", wire.Gone(plan.run, client, seat.epoch)))
+                asks.append(self._ask(clock, wire.Gone(plan.run, client, seat.epoch)))
         if self.asks and self.every is not None:
             for task, last in enumerate(ledger.measured):
                 asked = ledger.judging[task].time if task in ledger.judging else last
                 if task not in ledger.finished and (asked < 0 or now - asked >= self.every):
-                    asks.append(self._ask(clock, "asked", wire.Asked(plan.run, task)))
+                    asks.append(self._ask(clock, wire.Asked(plan.run, task)))
         return asks
 
     def _expired(self, clock: float, now: float) -> list[list[Effect]]:
@@ -216,11 +216,10 @@ class Keeper:
         heads = [seat.queue[0] for seat in ledger.seats if seat.queue]
         heads += [seat.held[task][-1] for seat in ledger.seats for task in seat.recalls]
         late = [number for number in heads if now - ledger.flights[number].since > lease]
-        return [self._ask(clock, "expired", wire.Expired(self.plan.run, number)) for number in late]
+        return [self._ask(clock, wire.Expired(self.plan.run, number)) for number in late]
 
-    def _ask(self, clock: float, kind: str, header: Any) -> list[Effect]:
-        what = (kind, *vars(header).values())
-        if what in self.pending:
+    def _ask(self, clock: float, header: wire.FromServer) -> list[Effect]:
+        if header in self.pending:
             return []
-        self.pending[what] = clock
-        return [Append(wire.pack(kind, vars(header)))]
+        self.pending[header] = clock
+        return [Append(wire.say(header))]

@@ -194,7 +194,7 @@ class Member:
             return []
         loss, diverged = (loss, False) if isfinite(loss) else (0.0, True)
         header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss, diverged)
-        tell = Tell(wire.pack("judged", vars(header)), f"{self.memoir.nonce}.judged.{number}")
+        tell = Tell(wire.say(header), f"{self.memoir.nonce}.judged.{number}")
         over = self.desk.stopped and self.memoir.pending is None
         return [tell, *(self._evaluate(self.desk) or self._done_with(self.desk) if over else self._work())]
 
@@ -204,7 +204,7 @@ class Member:
         if self.memoir is None or not self.memoir.accepted:
             return [Exit("")]
         bye = wire.Bye(self.run, self.client, self.memoir.epoch)
-        return [Tell(wire.pack("bye", vars(bye)), f"{self.memoir.nonce}.bye.{now}"), Exit("")]
+        return [Tell(wire.say(bye), f"{self.memoir.nonce}.bye.{now}"), Exit("")]
 
     def tick(self, now: float) -> list[Effect]:
         """Some time has passed."""
@@ -345,7 +345,7 @@ class Member:
             self._forget_work()
             hello = wire.Hello(self.run, self.client, memoir.epoch, memoir.nonce, *memoir.settled)
             effects.append(Interrupt(False))
-            effects.append(Tell(wire.pack("hello", vars(hello)), f"{memoir.nonce}.hello.{self.now}"))
+            effects.append(Tell(wire.say(hello), f"{memoir.nonce}.hello.{self.now}"))
         if sits and memoir.pending is not None:
             effects.append(Tell(memoir.pending.message, f"{memoir.nonce}.{memoir.pending.seq}"))
         if effects:
@@ -358,7 +358,7 @@ class Member:
         seen = self.desk.revision + 1 if self.desk else 0
         job = self.current.id if self.current else 0
         beat = wire.Beat(self.run, self.client, epoch, seen, job, 0, self.current is not None)
-        return wire.pack("beat", vars(beat))
+        return wire.say(beat)
 
     def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
         """Write a result down and send it."""
@@ -371,7 +371,7 @@ class Member:
             self.run, self.client, memoir.epoch, memoir.seq + 1, job.id, steps, *times, error[:1000], self.others
         )
         self.others = {}
-        message = wire.pack("result", vars(header), dict(done.upload) if done else {}, self.dtype)
+        message = wire.say(header, dict(done.upload) if done else {}, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
         pending = Pending(memoir.epoch, memoir.seq + 1, job.id, job.task, message, moved)
         self.memoir = replace(memoir, seq=memoir.seq + 1, pending=pending)

@@ -111,45 +111,46 @@ class Reducer(Course[Flight]):
         client = self.index.get(entry.sender)
         if client is None or message.header.get("client") != entry.sender:
             raise RefusedError("identity", f"sent as {entry.sender!r}")
-        if message.kind == "hello":
-            return self._hello(client, wire.read(wire.Hello, message.header))
-        if message.kind == "result":
-            return self._result(client, message, wire.digest(entry.data))
-        if message.kind == "bye":
-            return self._bye(client, wire.read(wire.Bye, message.header))
-        if message.kind == "judged":
-            return self._judged(client, wire.read(wire.Judged, message.header))
-        if message.kind == "oversized":
-            raise RefusedError("oversized", f"in pieces, more than {self.plan.limits.size} bytes")
+        header: wire.Header = wire.heard(message)
+        match header:
+            case wire.Hello():
+                return self._hello(client, header)
+            case wire.Result():
+                return self._result(client, header, message, wire.digest(entry.data))
+            case wire.Bye():
+                return self._bye(client, header)
+            case wire.Judged():
+                return self._judged(client, header)
+            case wire.Oversized():
+                raise RefusedError("oversized", f"in pieces, more than {self.plan.limits.size} bytes")
         raise RefusedError("malformed", "of a kind that clients do not send")
 
     def _own(self, message: Message) -> str:
         """What the server itself has added; each takes effect once, however often it was added."""
         ledger = self.ledger
-        match message.kind:
-            case "begun" if not ledger.begun:
+        header: wire.Header = wire.heard(message)
+        match header:
+            case wire.Begun() if not ledger.begun:
                 self._begin()
-            case "rung":
-                self._ring(wire.read(wire.Rung, message.header).alarm)
-            case "expired":
-                flight = ledger.flights.get(wire.read(wire.Expired, message.header).job)
+            case wire.Rung():
+                self._ring(header.alarm)
+            case wire.Expired():
+                flight = ledger.flights.get(header.job)
                 if flight is not None and not ledger.stopped:
                     self.lose(flight, "expired")
-            case "gone":
-                gone = wire.read(wire.Gone, message.header)
-                if gone.client < len(ledger.seats) and ledger.seats[gone.client].epoch == gone.epoch:
-                    self._leave(gone.client)
-            case "scored":
-                self._scored(wire.read(wire.Scored, message.header))
-            case "asked" if not ledger.stopped:
-                self._ask(wire.read(wire.Asked, message.header).task)
-            case "halted":
-                self.end(wire.read(wire.Halted, message.header).reason)
-            case "retired":
-                client = wire.read(wire.Retired, message.header).client
-                if client < len(ledger.seats):
-                    ledger.seats[client].retired = True
-                    self._leave(client)
+            case wire.Gone():
+                if header.client < len(ledger.seats) and ledger.seats[header.client].epoch == header.epoch:
+                    self._leave(header.client)
+            case wire.Scored():
+                self._scored(header)
+            case wire.Asked() if not ledger.stopped:
+                self._ask(header.task)
+            case wire.Halted():
+                self.end(header.reason)
+            case wire.Retired():
+                if header.client < len(ledger.seats):
+                    ledger.seats[header.client].retired = True
+                    self._leave(header.client)
         return ""
 
     # Clients
@@ -194,8 +195,8 @@ class Reducer(Course[Flight]):
         if epoch > seat.epoch:
             raise RefusedError("epoch", "from an epoch that has not been greeted")
 
-    def _result(self, client: int, message: Message, digest: str) -> str:
-        result, seat = wire.read(wire.Result, message.header), self.ledger.seats[client]
+    def _result(self, client: int, result: wire.Result, message: Message, digest: str) -> str:
+        seat = self.ledger.seats[client]
         self._check_epoch(seat, result.epoch)
         if self._settled(seat, result, digest):
             self.traffic.changed.add(client)  # it has missed the answer: its desk goes out again

@@ -225,7 +225,7 @@ class Site:
                 if self.stored[0] != digest:
                     self.stored = digest, set()
                 count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True, done=self.stored[1])
-                data = wire.pack("parted", vars(wire.Parted(run, client, digest, count, len(data))))
+                data = wire.say(wire.Parted(run, client, digest, count, len(data)))
             await self.link.say(f"{run}.up.{client}", data, name)
             await self.link.client.flush(60)  # not again while it is on its way
 

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args, get_type_hints
 
 import torch
 
@@ -233,6 +233,14 @@ class Parted:
 
 
 @dataclass(frozen=True)
+class Oversized:
+    """A message in pieces that is larger than what is taken: what the server reads in its place."""
+
+    run: str
+    client: str
+
+
+@dataclass(frozen=True)
 class Bye:
     """A client leaves."""
 
@@ -335,3 +343,22 @@ class Beat:
     job: int = 0
     done: int = 0  # local steps of it
     working: bool = False
+
+
+FromClient: TypeAlias = Hello | Result | Parted | Oversized | Bye | Judged
+FromServer: TypeAlias = Begun | Rung | Expired | Gone | Scored | Asked | Halted | Retired
+Header: TypeAlias = FromClient | FromServer | Beat
+
+HEADERS: dict[str, type[Any]] = {each.__name__.lower(): each for each in get_args(Header)}  # by kind
+
+
+def say(header: Header, parts: Parts | None = None, dtype: str = "") -> bytes:
+    """The message with this header."""
+    return pack(type(header).__name__.lower(), vars(header), parts, dtype)
+
+
+def heard(message: Message) -> Any:
+    """The header of a message, as the class of its kind."""
+    if message.kind not in HEADERS:
+        raise RefusedError("malformed", f"of an unknown kind, {message.kind[:40]!r}")
+    return read(HEADERS[message.kind], message.header)
