@@ -96,8 +96,7 @@ class MovesOnSend(Member):
         memoir = self.memoir
         if done is not None and memoir is not None and memoir.pending is not None and memoir.pending.memory is not None:
             moved = {**memoir.memory, job.task: memoir.pending.memory}
-            self.memoir = replace(memoir, memory=moved, pending=replace(memoir.pending, memory=None))
-            return self._keep()
+            return self._keep(replace(memoir, memory=moved, pending=replace(memoir.pending, memory=None)))
         return effects
 
 
@@ -123,14 +122,14 @@ class ForgetsMemory(Member):
         self.recovering = False
         assert self.desk is not None
         memory = {task: first for task, first in enumerate(self.firsts) if first}
-        return self._renew(Memoir(self.run, self.client, 0, "", settled=self.desk.last, memory=memory))
+        return self._renew(Memoir(self.run, self.client, 0, "", settled=self.desk.last, memory=memory), self.desk)
 
 
 class SendsBeforeSaving(Member):
     """The result leaves before it is on disk, and no copy is kept."""
 
-    def _keep(self) -> list[Effect]:
-        effects = super()._keep()
+    def _keep(self, memoir: Memoir) -> list[Effect]:
+        effects = super()._keep(memoir)
         self.mirror_of = None
         return [*self._speak(), *effects[:0]]
 

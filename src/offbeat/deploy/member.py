@@ -90,7 +90,7 @@ class Member:
                 return self._exit(f"the state on disk is that of {found.client} in {found.run}")
             self.memoir = found
             if self.remembers:
-                return self._compare()
+                return self._compare(found)
         return []
 
     def hear(self, data: bytes, now: float) -> list[Effect]:
@@ -108,7 +108,7 @@ class Member:
                 self.models[name] = read_model(model, name)
             except RefusedError:
                 return []
-        return self._move()
+        return self._move(desk)
 
     def mirrored(self, data: bytes, now: float) -> list[Effect]:
         """The broker has it."""
@@ -121,8 +121,8 @@ class Member:
     def recovered(self, data: bytes | None, now: float) -> list[Effect]:
         """What was left with the broker, or None if there is nothing."""
         self.now = now
-        if self.comparing:
-            return self._compared(data)
+        if self.comparing and self.memoir is not None:
+            return self._compared(self.memoir, data)
         desk = self.desk
         if not self.recovering or desk is None:
             return []
@@ -134,12 +134,12 @@ class Member:
         if found is None or (found.run, found.client) != (self.run, self.client):
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != desk.nonce:
-            return self._move()  # somebody else took the seat meanwhile: look again
+            return self._move(desk)  # somebody else took the seat meanwhile: look again
         if not found.agrees(desk):
             if found.settled > desk.last:
                 return []  # this desk is an old one; a newer one will come
             return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
-        return self._renew(found.after(desk))
+        return self._renew(found.after(desk), desk)
 
     def fetched(self, name: str, data: bytes | None, now: float) -> list[Effect]:
         """A model, or None if it is not there any more."""
@@ -150,7 +150,7 @@ class Member:
         try:
             if data is not None:
                 self.models[name] = read_model(data, name)
-                return self._move() if self.desk and self.desk.stopped else self._work()
+                return self._move(self.desk) if self.desk and self.desk.stopped else self._work()
         except RefusedError:
             pass
         gone = [number for number, _, model in (self.desk.judge if self.desk else ()) if model == name]
@@ -215,14 +215,14 @@ class Member:
         if now - self.signed >= self.beat:
             self.signed = now
             effects.append(Sign(self.sign()))
-        if self.comparing and now - self.asked >= self.retry:
-            effects += self._compare()
+        if self.comparing and self.memoir is not None and now - self.asked >= self.retry:
+            effects += self._compare(self.memoir)
         if self.desk is None:
             return effects
         if now - self.stopped > GRACE:  # nobody listens any more; what is not settled by now will not be applied
             return [*effects, *self._exit("")]
         if self.recovering and now - self.asked >= self.retry:
-            effects += self._recover()
+            effects += self._recover(self.desk)
         if now - self.told >= self.retry:
             effects += self._speak()
         if self.wanted and now - self.asked >= self.retry:
@@ -232,10 +232,8 @@ class Member:
 
     # Who we are
 
-    def _move(self) -> list[Effect]:
+    def _move(self, desk: Desk) -> list[Effect]:
         """Take in what the newest desk says."""
-        desk = self.desk
-        assert desk is not None
         if self.over or self.recovering or self.comparing:
             return []
         if desk.turned_away[1] == "retired" and self.memoir is not None and desk.turned_away[0] == self.memoir.nonce:
@@ -259,29 +257,27 @@ class Member:
         if desk.stopped and after.pending is None:
             return self._evaluate(desk) or self._done_with(desk)
         if not after.accepted and after is not before:
-            return self._keep()  # a doubt was settled: written down before the next greeting relies on it
-        effects = self._speak() if self._unheard() else []
-        return effects + self._work()
+            return self._keep(after)  # a doubt was settled: written down before the next greeting relies on it
+        unheard = after.pending is not None or not after.accepted or not desk.present
+        return [*(self._speak() if unheard else []), *self._work()]
 
     def _first(self, desk: Desk) -> list[Effect]:
         """We have no state that counts: a new client, or one that lost its disk."""
         if desk.epoch == 0:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
-            return self._renew(Memoir(self.run, self.client, 0, "", memory=memory))
+            return self._renew(Memoir(self.run, self.client, 0, "", memory=memory), desk)
         if not self.remembers:
-            return self._renew(Memoir(self.run, self.client, desk.epoch, "", settled=desk.last))
-        return self._recover()
+            return self._renew(Memoir(self.run, self.client, desk.epoch, "", settled=desk.last), desk)
+        return self._recover(desk)
 
-    def _compare(self) -> list[Effect]:
+    def _compare(self, mine: Memoir) -> list[Effect]:
         """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
-        assert self.memoir is not None
         self.comparing, self.asked = True, self.now
-        return [Recover(self.memoir.nonce)]
+        return [Recover(mine.nonce)]
 
-    def _compared(self, data: bytes | None) -> list[Effect]:
-        assert self.memoir is not None
+    def _compared(self, mine: Memoir, data: bytes | None) -> list[Effect]:
         self.comparing = False
-        mine, effects = self.memoir, list[Effect]()
+        effects = list[Effect]()
         try:
             left = None if data is None else read_memoir(data)
         except RefusedError:
@@ -294,40 +290,29 @@ class Member:
             left = None
         if left is None or (left.seq, left.settled) < (mine.seq, mine.settled):
             self.mirror_of = write_memoir(mine)
-        return [*effects, *(self._move() if self.desk is not None else [])]
+        return [*effects, *(self._move(self.desk) if self.desk is not None else [])]
 
-    def _recover(self) -> list[Effect]:
-        assert self.desk is not None
+    def _recover(self, desk: Desk) -> list[Effect]:
         self.recovering, self.asked = True, self.now
-        return [Recover(self.desk.nonce)]
+        return [Recover(desk.nonce)]
 
-    def _renew(self, memoir: Memoir) -> list[Effect]:
+    def _renew(self, memoir: Memoir, desk: Desk) -> list[Effect]:
         """Come back under a new name and with a larger epoch."""
-        assert self.desk is not None
-        self.memoir = replace(
-            memoir, epoch=self.desk.epoch + 1, nonce=self.fresh(), accepted=False, seq=0, settled=self.desk.last
-        )
         self._forget_work()
-        return self._keep()
+        fresh = self.fresh()
+        return self._keep(replace(memoir, epoch=desk.epoch + 1, nonce=fresh, accepted=False, seq=0, settled=desk.last))
 
     def _forget_work(self) -> None:
         self.kept, self.current, self.interrupted = {}, None, False
 
     # What we say
 
-    def _keep(self) -> list[Effect]:
-        """Write the state down, leave a copy where that is needed, and only then speak."""
-        assert self.memoir is not None
-        data = write_memoir(self.memoir)
+    def _keep(self, memoir: Memoir) -> list[Effect]:
+        """This is the state now: write it down, leave a copy where that is needed, and only then speak."""
+        self.memoir = memoir
+        data = write_memoir(memoir)
         self.mirror_of = data if self.remembers else None
         return [Save(data), *self._speak()]
-
-    def _unheard(self) -> bool:
-        """Whether there is something that the server does not know yet."""
-        memoir, desk = self.memoir, self.desk
-        assert memoir is not None
-        assert desk is not None
-        return memoir.pending is not None or not memoir.accepted or not desk.present
 
     def _speak(self) -> list[Effect]:
         """Say what is unheard, at most once in a while."""
@@ -363,8 +348,7 @@ class Member:
     def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
         """Write a result down and send it."""
         memoir = self.memoir
-        assert memoir is not None
-        if memoir.pending is not None:
+        if memoir is None or memoir.pending is not None:
             return []
         steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
         header = wire.Result(
@@ -374,8 +358,7 @@ class Member:
         message = wire.say(header, dict(done.upload) if done else {}, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
         pending = Pending(memoir.epoch, memoir.seq + 1, job.id, job.task, message, moved)
-        self.memoir = replace(memoir, seq=memoir.seq + 1, pending=pending)
-        return self._keep()
+        return self._keep(replace(memoir, seq=memoir.seq + 1, pending=pending))
 
     # What we do
 
@@ -413,8 +396,9 @@ class Member:
         return []
 
     def _next(self, desk: Desk) -> list[Effect]:
-        memoir = self.memoir
-        assert memoir is not None
+        memoir = self.memoir  # the newest: a result may have been written down a moment ago
+        if memoir is None:
+            return []
         pending = memoir.pending
         for job, name in desk.jobs:
             # While a result is on its way, only work that waits to be called may begin, if it needs no memory of it.
