@@ -95,6 +95,19 @@ class Tally(State):
         self.notes[name] = [total + value, max(most, value)]
 
 
+class InFlight(Protocol):
+    """A job between its sending and its end, and when it began and was done or will be."""
+
+    job: Job
+
+    @property
+    def sent(self) -> float: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class RunState(State):
     """What every run keeps, whatever its runtime."""
@@ -103,6 +116,7 @@ class RunState(State):
     now: float = 0.0
     events: int = 0  # handled so far
     jobs: int = 0  # sent so far
+    flights: dict[int, Any] = field(default_factory=dict)  # by job, the runtime's `InFlight`
     tally: Tally = field(default_factory=Tally)
     measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation
     unborn: dict[int, float] = field(default_factory=dict)  # task -> when it opens
@@ -114,12 +128,6 @@ class RunState(State):
     def open_tasks(self) -> list[int]:
         """The tasks that are there to be trained now."""
         return [task for task in range(len(self.measured)) if task not in self.finished and task not in self.unborn]
-
-
-class InFlight(Protocol):
-    """A job between its sending and its end."""
-
-    job: Job
 
 
 F = TypeVar("F", bound=InFlight)

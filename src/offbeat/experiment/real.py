@@ -47,8 +47,8 @@ class Options:
     replicas: int = 1
 
 
-class Watched:
-    """A real run in the shape that displays, summaries and measures of simulated ones know."""
+class DeployedRun:
+    """A real run as displays, summaries and measures see it."""
 
     def __init__(self, host: Host, problems: Sequence[Problem]) -> None:
         self.host, self.problems = host, problems

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
@@ -27,9 +27,8 @@ from offbeat.deploy.metrics import expose
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
 from offbeat.experiment.experiment import Spec
-from offbeat.experiment.real import Options, Watched, charter_of, measure_of, plan_of, problems_of, run_name
+from offbeat.experiment.real import DeployedRun, Options, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.experiment.session import Session
-from offbeat.simulate.loop import Simulation
 from offbeat.watch.files import SERVER_LOG
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
@@ -160,7 +159,7 @@ async def _serve_one(
     def tick(host: Host) -> None:
         if crew is not None:
             crew.look()
-        shown.tick(_as_simulation(watched), host.recorder)
+        shown.tick(watched, host.recorder)
         if (line := shown.progress.line) and "there" not in line:
             shown.progress.line = f"{line}\n{_around(host)}"
 
@@ -178,7 +177,7 @@ async def _serve_one(
             replicas=options.replicas,
             models=max(1 << 30, 32 * max(x.numel() * x.element_size() for x in plan.initial)),
         )
-        watched = Watched(host, problems)
+        watched = DeployedRun(host, problems)
         try:
             await _serving(host, metrics)
         except DivergedError as error:  # the other runs of the experiment still count
@@ -188,11 +187,11 @@ async def _serve_one(
             return result
     if host.asked:
         raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
-    simulation, tally = _as_simulation(watched), host.ledger.tally
+    tally = host.ledger.tally
     targets = experiment.targets
     result = replace(
-        summary(simulation, host.recorder, host.wall, targets, algorithm=spec.label, seed=spec.seed),
-        measures=measure(place, simulation) if tally.updates else None,
+        summary(watched, host.recorder, host.wall, targets, algorithm=spec.label, seed=spec.seed),
+        measures=measure(place, watched) if tally.updates else None,
         refused=dict(tally.refused),
         real=Deployment(
             run=name,
@@ -205,7 +204,7 @@ async def _serve_one(
         ),
         folder=place,
     )
-    RunFolder(place).finish(result, simulation)
+    RunFolder(place).finish(result, watched)
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result.metrics.items())
     shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result.updates:,} updates in {host.wall:.1f} s")
     return result
@@ -233,11 +232,6 @@ async def _serving(host: Host, metrics: int | None) -> None:
             loop.remove_signal_handler(number)
         if exposed is not None:
             exposed.close()
-
-
-def _as_simulation(watched: Watched) -> Simulation:
-    """It has all that summaries and displays look at."""
-    return cast(Simulation, watched)
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class Pending(State):
     each: list[float] = field(default_factory=list)  # clients' own accuracies, judged at once
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class World(RunState):
     """State of the server, of the clients and of what is between them; `events` keys view.rng."""
 

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State
 from offbeat.core.vectors import settled
-from offbeat.simulate.loop import Simulation
 from offbeat.watch import checkpoint
 from offbeat.watch.files import MODEL, RESULT, read_table, write_json
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
+from offbeat.watch.watched import WatchedRun
 
 S = TypeVar("S", bound=State)
 
@@ -43,7 +43,7 @@ class RunFolder:
         except FolderError as error:
             raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
 
-    def finish(self, result: Result, simulation: Simulation | None = None) -> None:
+    def finish(self, result: Result, simulation: WatchedRun | None = None) -> None:
         """From now on the run counts as finished.   simulation: its final models are kept."""
         if simulation is not None:
             models = simulation.server.models(simulation.world.server)

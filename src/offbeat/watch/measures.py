@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from offbeat.core.course import InFlight
 from offbeat.core.watcher import ARRIVED
-from offbeat.simulate.loop import Simulation
-from offbeat.simulate.world import Flight
 from offbeat.watch.files import CLIENTS, EVENTS, UNDERWAY, read_table, schema, write_table
 from offbeat.watch.results import (
     Bytes,
@@ -24,6 +23,7 @@ from offbeat.watch.results import (
     Quantiles,
     StalenessQuantiles,
 )
+from offbeat.watch.watched import WatchedRun
 
 WINDOWS = 20  # of equal length, over a run's time
 
@@ -32,7 +32,7 @@ Columns = dict[str, Any]
 Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
 
 
-def measure(folder: Path, simulation: Simulation) -> Measures:
+def measure(folder: Path, simulation: WatchedRun) -> Measures:
     """The measures of a finished run; the values of single clients go to `clients.parquet`, and the jobs that its end
     found on their way, which no event will tell of, to `underway.parquet`.
 
@@ -76,7 +76,7 @@ def measure(folder: Path, simulation: Simulation) -> Measures:
     )
 
 
-def _trips(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
+def _trips(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
     """(from, to, client) of every job from its sending to its end or to now."""
     now, flights = simulation.world.now, list(simulation.world.flights.values())
     starts = np.concatenate([arrived["sent"], lost["sent"], [f.sent for f in flights]])
@@ -84,7 +84,7 @@ def _trips(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
     return starts, ends, _owners(arrived, lost, flights)
 
 
-def _work(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
+def _work(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
     """(start, end, client) of every piece of computing up to now, that of jobs still in flight included."""
     now, flights = simulation.world.now, list(simulation.world.flights.values())
     starts = np.concatenate([arrived["started"], lost["started"], [f.start for f in flights]])
@@ -93,7 +93,7 @@ def _work(simulation: Simulation, arrived: Columns, lost: Columns) -> Pieces:
     return starts, np.maximum(ends, starts), _owners(arrived, lost, flights)
 
 
-def _owners(arrived: Columns, lost: Columns, flights: Sequence[Flight]) -> npt.NDArray[np.int64]:
+def _owners(arrived: Columns, lost: Columns, flights: Sequence[InFlight]) -> npt.NDArray[np.int64]:
     return np.concatenate([arrived["client"], lost["client"], [f.job.client for f in flights]]).astype(np.int64)
 
 
@@ -129,7 +129,7 @@ def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None
     return float(p50), float(p90), float(p99)
 
 
-def _down(simulation: Simulation, sizes: Sequence[tuple[int, int]]) -> int:
+def _down(simulation: WatchedRun, sizes: Sequence[tuple[int, int]]) -> int:
     """Bytes sent to clients; with several tasks the jobs of each are counted by the world."""
     return sum(sizes[task][0] * jobs for task, jobs in simulation.world.tally.sent.items())
 
@@ -139,7 +139,7 @@ def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, sp
     write_table(pa.table(columns, schema=schema(CLIENTS)), folder / CLIENTS)
 
 
-def _write_underway(folder: Path, flights: Sequence[Flight]) -> None:
+def _write_underway(folder: Path, flights: Sequence[InFlight]) -> None:
     """One row a job still on its way, with the times that it would have had."""
     columns = {
         "client": [f.job.client for f in flights],

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from offbeat.core.watcher import Measurement
-from offbeat.simulate.loop import Simulation
 from offbeat.watch.record import Recorder
+from offbeat.watch.watched import WatchedRun
 
 _SECONDS = 0.2  # between two refreshes
 TELL = 60.0  # seconds between two lines about how far it is, on something that is no terminal
@@ -54,7 +54,7 @@ class Display:
         self.began = self.told = time.perf_counter()
         self.name, self.updates = name, None
 
-    def tick(self, simulation: Simulation, recorder: Recorder) -> None:
+    def tick(self, simulation: WatchedRun, recorder: Recorder) -> None:
         """A run goes on."""
         now = time.perf_counter()
         if self.updates is None:
@@ -101,7 +101,7 @@ def display(console: Console, runs: int) -> Iterator[Display]:
         yield shown
 
 
-def fraction(simulation: Simulation) -> float:
+def fraction(simulation: WatchedRun) -> float:
     """How much of a run is done, by whichever of its limits is nearest."""
     world, until = simulation.world, simulation.until
     shares = [0.0]
@@ -114,7 +114,7 @@ def fraction(simulation: Simulation) -> float:
     return min(max(shares), 1.0)
 
 
-def describe(simulation: Simulation, measurements: list[Measurement], pace: float) -> str:
+def describe(simulation: WatchedRun, measurements: list[Measurement], pace: float) -> str:
     """Virtual time, updates a second, mean staleness and the newest metric, in one line; a line more for each task."""
     world = simulation.world
     tally = world.tally
@@ -131,7 +131,7 @@ def describe(simulation: Simulation, measurements: list[Measurement], pace: floa
     return " · ".join(parts)
 
 
-def _task_line(simulation: Simulation, measurements: list[Measurement], task: int) -> str:
+def _task_line(simulation: WatchedRun, measurements: list[Measurement], task: int) -> str:
     """A task's accuracy against its target, its requests and buffer, its mean staleness."""
     world, server = simulation.world, simulation.server
     parts = [f"  {simulation.problems[task].name}"]

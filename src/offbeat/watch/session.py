@@ -19,6 +19,7 @@ from offbeat.watch.folder import RunFolder
 from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
+from offbeat.watch.watched import WatchedRun
 
 _LOOK = 64  # events between two looks at the wall clock
 
@@ -102,7 +103,7 @@ def drive(
 
 
 def summary(
-    simulation: Simulation,
+    simulation: WatchedRun,
     recorder: Recorder | History,
     wall: float | None,
     targets: Sequence[float],
@@ -138,7 +139,7 @@ def summary(
     )
 
 
-def _task(simulation: Simulation, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:
+def _task(simulation: WatchedRun, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:
     """One of several tasks: when it ended and why; its last metrics; what it was given."""
     world = simulation.world
     mine = [m for m in recorder.measurements if m.task == task]
