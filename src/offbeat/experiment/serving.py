@@ -23,7 +23,7 @@ from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.host import Host, fingerprint, refold
 from offbeat.deploy.link import Link, as_json
-from offbeat.deploy.metrics import expose
+from offbeat.deploy.metrics import exposed
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.site import read_charter
 from offbeat.experiment.experiment import Spec
@@ -224,14 +224,12 @@ async def _serving(host: Host, metrics: int | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, host.leave)
-    exposed = await expose(host, metrics) if metrics is not None else None
     try:
-        await host.run()
+        with exposed(host, metrics):
+            await host.run()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        if exposed is not None:
-            exposed.close()
 
 
 @contextlib.contextmanager
