@@ -72,7 +72,7 @@ class Interrupting(Server[S]):
         yield Alarm(self.period, _ROUND)
 
     def rang(self, state: S, key: str, view: View) -> Commands:
-        state.waiting, state.answered = _distinct(view, self.sampled), []
+        state.waiting, state.answered = view.rng.sample(view.everyone(), self.sampled), []
         for client in state.waiting:
             yield Recall(client, partial=True)
         if not state.waiting:  # nobody is there
@@ -163,12 +163,3 @@ def _start(clients: Iterable[int], vector: Vector, version: int) -> Commands:
     payload = {"model": vector}
     for client in clients:
         yield Send(client, payload, version, hold=True)
-
-
-def _distinct(view: View, count: int) -> list[int]:
-    """Up to so many different clients, uniformly among those that are there."""
-    there = list(view.everyone())
-    for at in range(min(count, len(there))):  # the first steps of a shuffle
-        other = at + view.rng.below(len(there) - at)
-        there[at], there[other] = there[other], there[at]
-    return there[:count]

@@ -10,6 +10,7 @@ checks that the two agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _A, _B = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NORMAL = NormalDist()
 
+T = TypeVar("T")
 Array = TypeVar("Array", npt.NDArray[np.int64], torch.Tensor)
 
 
@@ -146,6 +148,15 @@ class Stream:
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""
         return (self.bits() * bound) >> 64
+
+    def sample(self, items: Iterable[T], count: int) -> list[T]:
+        """Up to so many different ones of these, in a random order: the first steps of a shuffle."""
+        found = list(items)
+        count = max(0, min(count, len(found)))
+        for at in range(count):
+            other = at + self.below(len(found) - at)
+            found[at], found[other] = found[other], found[at]
+        return found[:count]
 
     def exponential(self, mean: float = 1.0) -> float:
         """An exponential time with this mean."""

@@ -47,11 +47,7 @@ class LedgerView:
 
     def idle(self, count: int) -> list[int]:
         free = [client for client, seat in enumerate(self._ledger.seats) if seat.present and not seat.busy]
-        count = max(0, min(count, len(free)))
-        for at in range(count):  # the first steps of a shuffle
-            other = at + self._rng.below(len(free) - at)
-            free[at], free[other] = free[other], free[at]
-        return free[:count]
+        return self._rng.sample(free, count)
 
     def available(self, count: int) -> list[int]:
         there = list(self.everyone())
