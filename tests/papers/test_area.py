@@ -52,18 +52,18 @@ criteria = st.one_of(st.integers(1, 9), st.floats(0.3, 5).map(Period), st.floats
 
 @given(
     jobs=st.lists(st.lists(job, min_size=1, max_size=6), min_size=2, max_size=5),
-    every=criteria,
+    size=criteria,
     concurrency=st.sampled_from([None, 1, 2]),
     executor=st.sampled_from(["serial", "batched"]),
     flips=st.lists(st.floats(0.5, 20), max_size=4, unique=True).map(sorted),
 )
 def test_mean_of_y_is_x_plus_u_after_every_event(
-    jobs: Any, every: int | Criterion, concurrency: int | None, executor: str, flips: Any
+    jobs: Any, size: int | Criterion, concurrency: int | None, executor: str, flips: Any
 ) -> None:
     """mean(y_i) = x + u: what clients remember adds up to the model and what waits for aggregation."""
     jobs[0][0] = Durations(0.1, 1.0, 0.1)  # somebody's result arrives
     problem = Quadratic(len(jobs), dim=2, noise=0.3, dtype=torch.float64)
-    algorithm = Algorithm(AREA(size=every, concurrency=concurrency), SGD(lr=0.2, steps=2))
+    algorithm = Algorithm(AREA(size=size, concurrency=concurrency), SGD(lr=0.2, steps=2))
     until = Until(updates=60, time=200.0)
     simulation = prepare(problem, algorithm, Scripted(jobs, flips={1: flips}), until, executor=executor)
     for _ in simulation.steps():
