@@ -18,7 +18,7 @@ import offbeat.local
 import offbeat.problems
 import offbeat.simulate
 import offbeat.theory
-from offbeat.algorithms import Decay, Hinge, Messages, Period, Poisson, Polynomial, optimal_rate
+from offbeat.algorithms import Decay, Hinge, MessageCount, Period, Poisson, Polynomial, optimal_rate
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.buffer import Buffer
@@ -76,7 +76,7 @@ def test_a_number_that_must_be_positive_is_named_when_it_is_not(value: float) ->
         lambda: FedAsync(lr=0.0),
         lambda: AsFedAvg(size=0),
         lambda: FedAvg(lr=0.0),
-        lambda: Messages(0),
+        lambda: MessageCount(0),
         lambda: Period(0.0),
         lambda: Poisson(-1.0),
         lambda: Decay(0.0),

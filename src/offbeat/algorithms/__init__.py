@@ -4,7 +4,7 @@ from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
-from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson, optimal_rate
+from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
@@ -39,7 +39,7 @@ __all__ = [
     "FedBuff",
     "Hinge",
     "LocalOnly",
-    "Messages",
+    "MessageCount",
     "OneByOne",
     "Period",
     "Poisson",

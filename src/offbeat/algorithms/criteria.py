@@ -28,7 +28,7 @@ class Criterion(Protocol):
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageCount:
     """Aggregate after a number of messages.
 
     count: messages per aggregation, Δ.
@@ -108,7 +108,7 @@ def criterion(size: int | Criterion) -> Criterion:
     return _messages(size) if isinstance(size, int) else size
 
 
-_messages = lru_cache(Messages)  # asked for on every arrival
+_messages = lru_cache(MessageCount)  # asked for on every arrival
 
 
 def alarm(when: Criterion, view: View) -> Iterator[Alarm]:

@@ -9,7 +9,7 @@ from math import inf, sqrt
 from typing import Any, ClassVar, Literal
 
 from offbeat.algorithms.allocate import divide, variance
-from offbeat.algorithms.criteria import Messages
+from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
 from offbeat.core.errors import SettingError, at_least, one_of, positive
@@ -297,7 +297,7 @@ class OneByOne(FedAST):
 @lru_cache(maxsize=256)
 def _sized(server: Flow[Any], size: int) -> Flow[Any]:
     own = None if server.own_size else getattr(server, "size", None)
-    return replace(server, size=size) if isinstance(own, int | Messages) else server  # type: ignore[call-arg]
+    return replace(server, size=size) if isinstance(own, int | MessageCount) else server  # type: ignore[call-arg]
 
 
 def _changes(given: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from offbeat import algorithms as servers, local as trainers, timing
-from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson
+from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson
 from offbeat.algorithms.flow import Flow
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
@@ -119,7 +119,7 @@ register(
     },
     "offbeat.locals",
 )
-register(Criterion, {"messages": Messages, "period": Period, "poisson": Poisson})
+register(Criterion, {"messages": MessageCount, "period": Period, "poisson": Poisson})
 register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
 register(Schedule, {"constant": Steady, "decay": Decay})
 register(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.algorithms.area import AREA
-from offbeat.algorithms.criteria import Criterion, Messages, Period, Poisson, criterion, optimal_rate
+from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, criterion, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
@@ -127,7 +127,7 @@ def _innermost(algorithm: Algorithm, tasks: int) -> Local:
 def _server_rate(when: Criterion, messages: float) -> float:
     """Aggregations per unit of time, given the messages."""
     match when:
-        case Messages(count):
+        case MessageCount(count):
             return messages / count
         case Period(time):
             return 1.0 / time
@@ -164,7 +164,7 @@ def _area(server: AREA, local: Local, c: Constants, rates: Sequence[float], unti
 
 def _fedbuff(server: FedBuff, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
     when = criterion(server.size)
-    if not isinstance(when, Messages):
+    if not isinstance(when, MessageCount):
         raise SettingError("the theorem is about a buffer of a fixed size")
     arrivals = Arrivals(rates, when.count, server.concurrency)
     T, tau = _steps(until, arrivals)
