@@ -128,7 +128,7 @@ def test_a_run_that_diverged_before_its_target_will_never_reach_it() -> None:
     assert late.ours.mean == 1.5  # reached before
     assert (never.ours.mean, never.ours.beyond) == (inf, inf)
     one = conclude(read("x", wide), {"main": both["main"][:3]})
-    assert "| area/10:t | diverged | 1 | one of them does not get there |" in one.markdown
+    assert "| area/10:t | diverged | 1 | only one of the two reaches it |" in one.markdown
     assert "2 of 2 runs diverged" in conclude(read("x", wide), both).markdown
 
 

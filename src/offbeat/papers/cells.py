@@ -21,8 +21,8 @@ UNDER_WAY = "under way"
 class Cell:
     """A number over seeds.
 
-    beyond: it is only known to be larger than this; infinite: there will never be one.   note: why there is none, or
-    what it is of.
+    beyond: the number is only known to be larger than this; infinite: it will never be reached.   note: why there is
+    no number, or what it belongs to.
     """
 
     mean: float | None
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Between which numbers it lies."""
+        """The interval it lies in."""
         if self.beyond is not None:
             return self.beyond, inf
         assert self.mean is not None
@@ -42,7 +42,7 @@ class Cell:
 
 
 def compute(entry: Entry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cell]:
-    """Every cell of the lines, by name; runs: of each experiment."""
+    """Every cell by name.   runs: of each experiment."""
     cells: dict[str, Cell] = {}
     for line in entry.lines:
         groups = _groups(entry, line, runs.get(line.experiment, ()))
@@ -52,21 +52,21 @@ def compute(entry: Entry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cel
 
 
 def _groups(entry: Entry, line: Line, runs: Sequence[Result]) -> list[list[Result]]:
-    """The runs of a line, those that differ in nothing but the seed together."""
+    """The runs of a line, grouped by everything but the seed."""
     groups: dict[str, list[Result]] = {}
     for run in runs:
-        if _speaks_of(entry, line, run.algorithm, run.settings):
+        if _covers(entry, line, run.algorithm, run.settings):
             groups.setdefault(json.dumps(run.settings, sort_keys=True), []).append(run)
     return list(groups.values())
 
 
 def printed(entry: Entry, experiment: str, algorithm: str, settings: Mapping[str, Any]) -> bool:
-    """Whether some line that says where on every axis it is speaks of runs with these settings."""
+    """Whether a line that fixes every axis covers runs with these settings."""
     lines = [line for line in entry.lines if line.experiment == experiment and not _open(entry, line)]
-    return any(_speaks_of(entry, line, algorithm, settings) for line in lines)
+    return any(_covers(entry, line, algorithm, settings) for line in lines)
 
 
-def _speaks_of(entry: Entry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
+def _covers(entry: Entry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
     return algorithm == line.algorithm and all(_is(entry, settings, axis, value) for axis, value in line.at.items())
 
 
@@ -75,7 +75,7 @@ def _open(entry: Entry, line: Line) -> bool:
 
 
 def _is(entry: Entry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
-    """Whether they have this value on this axis."""
+    """Whether the settings have this value on this axis."""
     value = _setting(entry, settings, axis)
     named = entry.axes[axis][1]
     if named:
@@ -90,7 +90,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _setting(entry: Entry, settings: Mapping[str, Any], axis: str) -> Any:
-    """What the sweep put in for this axis; None if it put in nothing."""
+    """The sweep's value on this axis; None if it has none."""
     return next((settings[key] for key in entry.axes[axis][0] if key in settings), None)
 
 
@@ -124,7 +124,7 @@ def _largest(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]
 
 
 def _kept(quantity: Quantity, runs: Sequence[Result]) -> bool:
-    """Whether the loss of every seed is finite at the end, and in the mean below that at the start if that is asked."""
+    """Whether every seed ends with a finite loss and, if asked, the mean loss is lower than at the start."""
     if any(run.error is not None or not run.history for run in runs):
         return False
     first, last = ([run.history[at].metrics.get("loss", nan) for run in runs] for at in (0, -1))
@@ -134,7 +134,7 @@ def _kept(quantity: Quantity, runs: Sequence[Result]) -> bool:
 
 
 def _over_seeds(quantity: Quantity, runs: Sequence[Result]) -> Cell:
-    """One setting: mean, lowest and highest over its seeds."""
+    """One setting: mean, minimum and maximum over its seeds."""
     failed = sum(run.error is not None for run in runs)
     if quantity.of != "time to" and any(run.unfinished for run in runs):
         return Cell(None, seeds=len(runs), note=UNDER_WAY)
@@ -160,7 +160,7 @@ def _final(quantity: Quantity, run: Result) -> float | None:
 
 
 def _chosen(quantity: Quantity, run: Result) -> list[TaskResult]:
-    """The task that is meant, or all."""
+    """The quantity's task, or all tasks."""
     return [task for task in run.tasks if not quantity.task or task.name == quantity.task]
 
 
@@ -206,7 +206,7 @@ def _time_to(quantity: Quantity, runs: Sequence[Result]) -> Cell:
 
 
 def _curve(quantity: Quantity, run: Result) -> Iterator[tuple[float, float]]:
-    """(time or version, metric); the mean over tasks where there are several, a finished one with its last value."""
+    """(time or version, metric); with several tasks their mean, in which a finished task keeps its last value."""
     last: dict[int, float] = {}
     worst = inf if quantity.metric in LESS_IS_BETTER else -inf
     for at, m in enumerate(run.history):
@@ -218,7 +218,7 @@ def _curve(quantity: Quantity, run: Result) -> Iterator[tuple[float, float]]:
 
 
 def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean of curves that were measured at the same times; one that ended early keeps its last value."""
+    """The mean of curves evaluated at the same times; one that ended early keeps its last value."""
     longest = max(curves, key=len)
     return [
         (at, fmean(curve[min(number, len(curve) - 1)][1] for curve in curves)) for number, (at, _) in enumerate(longest)
@@ -226,14 +226,14 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
 
 
 def _first(curve: Sequence[tuple[float, float]], quantity: Quantity) -> float | None:
-    """Where a curve first is at the target or better."""
+    """Where a curve first reaches the target."""
     assert quantity.target is not None
     at = first_reached((value for _, value in curve), quantity.metric, quantity.target)
     return None if at is None else curve[at][0]
 
 
 def _finish(quantity: Quantity, runs: Sequence[Result]) -> Cell:
-    """When the task, or the last of all, reached its target."""
+    """When the task, or the last of all tasks, reached its target."""
     chosen = [_chosen(quantity, run) for run in runs]
     if not all(chosen):
         return Cell(None, note=NOT_RUN)

@@ -34,7 +34,7 @@ class MissingCellError(Exception):
 
 
 def term(value: Any, cells: Mapping[str, Cell]) -> Interval:
-    """Between which numbers a term lies."""
+    """The interval a term lies in."""
     if isinstance(value, int | float):
         return float(value), float(value)
     if isinstance(value, str):
@@ -60,7 +60,7 @@ def term(value: Any, cells: Mapping[str, Cell]) -> Interval:
 
 
 def _divided(a: float, b: float) -> float:
-    """a / b of numbers that are not negative."""
+    """a / b of non-negative numbers."""
     if b == 0:
         return inf if a > 0 else 1.0
     return 0.0 if b == inf else a / b
@@ -78,7 +78,7 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> tuple[str, list[tuple[Inte
 
 
 def _compare(claim: Claim, a: Interval, b: Interval) -> str:
-    """Of one pair."""
+    """The state of one pair."""
     if claim.kind == "ratio":
         low, high, least = _divided(a[0], b[1]), _divided(a[1], b[0]), claim.bound
         return _state(low >= least, high < least)

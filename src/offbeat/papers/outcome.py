@@ -1,4 +1,4 @@
-"""Ours beside the paper's, and which claims held."""
+"""Our numbers compared with the paper's, and which claims held."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NEAR = 0.9  # of the paper's number: nearer than that wants no reason
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """One cell. outside: whether our mean is not within the paper's range; None where it prints no range.
+    """One cell. outside: whether our mean is outside the paper's range; None if the paper prints no range.
 
-    why: the most likely reason for a difference, where somebody found one.
+    why: the most likely reason for a difference, if one is known.
     """
 
     name: str
@@ -33,12 +33,12 @@ class ComparedCell:
 
     @property
     def one_sided(self) -> bool:
-        """Whether one of the two gets there and the other does not."""
+        """Whether only one of the two reaches the target."""
         return self._both and (self.ours.beyond is None) != (self.paper.beyond is None)
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the paper's, where both are numbers that one can compare."""
+        """Our number over the paper's, if they can be compared."""
         ours, theirs = self.ours, self.paper
         if not self._both or ours.beyond is not None or theirs.beyond is not None:
             return None
@@ -47,7 +47,7 @@ class ComparedCell:
 
     @property
     def differs(self) -> bool:
-        """Whether somebody should say why: outside the paper's range, or without one, not near its number."""
+        """Whether an explanation is due: outside the paper's range or, if it prints none, not near its number."""
         if self.outside is not None:
             return self.outside
         return self.one_sided or (self.ratio is not None and not _NEAR < self.ratio < 1 / _NEAR)
@@ -69,7 +69,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All of a reproduction."""
+    """The outcome of a reproduction."""
 
     entry: Entry
     cells: Sequence[ComparedCell]
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """As JSON."""
         return {
             "name": self.entry.name,
             "scale": self.entry.scale,
@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def markdown(self) -> str:
-        """For people."""
+        """As Markdown."""
         entry = self.entry
         lines = [f"# {entry.name}: {entry.title}", "", f"{entry.paper}, {entry.where}; scale: {entry.scale}."]
         lines += ["", f"Quick: {scope(entry)}."] if scope(entry) else []
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = True) -> Outcome:
-    """Compare with the paper. whole: all of the grid was run; otherwise nothing is said about the largest of it."""
+    """Compare with the paper. whole: the whole grid was run; otherwise quantities of kind `largest` are left open."""
     cells = compute(entry, runs)
     if not whole:
         largest = {name for name, quantity in entry.quantities.items() if quantity.of == "largest"}
@@ -123,21 +123,21 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = T
 
 
 def rehearse(entry: Entry) -> None:
-    """Judge made-up numbers, so that a mistake in a claim is found before hours are spent on real ones."""
+    """Judge made-up numbers, to find mistakes in claims before hours are spent on real runs."""
     cells = _with_derived(entry, dict.fromkeys(compute(entry, {}), Cell(1.0)))
     for claim in entry.claims:
         judge(claim, cells)
 
 
 def scope(entry: Entry) -> str:
-    """What a reader of the quick version should know; of the full one nothing."""
+    """What a reader of the quick version should know; empty for the full one."""
     return entry.says and entry.says + (
         "" if entry.comparable else "; the paper's numbers are of its own, larger problem"
     )
 
 
 def shown(cell: Cell) -> str:
-    """A cell as the papers print one."""
+    """A cell in the style of the papers."""
     if cell.mean is None:
         return cell.note or "–"
     if cell.beyond == inf:
@@ -151,17 +151,17 @@ def shown(cell: Cell) -> str:
 
 
 def remark(cell: ComparedCell) -> str:
-    """What a reader should notice."""
+    """A remark on the difference."""
     why = f": {cell.why}" if cell.why and cell.differs else ""
     if cell.outside is not None:
         return f"outside the paper's range{why}" if cell.outside else ""
     if cell.one_sided:
-        return f"one of them does not get there{why}"
+        return f"only one of the two reaches it{why}"
     return "" if cell.ratio is None else f"× {cell.ratio:.2g}{why}"
 
 
 def _digits(value: float) -> str:
-    """As many decimals as the papers have."""
+    """With as many decimals as in the papers."""
     if abs(value) >= 1000:
         return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.4g}"
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
@@ -181,7 +181,7 @@ def _shows(entry: Entry, name: str) -> str:
 
 
 def _with_derived(entry: Entry, cells: dict[str, Cell]) -> dict[str, Cell]:
-    """Derived ones may be made of those before them."""
+    """Cells plus derived ones, which may use earlier derived ones."""
     cells = dict(cells)
     for derived in entry.derived:
         cells[derived.name] = _derived(derived.term, derived.scale, cells)

@@ -1,4 +1,4 @@
-"""A run folder as a page for people: what happened, in plots and tables, in one file that opens anywhere."""
+"""The report of a run folder: plots and tables in one HTML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Content", "figures", "gather", "save", "write"]
 
 
 def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
-    """Write `report.html` about an experiment's folder, or about several to compare; gives the path of the page.
+    """Write the report of an experiment's folder, or one that compares several; return its path.
 
     out: the file to write; by default `report.html` in the (first) folder.
     """
@@ -24,7 +24,7 @@ def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
 
 
 def save(content: Content, out: Path) -> Path:
-    """Write the page of what was gathered, whole or not at all."""
+    """Write the page atomically."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page(content), errors="xmlcharrefreplace")

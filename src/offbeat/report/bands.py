@@ -1,4 +1,4 @@
-"""Several curves as one: their mean, range and quartiles wherever they run."""
+"""Several curves as one: mean, range and quartiles at every x."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTS = 200  # of a curve on the page, at most
 
 @dataclass(frozen=True)
 class Band:
-    """At every x: the mean of the curves there, their lowest, quartiles and highest, and how many they are."""
+    """At every x: mean, minimum, quartiles and maximum of the curves, and their number."""
 
     x: Floats
     mean: Floats
@@ -28,7 +28,7 @@ class Band:
 
 
 def clean(x: Floats, y: Floats) -> Curve:
-    """The curve without what is not a number, one value at every x: the last."""
+    """The curve without non-finite points, with one value per x: the last."""
     good = np.isfinite(x) & np.isfinite(y)
     x, y = x[good].astype(np.float64), y[good].astype(np.float64)
     last = np.append(np.diff(x) != 0, True)[: len(x)]
@@ -36,7 +36,7 @@ def clean(x: Floats, y: Floats) -> Curve:
 
 
 def band(curves: Sequence[Curve], points: int = POINTS) -> Band | None:
-    """The curves as one. A curve counts from its first to its last point, straight between its points.
+    """The curves as one. Each counts from its first to its last point and is linear in between.
 
     Where all curves share their points, the numbers are theirs; with more than `points` different ones, some of them
     are left out, evenly.
@@ -53,7 +53,7 @@ def band(curves: Sequence[Curve], points: int = POINTS) -> Band | None:
 
 
 def thin(values: Floats, points: int) -> Floats:
-    """At most so many of the values, evenly chosen, the first and the last among them."""
+    """At most this many of the values, evenly spaced, including the first and the last."""
     if len(values) <= points:
         return values
     return values[np.unique(np.linspace(0, len(values) - 1, points).round().astype(np.int64))]

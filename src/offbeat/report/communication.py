@@ -1,4 +1,4 @@
-"""How many bytes had been sent and received by a time."""
+"""Bytes sent and received over time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST = {"down": 10**12, "up": 10**12, "jobs": 10**8}  # beyond it, a number is 
 
 
 def messages_of(run: RecordedRun) -> tuple[Messages, ...] | None:
-    """The messages of each task; None where the run's result says nothing about them that can be."""
+    """The message sizes of each task; None if the result has no plausible ones."""
     found = run.result.measures.messages if run.result and run.result.measures else ()
     good = all(0 <= getattr(each, name) < most for each in found for name, most in _MOST.items())
     return found if good and found else None
 
 
 def bytes_by(times: Floats, events: Columns, messages: Sequence[Messages]) -> Floats:
-    """Bytes sent to clients and arrived from them by each of these times.
+    """Bytes sent to clients and received from them by each of these times.
 
     Jobs are numbered in the order of their sending. One that never ended is in no log: it counts from when the one
     before it was sent, with the mean size of such jobs, so that the end has all that the run sent.

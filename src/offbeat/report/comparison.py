@@ -19,7 +19,7 @@ _FAR = 4.0  # times the paper's number: where the scale of the marks ends
 
 @dataclass(frozen=True)
 class Compared:
-    """A cell as it is read.   ratio: ours over the paper's.   why: the likely reason where they differ."""
+    """A cell as read from the file.   ratio: our number over the paper's.   why: the likely reason if they differ."""
 
     name: str
     shows: str
@@ -35,7 +35,7 @@ Lines = dict[str, dict[str, Compared]]  # by line and quantity
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a reproduction found.   cells: those that were run.   claims: (text, state).   left: what was not run."""
+    """The outcome of a reproduction.   cells: those that were run.   claims: (text, state).   left: what was not."""
 
     name: str
     scale: str
@@ -51,7 +51,7 @@ class Comparison:
 
 
 def comparison(path: Path, said: list[str]) -> Comparison | None:
-    """The outcome in this folder, if there is one; a damaged one is left out and said."""
+    """The outcome in this folder, if there is one; a damaged file is reported and skipped."""
     try:
         return _comparison(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _compared(cell: Mapping[str, Any]) -> Compared:
 
 
 def lead(found: Comparison) -> str:
-    """A sentence on what it is."""
+    """A sentence of introduction."""
     text = f"{found.title[:1].upper()}{found.title[1:]} ({found.source})."
     held = sum(state == "held" for _, state in found.claims)
     return text + (f" {held} of {len(found.claims)} claims held." if found.claims else "")
@@ -128,7 +128,7 @@ def body(found: Comparison) -> str:
 
 
 def _tables(found: Comparison, whys: Sequence[str]) -> Iterator[str]:
-    """For each experiment, lines of the paper's table down and quantities across."""
+    """One table per experiment: the paper's rows down, quantities across."""
     for title, lines in _groups(found):
         across = list(dict.fromkeys(shows for line in lines.values() for shows in line))
         marked = {shows for line in lines.values() for shows, cell in line.items() if cell.ratio is not None}
@@ -148,7 +148,7 @@ def _tables(found: Comparison, whys: Sequence[str]) -> Iterator[str]:
 
 
 def _groups(found: Comparison) -> list[tuple[str, Lines]]:
-    """The tables: titles, and cells by line and quantity; lines with no quantity in common have tables of their own."""
+    """(title, cells by row and quantity) of each table; rows without a common quantity get separate tables."""
     groups: list[tuple[str, Lines]] = []
     for cell in found.cells:
         line, colon, _ = cell.name.rpartition(":")
@@ -181,7 +181,7 @@ def _cell(cell: Compared | None, whys: Sequence[str], marked: bool) -> str:
 
 
 def _mark(ratio: float | None) -> str:
-    """Where ours is on a scale whose middle is the paper's."""
+    """Our number as a mark on a scale centred on the paper's."""
     if ratio is None or ratio <= 0:
         return '<svg class="mark" width="40" height="14" aria-hidden="true"></svg>'
     at = 20 + 16 * max(-1.0, min(1.0, log(ratio) / log(_FAR)))

@@ -35,7 +35,7 @@ _COUNTS = (*COLUMNS[METRICS], "bytes")  # columns of a history that are no metri
 
 @dataclass
 class Series:
-    """What is drawn in one colour: the runs of one algorithm, under all its seeds.
+    """One colour of the plots: the runs of one algorithm, over all its seeds.
 
     progress: by task, metric and axis, the runs' curves as one.   lines: the same, run by run.
     """
@@ -76,12 +76,12 @@ class Content:
 
     @property
     def results(self) -> list[Result]:
-        """What finished and failed runs found, under the names that they have on the page."""
+        """The results of finished and failed runs, under the names used on the page."""
         return [replace(run.result, algorithm=s.name) for s in self.series for run in s.runs if run.result]
 
 
 def gather(paths: Sequence[Path]) -> Content:
-    """Read these folders and work out everything that a report shows."""
+    """Read these folders and compute everything a report shows."""
     damaged: list[str] = []
     comparisons = {path: found for path in paths if (found := comparison(path, damaged)) is not None}
     parts = [part for path in paths for part in _parts(path, comparisons.get(path))]
@@ -108,7 +108,7 @@ def gather(paths: Sequence[Path]) -> Content:
 
 
 def _parts(path: Path, found: Comparison | None) -> list[Path]:
-    """The experiments of a reproduction that has several, each in a folder of its own; otherwise the folder itself."""
+    """The folders of the experiments of a reproduction that has several; otherwise the folder itself."""
     if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
     order = {name: at for at, name in enumerate(found.experiments if found else ())}
@@ -117,7 +117,7 @@ def _parts(path: Path, found: Comparison | None) -> list[Path]:
 
 
 def _series(folders: Sequence[ExperimentFolder], places: Mapping[Path, list[int]]) -> list[Series]:
-    """Runs by label; a label that several folders have carries the folder's name.   places: of each folder's tasks."""
+    """Runs by label, prefixed with the folder's name if several folders share it.   places: of each folder's tasks."""
     owners: dict[str, set[Path]] = {}
     for folder in folders:
         for run in folder.runs:
@@ -131,7 +131,7 @@ def _series(folders: Sequence[ExperimentFolder], places: Mapping[Path, list[int]
 
 
 def _best(series: Sequence[Series]) -> list[Series]:
-    """The series to draw, in their order: all, or those whose runs ended best."""
+    """The series to draw, in order: all of them, or those with the best final metrics."""
 
     def grade(each: Series) -> tuple[float, float]:
         ends = [run.result.overall for run in each.runs if run.result]
@@ -145,7 +145,7 @@ def _best(series: Sequence[Series]) -> list[Series]:
 
 
 def _fill(series: Series, with_timeline: bool, points: int) -> None:
-    """Work out what is drawn of a series; a run's events are read once."""
+    """Compute what is drawn of a series; events are read once per run."""
     logs, counts = [], []
     sizes = next((found for run in series.runs if (found := messages_of(run)) is not None), None)
     for run in series.runs:
@@ -181,12 +181,12 @@ def _bytes(history: Columns, log: Columns | None, messages: Sequence[Messages] |
 
 
 def _placed(columns: Columns, places: Sequence[int]) -> Columns:
-    """The columns with the report's numbers of tasks."""
+    """The columns with task numbers replaced by the report's."""
     return {**columns, "task": np.take(places, columns["task"], mode="clip")}
 
 
 def of_task(task: int, history: Columns) -> Columns:
-    """The measurements of one task."""
+    """The evaluations of one task."""
     mine = history["task"] == task
     return {name: column[mine] for name, column in history.items()}
 
@@ -203,12 +203,12 @@ def _progress(histories: Sequence[Columns], tasks: Sequence[int], points: int) -
 
 
 def curves(histories: Iterable[Columns], metric: str, axis: str) -> list[Curve]:
-    """A metric against an axis, run by run."""
+    """A metric against an axis, one curve per run."""
     return [clean(h[axis].astype(np.float64), h[metric]) for h in histories if metric in h]
 
 
 def _tasks(folder: ExperimentFolder, apart: bool) -> list[str]:
-    """Names of an experiment's tasks: those in the file, or in a result if the file cannot be read, or its data's.
+    """The names of an experiment's tasks: from the file, else from a result, else the name of its data set.
 
     apart: other experiments with the same data are not to be drawn together with this one.
     """
@@ -224,7 +224,7 @@ def _tasks(folder: ExperimentFolder, apart: bool) -> list[str]:
 
 
 def _allocation(runs: Sequence[RecordedRun]) -> tuple[dict[str, list[list[float]]], dict[str, float], float]:
-    """Of the first run that has divided requests among tasks: the divisions, when tasks were done, and its end."""
+    """Of the first run that divides requests among tasks: the requests over time, when tasks finished, and its end."""
     for run in runs:
         tasks = run.result.tasks if run.result else ()
         divided = {task.name: found for task in tasks if (found := _divisions(task))}
@@ -236,7 +236,7 @@ def _allocation(runs: Sequence[RecordedRun]) -> tuple[dict[str, list[list[float]
 
 
 def _divisions(task: TaskResult) -> list[list[float]]:
-    """[time, requests] of every change."""
+    """[time, requests] at every change."""
     history = (task.allocation or {}).get("history")
     if not isinstance(history, list):
         return []

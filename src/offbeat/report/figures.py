@@ -1,4 +1,4 @@
-"""The same plots as figures for a paper: one column wide, legible there, in colours that most people can tell apart."""
+"""The plots as figures for a paper: one column wide, in colours that are safe for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SHARES = ("accuracy", "personal", "personal_worst")
 
 
 def draw(content: Content, folder: Path, form: str = "pdf") -> list[Path]:
-    """Write every figure that the content has something for; gives their paths."""
+    """Write every figure for which there is data; return their paths."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -115,7 +115,7 @@ def _bands(drawn: Sequence[Series], get: Callable[[Series], Any], x: str, y: str
 
 
 def _staleness(drawn: Sequence[Series]) -> Figure:
-    """Median, middle half and middle 80 %: a row for each series."""
+    """Median, middle 50 % and middle 80 %, one row per series."""
     import matplotlib.pyplot as plt
 
     figure, rows = plt.subplots(
@@ -148,7 +148,7 @@ def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
 
 
 def _timeline(line: Timeline) -> Figure:
-    """Lanes of the first stretch of the run: computing thick, on its way thin, in a queue thinner, lost jobs pale."""
+    """Lanes of the start of the run: computing thick, transfers thin, queueing thinner, lost jobs pale."""
     lanes, stretch = len(line.clients), _stretch(line)
     figure, ax = _new(height=0.8 + 0.085 * lanes)
     lane, sent, turn, started, finished, end, lost = _marks(line)
@@ -171,7 +171,7 @@ def _timeline(line: Timeline) -> Figure:
 
 
 def _marks(line: Timeline) -> tuple[npt.NDArray[Any], ...]:
-    """Of every job: its lane, when it was sent, had its turn, started, was finished and ended; whether it was lost."""
+    """For every job: lane, time sent, turn, start, finish and end, and whether it was lost."""
     size = sum(line.counts)
     jobs = {name: np.broadcast_to(np.array(column), (size,)) for name, column in line.jobs.items()}
     lane = np.repeat(np.arange(len(line.clients)), line.counts)
@@ -183,7 +183,7 @@ def _marks(line: Timeline) -> tuple[npt.NDArray[Any], ...]:
 
 
 def _stretch(line: Timeline) -> float:
-    """A time in which the busiest client does some 25 jobs."""
+    """A time span in which the busiest client does about 25 jobs."""
     return min(line.span, 25 * (line.until or line.span) / max(1, *line.counts))
 
 

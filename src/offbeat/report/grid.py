@@ -1,6 +1,6 @@
-"""The runs of a sweep: a line for each in `runs.jsonl`, and folders only where events were kept.
+"""The runs of a sweep: one line each in `runs.jsonl`, and a folder only if events were kept.
 
-Those that are under way, or were when a sweep was stopped, have a line in `unfinished.jsonl`.
+Runs in progress, now or when the sweep was stopped, have a line in `unfinished.jsonl`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
 
 def sweep_runs(home: Path, said: list[str]) -> list[RecordedRun]:
-    """Every run that is finished or was saved, in the order of the grid; settings are part of its label."""
+    """Every finished or saved run in grid order; its settings are part of its label."""
     found = _read(home, SWEEP, said)
     under_way = {number: run for number, run in _read(home, UNFINISHED, said).items() if number not in found}
     if under_way:
@@ -35,7 +35,7 @@ def sweep_runs(home: Path, said: list[str]) -> list[RecordedRun]:
 
 
 def entries(path: Path, said: list[str]) -> list[Result]:
-    """All runs of this file, if there is one; damaged lines, as a crash leaves the last one, are left out and said."""
+    """All runs of this file, if it exists; damaged lines, such as one cut off by a crash, are reported and skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def _entry(value: Any) -> Result:
 
 
 def _read(home: Path, name: str, said: list[str]) -> dict[int, RecordedRun]:
-    """The runs of this file, by their numbers."""
+    """The runs of this file, by number."""
     try:
         return {result.number or 0: _run(home, result) for result in entries(home / name, said)}
     except OSError as error:
@@ -82,7 +82,7 @@ def _curve(history: Sequence[Measurement]) -> Columns:
 
 
 def brief(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings for a table: the last part of each key, or as many as tell it from the others."""
+    """Settings for a table: each key shortened to as many of its last parts as make it unique."""
     shown: dict[str, str] = {}
     for path, value in settings.items():
         keys, count = path.split("."), 1

@@ -44,7 +44,7 @@ def page(content: Content) -> str:
 
 
 def data(content: Content) -> dict[str, Any]:
-    """What the script draws from, by the numbers of the series."""
+    """The data for the script; series are referred to by number."""
     drawn = list(enumerate(content.drawn))
     return {
         "series": [s.name for s in content.drawn],
@@ -74,7 +74,7 @@ def data(content: Content) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: seven digits, and nothing where there is no number."""
+    """The value for JSON: seven significant digits, null for what is not finite."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, float):
@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
 
 
 def _lines(content: Content) -> list[dict[str, Any]]:
-    """Single runs, where they are not too many."""
+    """The curves of single runs, unless there are too many."""
     if sum(len(s.histories) for s in content.drawn) > LINES:
         return []
     found = []
@@ -227,7 +227,7 @@ def _experiment(folder: ExperimentFolder, at: int, several: bool) -> str:
 
 
 def _names(content: Content) -> list[str]:
-    """Of the reproductions, or else of the folders."""
+    """The names of the reproductions, or else of the folders."""
     return [f"{found.name}, {found.scale}" for found in content.comparisons] or [
         folder.name for folder in content.folders
     ]
@@ -267,7 +267,7 @@ def _missing(said: Sequence[str]) -> str:
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[TableCell]], content: Content) -> str:
-    """A table of numbers; its rows carry the colours of the plots."""
+    """A table of numbers whose rows carry the colours of the plots."""
     colours = {s.name: at for at, s in enumerate(content.drawn)}
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     lines = "".join(_row(line, colours.get(line[0].main)) for line in body)
@@ -300,7 +300,7 @@ def _notes(lines: Sequence[str]) -> str:
 
 
 def _asked(content: Content, task: str = "") -> list[float]:
-    """The accuracies that the experiments asked about; of one of several tasks, its own target among them."""
+    """The target accuracies of the experiments, including that of the given task."""
     found: list[Any] = []
     for folder in content.folders:
         experiment = folder.experiment or {}
@@ -315,7 +315,7 @@ def _asked(content: Content, task: str = "") -> list[float]:
 
 
 def _inside(value: Any, *path: str) -> Any:
-    """What an experiment's tables hold there; None where there is nothing."""
+    """The value at this path of nested tables; None if there is none."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -335,7 +335,7 @@ def _megabytes(value: float) -> str:
 
 
 def _script_safe(text: str) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the element that contains it."""
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 

@@ -1,4 +1,4 @@
-"""Reading folders of experiments, also damaged ones: what cannot be read is left out and said."""
+"""Reading folders of experiments, even damaged ones: what cannot be read is reported and skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offbeat.watch.results import Result
 
 @dataclass
 class ExperimentFolder:
-    """One experiment: what was asked for, the versions it was made with, and its runs."""
+    """One experiment: its settings, the versions it was made with, and its runs."""
 
     path: Path
     name: str
@@ -29,7 +29,7 @@ class ExperimentFolder:
 
 
 def read(path: Path) -> ExperimentFolder:
-    """The experiment in this folder, or the single run in it together with the experiment around it."""
+    """The experiment in this folder, or the single run in it together with its experiment."""
     if not path.is_dir():
         raise FolderError(f"{path} is not a folder; name the folder of an experiment, such as runs/20250101-120000")
     swept = (path / SWEEP).exists()
@@ -52,7 +52,7 @@ def read(path: Path) -> ExperimentFolder:
 
 
 def _in_order(runs: list[RecordedRun], labels: Sequence[str]) -> list[RecordedRun]:
-    """As in the experiment's file, what it does not name last."""
+    """In the order of the experiment's file; runs that it does not name come last."""
     order = {label: at for at, label in enumerate(labels)}
     return sorted(runs, key=lambda run: (order.get(run.label, len(order)), run.label, run.seed))
 
@@ -80,7 +80,7 @@ def _run(path: Path) -> RecordedRun:
 
 
 def _absent(home: Path, runs: Sequence[RecordedRun]) -> Iterator[str]:
-    """A line for every run that the summary knows and the folder does not hold."""
+    """A line for every run that is listed in the summary but missing from the folder."""
     said: list[str] = []
     summary = _json(home / SUMMARY, said)
     yield from said

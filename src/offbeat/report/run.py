@@ -1,4 +1,4 @@
-"""One run of an experiment, read from its folder; what cannot be read is left out and said."""
+"""One run of an experiment, read from its folder; what cannot be read is reported and skipped."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.Arrow
 
 @dataclass
 class RecordedRun:
-    """One run: an algorithm under a seed. Its tables are read when they are asked for.
+    """One run: an algorithm and a seed. Its tables are read lazily.
 
     said: a line for everything that could not be read.   result: None while the run is not finished.
-    curve: its measurements, where they are not in a file of their own; such a run may have no other files either.
+    curve: its evaluations, if they are not in a separate file; such a run may have no other files either.
     """
 
     path: Path
@@ -53,28 +53,28 @@ class RecordedRun:
         return self.result.time if self.result else None
 
     def metrics(self) -> Columns | None:
-        """One row a measurement: task, time, updates, version and a column for each metric."""
+        """One row per evaluation: task, time, updates, version and one column per metric."""
         if self.curve is not None:
             return dict(self.curve)
         return self._table(METRICS, METRICS, others=_REAL)
 
     def personal(self) -> Columns | None:
-        """One row a measurement and client; None without any word where none were judged."""
+        """One row per evaluation and client; None if personalised models were not evaluated."""
         there = (self.path / PERSONAL).is_file()
         return self._table(PERSONAL, PERSONAL) if there else None
 
     def clients(self) -> Columns | None:
-        """One row a client."""
+        """One row per client."""
         wanted = self.result and not self.error and not self._bare
         return self._table(CLIENTS, CLIENTS) if wanted else None
 
     def underway(self) -> Columns | None:
-        """One row a job that the end of the run found on its way."""
+        """One row per job in flight at the end of the run."""
         there = (self.path / UNDERWAY).is_file()
         return self._table(UNDERWAY, UNDERWAY) if there else None
 
     def events(self) -> Columns | None:
-        """One row an event, of all parts that can be read."""
+        """One row per event, from all readable parts."""
         if self._bare:
             return None
         names = sorted(path.name for path in (self.path / EVENTS).glob("part-*.parquet"))
@@ -88,7 +88,7 @@ class RecordedRun:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else None
 
     def say(self, what: str) -> None:
-        """Remember that something is missing, once."""
+        """Add a warning, once."""
         line = f"{self.path.name if self.curve is None else self.name}: {what}"
         if line not in self.said:
             self.said.append(line)
@@ -98,7 +98,7 @@ class RecordedRun:
         return self.curve is not None and not (self.path / EVENTS).is_dir()
 
     def _table(self, name: str, like: str, others: pa.DataType | None = None) -> Columns | None:
-        """like: whose columns it must have.   others: the type of further ones, which are left out without it."""
+        """like: the table whose columns it must have.   others: the type of all other columns; None ignores them."""
         path = self.path / name
         if not path.is_file():
             self.say(f"{name} is missing")
@@ -115,7 +115,7 @@ class RecordedRun:
 
 
 def _array(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
-    """The column as numpy; no value is nan or −1."""
+    """The column as a numpy array; null becomes nan or −1."""
     column = column.cast(kind)
     if column.null_count:
         column = column.fill_null({_WHOLE: -1, _REAL: float("nan")}.get(kind, ""))
@@ -123,7 +123,7 @@ def _array(column: pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[Any]:
 
 
 def _plausible(columns: Columns) -> Columns:
-    """The columns, unless flipped bits have made numbers of them for which no memory would be enough."""
+    """The columns, unless they hold numbers so large (flipped bits) that memory would run out."""
     for name, most in (("client", 10**7), ("task", 10**4), ("job", 10**9)):
         if name in columns and len(columns[name]) and not -1 <= columns[name].min() <= columns[name].max() < most:
             raise ValueError(f"{name} has numbers out of all proportion")
@@ -131,6 +131,6 @@ def _plausible(columns: Columns) -> Columns:
 
 
 def short(error: BaseException) -> str:
-    """What an error says, in a line."""
+    """An error message in one line."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= 200 else words[:199] + "…"

@@ -1,4 +1,4 @@
-"""When accuracies were first reached: in time, in updates or in bytes."""
+"""When accuracies were first reached, in time, updates or bytes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from offbeat.report.run import Columns
 from offbeat.report.tables import NOTHING, TableCell, spread
 from offbeat.watch.results import first_reached
 
-_LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # looked at besides those that were asked for
+_LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # shown in addition to the targets
 _RUNGS = 6  # of them, the highest
 
 
 def first(history: Columns, target: float, axis: str) -> float | None:
-    """Where on the axis a measurement first showed this accuracy; None: never."""
+    """Where on the axis an evaluation first reached this accuracy; None: never."""
     at = first_reached(history["accuracy"], "accuracy", target)
     value = np.nan if at is None else float(history[axis][at])
     return value if np.isfinite(value) else None
 
 
 def ladder(histories: Sequence[Columns], asked: Sequence[float]) -> list[float]:
-    """Accuracies worth a column: those asked for, and those that some run reached and not all began with."""
+    """Accuracies worth a column: the targets, and those that some run reached but not all started with."""
     judged = _judged(histories)
     starts = [h["accuracy"][0] for h in judged]
     best = max((float(np.nanmax(h["accuracy"], initial=0.0)) for h in judged), default=0.0)
@@ -31,7 +31,7 @@ def ladder(histories: Sequence[Columns], asked: Sequence[float]) -> list[float]:
 
 
 def cell(histories: Sequence[Columns], target: float, axis: str, write: Callable[[float], str]) -> TableCell:
-    """Mean and range over seeds; a target that some seeds never reached says how many did."""
+    """Mean and range over seeds, and how many seeds reached the target if not all did."""
     judged = _judged(histories)
     found = [value for h in judged if (value := first(h, target, axis)) is not None]
     if not judged or not any(np.isfinite(h[axis]).any() for h in judged):

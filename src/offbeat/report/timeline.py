@@ -1,4 +1,4 @@
-"""The clients' lanes: every job from its sending to its end, light enough for a page."""
+"""The clients' lanes: every job from when it was sent to its end, compact enough for a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Timeline:
     span: the run's length.   until: jobs sent later than this are only in `bins`.   counts: jobs of each lane.
     jobs: columns, one entry a job, lane after lane; a column of one entry holds for all; a fate is 0 for a job that
         arrived, 1 for a lost one and 2 for one that the end of the run cut off.   steps: server steps.
-    away: [lane, from, to] while a client was not there.   bins: a lane's share of time spent computing, in per cent.
+    away: [lane, from, to] while a client was offline.   bins: a lane's share of time spent computing, in per cent.
     """
 
     run: str
@@ -90,7 +90,7 @@ def timeline(run: str, log: Columns, underway: Columns | None, clients: int, end
 
 
 def _jobs(log: Columns, underway: Columns | None, span: float) -> Columns:
-    """All jobs: who, when, from which version, how stale, and what became of them."""
+    """All jobs: client, times, version, staleness and fate."""
     ended = np.flatnonzero(np.isin(log["event"], (ARRIVED, "Lost")))
     found = {name: log[name][ended] for name in ("client", "task", "job", "staleness", "sent", "started", "finished")}
     found["end"] = log["time"][ended]
@@ -110,7 +110,7 @@ def _jobs(log: Columns, underway: Columns | None, span: float) -> Columns:
 
 
 def _before(log: Columns) -> Ints:
-    """The version of an event's task before the event."""
+    """The version of each event's task before the event."""
     before = np.zeros(len(log["version"]), np.int64)
     for task in np.unique(log["task"]):
         mine = np.flatnonzero(log["task"] == task)
@@ -119,12 +119,12 @@ def _before(log: Columns) -> Ints:
 
 
 def _steps(log: Columns) -> Floats:
-    """The times at which some task's model moved on."""
+    """The times at which a task's model changed."""
     return np.asarray(log["time"][log["version"] > _before(log)])
 
 
 def _choose(ranked: Ints, jobs: Columns, span: float) -> tuple[Ints, float]:
-    """Clients for the lanes, and the time up to which their jobs are not too many."""
+    """The clients to show, and the time up to which their single jobs can be shown."""
     counts = np.bincount(jobs["client"], minlength=len(ranked))
     lanes = _spread(ranked, LANES)
     if counts[lanes].sum() > JOBS:
@@ -135,12 +135,12 @@ def _choose(ranked: Ints, jobs: Columns, span: float) -> tuple[Ints, float]:
 
 
 def _spread(ranked: Ints, size: int) -> Ints:
-    """So many of the clients, evenly from first to last."""
+    """This many of the clients, evenly spaced from first to last."""
     return ranked[thin(np.arange(len(ranked), dtype=np.float64), size).astype(np.int64)]
 
 
 def _bins(jobs: Columns, mine: npt.NDArray[np.bool_], lane: Ints, lanes: int, span: float) -> list[list[int]]:
-    """How much of each bin each lane spent computing: the work done by its end less that done by its start."""
+    """The share of each bin that each lane spent computing: work done by its end minus work done by its start."""
     start, end, row = jobs["started"][mine], jobs["finished"][mine], lane[jobs["client"][mine]]
     edges = np.linspace(0.0, span, BINS + 1)
     done = np.array(
@@ -151,7 +151,7 @@ def _bins(jobs: Columns, mine: npt.NDArray[np.bool_], lane: Ints, lanes: int, sp
 
 
 def _away(log: Columns, lane: Ints, span: float) -> list[list[int]]:
-    """[lane, from, to] of absences: until a client joins, and from when it leaves."""
+    """[lane, from, to] of absences: before a client joins and after it leaves."""
     found, gone = [], dict[int, float]()
     turns = np.flatnonzero(np.isin(log["event"], ("Joined", "Left")))
     seen = set[int]()
@@ -168,7 +168,7 @@ def _away(log: Columns, lane: Ints, span: float) -> list[list[int]]:
 
 
 def _columns(jobs: Columns, span: float) -> dict[str, list[int]]:
-    """Whole numbers: when sent, then how long until it started, was finished and ended."""
+    """As integers: time sent, then the time until start, finish and end."""
     at = [_ticks(jobs[name], span) for name in ("sent", "started", "finished", "end")]
     columns = {
         "job": jobs["job"],

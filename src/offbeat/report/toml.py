@@ -1,4 +1,4 @@
-"""Writing TOML: the text of an experiment as a person would lay it out, exact when read back."""
+"""Writing TOML: an experiment laid out as a person would, exact when read back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dumps(table: Mapping[str, Any]) -> str:
 
 
 def _is_section(name: str, value: Any) -> bool:
-    """Tables that are short settings, such as `until`, stay in a line."""
+    """Short tables such as `until` stay on one line."""
     if isinstance(value, Mapping):
         return name not in ("until", "evaluate")
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)

@@ -1,4 +1,4 @@
-"""How the clients worked: staleness over time, shares in the work, clients at work, their own models' accuracies."""
+"""How the clients worked: staleness, participation, concurrency, accuracy of personalised models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True)
 class Fan:
-    """A distribution along x: where 10, 25, 50, 75 and 90 % of the values lie below, and how many values there are."""
+    """A distribution along x: the 10, 25, 50, 75 and 90 % quantiles and the number of values."""
 
     x: Floats
     p10: Floats
@@ -30,7 +30,7 @@ class Fan:
 
 
 def staleness(logs: Sequence[Columns]) -> Fan | None:
-    """The staleness of what arrived in each window of time, all seeds together."""
+    """The staleness of the updates in each time window, over all seeds."""
     arrived = [log["event"] == ARRIVED for log in logs]
     times = _joined(log["time"][mine] for log, mine in zip(logs, arrived, strict=True))
     values = _joined(log["staleness"][mine] for log, mine in zip(logs, arrived, strict=True))
@@ -42,7 +42,7 @@ def staleness(logs: Sequence[Columns]) -> Fan | None:
 
 
 def own_accuracies(tables: Sequence[Columns]) -> Fan | None:
-    """The accuracy of clients' own models at each measurement, all clients and seeds together."""
+    """The accuracy of personalised models at each evaluation, over all clients and seeds."""
     times = _joined(table["time"] for table in tables)
     values = _joined(table["accuracy"] for table in tables)
     good = np.isfinite(values) & np.isfinite(times)
@@ -53,18 +53,18 @@ def own_accuracies(tables: Sequence[Columns]) -> Fan | None:
 
 
 def last_accuracies(tables: Sequence[Columns]) -> Band | None:
-    """The accuracies of clients' own models at the last measurement, the worst client first, by share of clients."""
+    """The final accuracy of personalised models by share of clients, worst first."""
     last = [table["accuracy"][table["time"] == table["time"].max()] for table in tables if len(table["time"])]
     return band([_ranked(np.sort(values[np.isfinite(values)])) for values in last])
 
 
 def participation(counts: Sequence[Floats]) -> Band | None:
-    """Clients' updates over the mean of all clients, the busiest first, by share of clients."""
+    """Updates per client relative to the mean, by share of clients, busiest first."""
     return band([_ranked(-np.sort(-each / each.mean())) for each in counts if each.sum() > 0])
 
 
 def updates_of(run: RecordedRun, log: Columns | None) -> Floats | None:
-    """How many results came from each client."""
+    """The number of updates from each client."""
     table = run.clients()
     if table is not None and len(table["updates"]):
         return table["updates"].astype(np.float64)
@@ -75,7 +75,7 @@ def updates_of(run: RecordedRun, log: Columns | None) -> Floats | None:
 
 
 def concurrency(runs: Sequence[RecordedRun]) -> Band | None:
-    """The share of clients at work in each window of time."""
+    """The share of busy clients in each time window."""
     return band([curve for run in runs if (curve := _windows(run)) is not None])
 
 
@@ -87,7 +87,7 @@ def _windows(run: RecordedRun) -> Curve | None:
 
 
 def _ranked(values: Floats) -> Curve:
-    """Values against the share of clients up to and with each."""
+    """Values against the cumulative share of clients."""
     return (np.arange(len(values)) + 1.0) / max(len(values), 1), values
 
 
