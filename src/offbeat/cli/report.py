@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import SettingError
-from offbeat.report import figures, gather, save
+from offbeat.report import PAGE, figures, gather, save
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write; default report.html in the folder, or here if there are several folders."),
+        typer.Option(help=f"File to write; default {PAGE} in the folder, or here if there are several folders."),
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper.")
@@ -37,7 +37,7 @@ def report(
     if form not in figures.FORMATS:
         raise SettingError(f"--format {form}: must be one of {', '.join(figures.FORMATS)}")
     content = gather(runs)
-    page = save(content, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")
+    page = save(content, out or (runs[0] if len(runs) == 1 else Path()) / PAGE)
     drawn = figures.draw(content, to, form) if to is not None else []
     if as_json:
         print(json.dumps({"report": str(page), "figures": [str(path) for path in drawn], "missing": content.said}))

@@ -91,7 +91,7 @@ def together(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
     """Results that differ in nothing but the seed, by (label, settings)."""
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        groups.setdefault((result.algorithm, json.dumps(result.settings or {}, sort_keys=True)), []).append(result)
+        groups.setdefault((result.algorithm, json.dumps(result.settings, sort_keys=True)), []).append(result)
     return groups
 
 
@@ -112,6 +112,6 @@ def value(result: Result, best: str) -> float | None:
     return None if found is None or isnan(found) else found
 
 
-def shown(settings: Mapping[str, Any] | None) -> str:
+def shown(settings: Mapping[str, Any]) -> str:
     """Settings for people."""
-    return ", ".join(f"{k} = {v}" for k, v in brief(settings or {}).items())
+    return ", ".join(f"{k} = {v}" for k, v in brief(settings).items())

@@ -1,4 +1,4 @@
-"""What the runs of an experiment or of a sweep found, together."""
+"""The results of all runs of an experiment or a sweep."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from offbeat.core.errors import SettingError
+from offbeat.core.watcher import Measurement
 from offbeat.experiment import ranking
 from offbeat.experiment.ranking import Ranked
 from offbeat.watch.files import PAGE, SWEEP
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepTotals:
-    """Of all runs of a sweep together. best: what they are ranked by, if that was said."""
+    """Totals over all runs of a sweep. best: what they are ranked by, if it was chosen."""
 
     best: str | None
     wall_s: float
@@ -28,10 +29,10 @@ class SweepTotals:
 
 
 class Results(Sequence[Result]):
-    """The results of several runs; an index gives one of them.
+    """The results of several runs, as a sequence.
 
-    folder: where they are.   targets: accuracies whose times were asked for.   sweep: of a sweep that has ended.
-    goals: by task, the accuracy at which it is done.
+    folder: where they are.   targets: accuracies whose times are listed.   sweep: the totals of a finished sweep.
+    goals: the target accuracy of each task.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class Results(Sequence[Result]):
     @overload
     def __getitem__(self, at: int) -> Result: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[Result]: ...
-    def __getitem__(self, at: int | slice) -> Result | Sequence[Result]:
+    def __getitem__(self, at: slice) -> Results: ...
+    def __getitem__(self, at: int | slice) -> Result | Results:
+        if isinstance(at, slice):
+            return Results(self.runs[at], self.folder, self.targets, self.goals, self.sweep)
         return self.runs[at]
 
     @property
@@ -91,9 +94,9 @@ class Results(Sequence[Result]):
         return "sync-st" if "sync-st" in labels else labels[-1]
 
     def ranked(self, by: str | None = None) -> list[Ranked]:
-        """Every algorithm at every setting, its seeds put together, from best to worst.
+        """Every algorithm and setting, with means over its seeds, from best to worst.
 
-        by: a metric, "time:0.8" for the time to an accuracy, or "finish" for when the last of several tasks was done.
+        by: a metric, "time:0.8" for the time to an accuracy, or "finish" for when the last of several tasks finished.
         """
         ranking.check_best(by)
         if by is not None and (wrong := ranking.missing(self.runs, by)):
@@ -107,20 +110,20 @@ class Results(Sequence[Result]):
         return self.ranked(by)[0]
 
     def frame(self) -> pandas.DataFrame:
-        """One row a run: algorithm, seed, settings, metrics, times to targets, counts."""
+        """A pandas DataFrame with one row per run: algorithm, seed, settings, metrics, times to targets, counts."""
         return _pandas().DataFrame([_row(result) for result in self.runs])
 
     def history(self) -> pandas.DataFrame:
-        """One row an evaluation of any run."""
+        """A pandas DataFrame with one row per evaluation of any run."""
         rows = [
-            {"algorithm": r.algorithm, "seed": r.seed, **(r.settings or {}), **_evaluation(m, r)}
+            {"algorithm": r.algorithm, "seed": r.seed, **r.settings, **_evaluation(m, r)}
             for r in self.runs
             for m in r.history
         ]
         return _pandas().DataFrame(rows)
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Write the HTML report; gives the path of the page, by default `report.html` in the folder."""
+        """Write the HTML report, by default `report.html` in the folder; return its path."""
         from offbeat import report
 
         return report.write(self.folder, None if path is None else Path(path))
@@ -149,7 +152,7 @@ class Results(Sequence[Result]):
 
 
 def _row(result: Result) -> dict[str, Any]:
-    row: dict[str, Any] = {"algorithm": result.algorithm, "seed": result.seed, **(result.settings or {})}
+    row: dict[str, Any] = {"algorithm": result.algorithm, "seed": result.seed, **result.settings}
     if result.error is not None:
         return {**row, "error": result.error}
     for task in result.tasks:
@@ -159,7 +162,7 @@ def _row(result: Result) -> dict[str, Any]:
     return row | {"time": result.time, "updates": result.updates, "versions": result.versions}
 
 
-def _evaluation(measurement: Any, result: Result) -> dict[str, Any]:
+def _evaluation(measurement: Measurement, result: Result) -> dict[str, Any]:
     task = {"task": result.tasks[measurement.task].name} if result.several else {}
     counts = {name: getattr(measurement, name) for name in ("time", "updates", "version")}
     return {**task, **counts, **measurement.metrics}

@@ -23,6 +23,7 @@ from offbeat.experiment.sweep_display import SweepDisplay
 from offbeat.experiment.sweep_workers import Orders, alone, several
 from offbeat.simulate.pool import cores
 from offbeat.watch.files import METRICS, SUMMARY, SWEEP_TABLE, locked, write_json, write_table
+from offbeat.watch.record import metrics_table
 from offbeat.watch.results import Result
 from offbeat.watch.session import interruptible
 
@@ -85,7 +86,8 @@ def resume(folder: Path, experiment: Experiment, saved: Mapping[str, Any], *, pr
 
 def read(folder: Path, experiment: Experiment) -> Results:
     """What the finished runs of a sweep found."""
-    return Results(Logbook(folder).results, folder, experiment.targets)
+    results = sorted(Logbook(folder).results, key=lambda result: result.number or 0)
+    return Results(results, folder, experiment.targets)
 
 
 def run(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Results:
@@ -151,14 +153,14 @@ def _runs_table(results: Sequence[Result]) -> pa.Table:
     """One row a run."""
     metrics = sorted({name for r in results for name in r.metrics})
     targets = sorted({name for r in results for name in r.targets})
-    paths = sorted({path for r in results for path in r.settings or {}})
+    paths = sorted({path for r in results for path in r.settings})
     columns: dict[str, Any] = {
         "run": [r.number for r in results],
         **{name: [getattr(r, name) for r in results] for name in ("algorithm", "seed", "time", "updates", "versions")},
         "error": [r.error for r in results],
     }
     for path in paths:
-        values = [(r.settings or {}).get(path) for r in results]
+        values = [r.settings.get(path) for r in results]
         numbers = all(v is None or isinstance(v, int | float) for v in values)
         columns[path] = [None if v is None else float(v) if numbers else json.dumps(v) for v in values]
     for name in metrics:
@@ -169,11 +171,6 @@ def _runs_table(results: Sequence[Result]) -> pa.Table:
 
 
 def _curves_table(results: Sequence[Result]) -> pa.Table:
-    """One row an evaluation of any run."""
-    rows = [(r.number, m) for r in results for m in r.history]
-    columns: dict[str, Any] = {"run": [number for number, _ in rows]}
-    for name in ("task", "time", "updates", "version"):
-        columns[name] = [getattr(m, name) for _, m in rows]
-    for name in sorted({name for _, m in rows for name in m.metrics}):
-        columns[name] = [m.metrics.get(name) for _, m in rows]
-    return pa.table(columns)
+    """One row per evaluation of any run."""
+    table = metrics_table([m for r in results for m in r.history])
+    return table.add_column(0, "run", pa.array([r.number for r in results for _ in r.history]))

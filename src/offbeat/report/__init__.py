@@ -11,7 +11,7 @@ from offbeat.report.content import Content, gather
 from offbeat.report.page import page
 from offbeat.watch.files import PAGE, write_text
 
-__all__ = ["Content", "figures", "gather", "save", "write"]
+__all__ = ["PAGE", "Content", "figures", "gather", "save", "write"]
 
 
 def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:

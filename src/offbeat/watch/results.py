@@ -390,7 +390,7 @@ _SCALARS: Mapping[Any, tuple[Any, str]] = {
     str: (str, "text"),
     bool: (bool, "true or false"),
 }
-_POINT = (int, float, int, int, Mapping[str, float], tuple[float, ...])
+_POINT = (int, float, int, int, Mapping[str, float], list[float])
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
@@ -409,8 +409,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is UnionType:
         return None if value is None else _read(inner[0], value, where)
-    if origin is tuple:
-        return tuple(_read(inner[0], each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
+    if origin in (tuple, list):
+        return origin(_read(inner[0], each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
     if not isinstance(value, dict):
         raise _wrong(value, where, "a table")
     return {str(name): _read(inner[1], each, f"{where}.{name}") for name, each in value.items()}

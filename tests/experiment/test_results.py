@@ -1,0 +1,114 @@
+"""The results of an experiment and of a sweep, for Python users."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command import DIGITS, TASKS
+
+import offbeat as ob
+from offbeat.core.errors import SettingError
+from offbeat.experiment.results import Results
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of two algorithms under two seeds."""
+    experiment = ob.Experiment.parse({**tomllib.loads(DIGITS), "trials": 2})
+    return experiment.run(tmp_path_factory.mktemp("results") / "out", progress=False)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of a sweep over two step sizes."""
+    experiment = ob.Experiment.parse(tomllib.loads(DIGITS))
+    folder = tmp_path_factory.mktemp("grid") / "out"
+    return experiment.sweep({"algorithm.*.local.sgd.lr": [0.1, 0.5]}, folder, workers=1, progress=False)
+
+
+def test_results_are_a_sequence(results: Results) -> None:
+    assert len(results) == 4
+    assert [(r.algorithm, r.seed) for r in results] == [("area", 0), ("fedbuff", 0), ("area", 1), ("fedbuff", 1)]
+    assert isinstance(results[1:], Results)
+    assert (len(results[1:]), results[-1] in results) == (3, True)
+
+
+def test_a_result_has_its_history_and_its_model(results: Results) -> None:
+    last = results[0].history[-1]
+    assert last.metrics == results[0].metrics
+    assert results[0].time_to("accuracy", last.metrics["accuracy"]) is not None
+    assert results[0].time_to("accuracy", 1.1) is None
+    assert results[0].model.shape == (640,)
+
+
+def test_a_folder_that_is_opened_again_has_the_same_results(results: Results, grid: Results) -> None:
+    for found in (results, grid):
+        again = ob.open(found.folder)
+        assert list(again) == list(found)
+        assert [r.history for r in again] == [r.history for r in found]
+
+
+def test_frames_have_a_row_a_run_and_a_row_an_evaluation(results: Results) -> None:
+    frame, history = results.frame(), results.history()
+    assert list(frame["seed"]) == [0, 0, 1, 1]
+    assert list(frame["accuracy"]) == [r.metrics["accuracy"] for r in results]
+    assert list(frame["updates"]) == [r.updates for r in results]
+    assert len(history) == sum(len(r.history) for r in results)
+    area = history[(history.algorithm == "area") & (history.seed == 1)]
+    assert list(area["loss"]) == [
+        m.metrics["loss"] for m in next(r for r in results if r.name == "area, seed 1").history
+    ]
+
+
+def test_frames_of_a_sweep_have_its_settings(grid: Results) -> None:
+    assert sorted(set(grid.frame()["algorithm.*.local.sgd.lr"])) == [0.1, 0.5]
+    assert set(grid.history()["algorithm.*.local.sgd.lr"]) == {0.1, 0.5}
+
+
+def test_frames_of_several_tasks_have_their_names(tmp_path: Path) -> None:
+    found = ob.Experiment.parse(tomllib.loads(TASKS)).run(tmp_path / "out", progress=False)
+    assert {"a.accuracy", "b.accuracy"} <= set(found.frame().columns)
+    assert set(found.history()["task"]) == {"a", "b"}
+
+
+def test_without_pandas_a_frame_says_what_to_install(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for make in (results.frame, results.history):
+        with pytest.raises(SettingError, match="pip install pandas"):
+            make()
+
+
+def test_the_best_setting_by_any_metric(results: Results, grid: Results) -> None:
+    for found in (results, grid):
+        by_accuracy, by_loss = found.best("accuracy"), found.best("loss")
+        assert by_accuracy.mean == max(each.mean or 0.0 for each in found.ranked("accuracy"))
+        assert by_loss.mean == min(each.mean or 9.9 for each in found.ranked("loss"))
+    assert grid.best("accuracy").settings == {"algorithm.*.local.sgd.lr": 0.5}
+    with pytest.raises(SettingError, match="no run has a metric 'acuracy'; there are accuracy, loss"):
+        results.best("acuracy")
+
+
+def test_a_metric_that_is_not_a_number_is_never_the_best(grid: Results) -> None:
+    broken = replace(grid[0], metrics={"loss": float("nan")}, tasks=())
+    found = Results([broken, *grid[1:]], grid.folder)
+    assert found.ranked("loss")[-1].mean is None
+
+
+def test_the_time_to_an_accuracy_that_was_never_measured_ranks_nothing(grid: Results) -> None:
+    blind = [replace(r, curve=tuple(m._replace(metrics={"gap": 1.0}) for m in r.history)) for r in grid]
+    assert [each.mean for each in Results(blind, grid.folder).ranked("time:0.8")] == [None] * 4
+
+
+def test_the_report_is_written_where_it_is_wanted(results: Results, tmp_path: Path) -> None:
+    assert results.report(tmp_path / "page.html") == tmp_path / "page.html"
+    assert "fedbuff" in (tmp_path / "page.html").read_text()
+
+
+def test_results_are_shown_briefly(results: Results) -> None:
+    assert repr(results).splitlines()[0] == f"Results of 4 runs in {results.folder}"
+    assert max(map(len, repr(results).splitlines()[1:])) < 100
+    assert results._repr_html_().count("<tr>") == 5
