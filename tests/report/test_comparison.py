@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offbeat.report.comparison import Comparison, body, comparison, lead
+from offbeat.report.comparison import PaperComparison, body, comparison, lead
 from offbeat.watch.files import OUTCOME
 
 
@@ -28,7 +28,7 @@ def outcome(*cells: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
-def found(tmp_path: Path, table: Any) -> tuple[Comparison | None, list[str]]:
+def found(tmp_path: Path, table: Any) -> tuple[PaperComparison | None, list[str]]:
     (tmp_path / OUTCOME).write_text(table if isinstance(table, str) else json.dumps(table), encoding="utf-8")
     said: list[str] = []
     return comparison(tmp_path, said), said

@@ -34,7 +34,7 @@ Lines = dict[str, dict[str, Compared]]  # by line and quantity
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PaperComparison:
     """The outcome of a reproduction.   cells: those that were run.   claims: (text, state).   left: what was not."""
 
     name: str
@@ -50,7 +50,7 @@ class Comparison:
     stopped: str
 
 
-def comparison(path: Path, said: list[str]) -> Comparison | None:
+def comparison(path: Path, said: list[str]) -> PaperComparison | None:
     """The outcome in this folder, if there is one; a damaged file is reported and skipped."""
     try:
         return _comparison(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
@@ -61,14 +61,14 @@ def comparison(path: Path, said: list[str]) -> Comparison | None:
         return None
 
 
-def _comparison(found: Mapping[str, Any]) -> Comparison:
+def _comparison(found: Mapping[str, Any]) -> PaperComparison:
     cells = [_compared(cell) for cell in found["cells"] if cell["note"] != NOT_RUN]
     claims = [(str(c["claim"]), str(c["state"])) for c in found["claims"] if c["state"] != NOT_CHECKED]
     left = ""
     if len(cells) < len(found["cells"]) or len(claims) < len(found["claims"]):
         left = f"{len(cells)} of {len(found['cells'])} cells and {len(claims)} of {len(found['claims'])} claims"
         left = f"{left} are shown; the others were not run."
-    return Comparison(
+    return PaperComparison(
         name=str(found["name"]),
         scale=str(found["scale"]),
         title=str(found["title"]),
@@ -99,14 +99,14 @@ def _compared(cell: Mapping[str, Any]) -> Compared:
 # As HTML
 
 
-def lead(found: Comparison) -> str:
+def lead(found: PaperComparison) -> str:
     """A sentence of introduction."""
     text = f"{found.title[:1].upper()}{found.title[1:]} ({found.source})."
     held = sum(state == "held" for _, state in found.claims)
     return text + (f" {held} of {len(found.claims)} claims held." if found.claims else "")
 
 
-def body(found: Comparison) -> str:
+def body(found: PaperComparison) -> str:
     """Claims, then a table for each experiment, then the likely reasons for what differs."""
     parts = [_note(f"Stopped, {found.stopped}.")] if found.stopped else []
     if found.scope:
@@ -127,7 +127,7 @@ def body(found: Comparison) -> str:
     return "".join(parts)
 
 
-def _tables(found: Comparison, whys: Sequence[str]) -> Iterator[str]:
+def _tables(found: PaperComparison, whys: Sequence[str]) -> Iterator[str]:
     """One table per experiment: the paper's rows down, quantities across."""
     for title, lines in _groups(found):
         across = list(dict.fromkeys(shows for line in lines.values() for shows in line))
@@ -147,7 +147,7 @@ def _tables(found: Comparison, whys: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _groups(found: Comparison) -> list[tuple[str, Lines]]:
+def _groups(found: PaperComparison) -> list[tuple[str, Lines]]:
     """(title, cells by row and quantity) of each table; rows without a common quantity get separate tables."""
     groups: list[tuple[str, Lines]] = []
     for cell in found.cells:

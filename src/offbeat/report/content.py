@@ -10,7 +10,7 @@ import numpy as np
 
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
 from offbeat.report.communication import bytes_by, messages_of
-from offbeat.report.comparison import Comparison, comparison
+from offbeat.report.comparison import PaperComparison, comparison
 from offbeat.report.read import ExperimentFolder, read
 from offbeat.report.run import Columns, Floats, RecordedRun
 from offbeat.report.timeline import Timeline, timeline
@@ -66,7 +66,7 @@ class Content:
     tasks: list[str]
     said: list[str]
     left: list[str]
-    comparisons: list[Comparison]  # what reproductions among them found
+    comparisons: list[PaperComparison]  # what reproductions among them found
 
     @property
     def metrics(self) -> list[str]:
@@ -107,7 +107,7 @@ def gather(paths: Sequence[Path]) -> Content:
     return Content(folders, series, drawn, tasks, [*failed, *damaged, *said], left, list(comparisons.values()))
 
 
-def _parts(path: Path, found: Comparison | None) -> list[Path]:
+def _parts(path: Path, found: PaperComparison | None) -> list[Path]:
     """The folders of the experiments of a reproduction that has several; otherwise the folder itself."""
     if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
