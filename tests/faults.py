@@ -29,7 +29,7 @@ from offbeat.core.random import below, bits
 from offbeat.core.server import Algorithm
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.vectors import Payload
-from offbeat.core.watcher import Measurement, Row
+from offbeat.core.watcher import EventRow, Measurement
 from offbeat.deploy import effects as client_side, keeper as server_side, wire
 from offbeat.deploy.admission import APPLIED, Limits
 from offbeat.deploy.effects import Done
@@ -116,9 +116,9 @@ class Rows:
     """Watches a fold."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[EventRow] = []
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         self.rows.append(row)
 
     def measured(self, measurement: Measurement) -> None:
@@ -551,7 +551,7 @@ class Broken:
         if self.kind == "area":
             self.judge_invariant()
 
-    def judge_counts(self, applied: Counter[tuple[int, str, int]], rows: list[Row]) -> None:
+    def judge_counts(self, applied: Counter[tuple[int, str, int]], rows: list[EventRow]) -> None:
         if any(count > 1 for count in applied.values()):
             self.violations.append("a message was applied twice")
         arrived = Counter(row.job for row in rows if row.event == "Arrived")
@@ -573,7 +573,7 @@ class Broken:
             if number >= numbers[client]:
                 self.violations.append(f"client {client} trained job {number}, which the server does not know")
 
-    def judge_progress(self, rows: list[Row]) -> None:
+    def judge_progress(self, rows: list[EventRow]) -> None:
         ledger = self.keeper.ledger if self.keeper else None
         assert ledger is not None
         if ledger.stopped != "end":
@@ -587,7 +587,7 @@ class Broken:
             if last.get(node.index, -1) < halfway:
                 self.violations.append(f"{node.name} did nothing after the faults had stopped")
 
-    def calm_event(self, rows: list[Row]) -> int:
+    def calm_event(self, rows: list[EventRow]) -> int:
         """The number of the first event after the faults have stopped, and some time to recover."""
         fresh = self.bugs.reducer(self.plan)
         for entry in self.log:

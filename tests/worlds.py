@@ -15,7 +15,7 @@ from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm, Commands, Model, Server, View
 from offbeat.core.state import State, Tensors, dump, load
 from offbeat.core.vectors import Vector
-from offbeat.core.watcher import Row
+from offbeat.core.watcher import EventRow
 from offbeat.experiment.run import Run, run as simulate
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
@@ -194,11 +194,11 @@ def same_world(a: World, b: World) -> bool:
     return all(torch.equal(t, second.table[name]) for name, t in first.table.items())
 
 
-def seen(rows: Sequence[Row]) -> list[str]:
+def seen(rows: Sequence[EventRow]) -> list[str]:
     """An event log as text, to compare and to read: every field, numbers in full."""
     return [" ".join(map(repr, row)) for row in rows]
 
 
-def brief(rows: Sequence[Row]) -> list[tuple[float, str, int]]:
+def brief(rows: Sequence[EventRow]) -> list[tuple[float, str, int]]:
     """(time, event, client) of every row."""
     return [(row.time, row.event, row.client) for row in rows]

@@ -13,7 +13,7 @@ import torch
 from rows import SEVERAL, TABLE, N
 
 import offbeat as ob
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import materialise
 from offbeat.data.base import Dataset
 from offbeat.data.splits import Dirichlet
 from offbeat.timing import Exponential, OnOff, Times
@@ -63,7 +63,7 @@ def trained(run: ob.Run, own: bool) -> torch.Tensor:
     if own:
         return torch.cat([run.personal(c, steps=0).cpu() for c in range(N)])
     models = run.simulation.server.models(run.world.server)
-    return torch.cat([settled(model.vector).cpu() for model in models])
+    return torch.cat([materialise(model.vector).cpu() for model in models])
 
 
 def difference(algorithm: ob.Algorithm, models: Sequence[str] = ("softmax",), own: bool = False) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.core.events import Job
-from offbeat.core.watcher import Row
+from offbeat.core.watcher import EventRow
 from offbeat.deploy.chronicle import Trip
 from offbeat.deploy.ledger import Flight, Ledger, Seat
 from offbeat.deploy.trace import Trips, write_trace
@@ -19,10 +19,10 @@ from offbeat.watch.record import Recorder
 def traced(folder: Path, trips: list[Trip], ledger: Ledger | None = None) -> list[tuple[int, float, float]]:
     """(client, compute, upload) of the rows of a trace."""
     recorder, watcher = Recorder(folder), Trips(folder)
-    recorder.event(Row(0, 0.0, "Started", -1, 0, -1, 0, -1, nan, nan, nan, ""))
+    recorder.event(EventRow(0, 0.0, "Started", -1, 0, -1, 0, -1, nan, nan, nan, ""))
     for trip in trips:
         watcher.trip(trip)
-        watcher.event(Row(1, 1.0, "Arrived", trip.client, 0, trip.job, 0, 0, nan, nan, nan, ""))
+        watcher.event(EventRow(1, 1.0, "Arrived", trip.client, 0, trip.job, 0, 0, nan, nan, nan, ""))
     if ledger is not None:
         watcher.end(ledger, 2.0)
         watcher.end(ledger, 2.0)  # served again after the end

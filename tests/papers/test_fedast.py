@@ -21,7 +21,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import materialise
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.run import prepare
@@ -462,7 +462,7 @@ def test_area_for_each_task_keeps_its_invariant() -> None:
     for world in made.steps():
         for m, task in enumerate(world.server.tasks):
             y = [world.memories[i, m][1]["y"] if (i, m) in world.memories else lines[m].initial() for i in range(4)]
-            x = settled(task.inner.model.vector + task.inner.u)
+            x = materialise(task.inner.model.vector + task.inner.u)
             torch.testing.assert_close(torch.stack(y).mean(dim=0), x, rtol=0, atol=1e-9)
 
 

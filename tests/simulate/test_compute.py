@@ -20,8 +20,8 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.execute import Executor, Ready
+from offbeat.simulate.lazy import Arena, Arenas
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.tape import Arena, Arenas
 from offbeat.timing import Exponential, Times
 from offbeat.timing.base import Durations
 
@@ -150,10 +150,10 @@ def test_jobs_that_are_done_are_soon_left_out_and_every_result_is_its_own(memory
 def test_one_client_s_result_does_not_keep_its_batch_alive() -> None:
     """Rows come back one by one, however many were computed together."""
     deltas, arena = computed(Line([1.0] * 100), 0.5)
-    arena.settle()
+    arena.materialise()
     before = len(arena.free)
     del deltas[50:]
-    arena.settle()
+    arena.materialise()
     assert len(arena.free) == before + 50
 
 

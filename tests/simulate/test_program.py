@@ -19,7 +19,7 @@ from offbeat.core.errors import DivergedError
 from offbeat.core.events import Stop
 from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import materialise
 from offbeat.core.watcher import Measurement
 from offbeat.data.digits import digits
 from offbeat.data.splits import Dirichlet
@@ -28,10 +28,10 @@ from offbeat.local.moreau import Moreau
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare
-from offbeat.simulate.tape import Arenas
 from offbeat.timing import Exponential, Times
 from offbeat.watch.history import History
 
@@ -71,7 +71,7 @@ class End(NamedTuple):
 
 
 def end(run: Simulation, history: History, error: DivergedError | None) -> End:
-    models = [settled(model.vector) for model in run.server.models(run.world.server)]
+    models = [materialise(model.vector) for model in run.server.models(run.world.server)]
     return End(seen(history.events), history.measurements, models, run.world.stopped, str(error or ""))
 
 

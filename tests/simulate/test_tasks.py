@@ -15,7 +15,7 @@ from offbeat.algorithms import AREA, FedAST, OneByOne, SyncST
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Stop
 from offbeat.core.server import Algorithm, Commands, Model, View
-from offbeat.core.watcher import Row
+from offbeat.core.watcher import EventRow
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation, Until
@@ -43,7 +43,7 @@ class Tasks(Scenario):
         yield from ()
 
 
-def watch(script: Mapping[float, Sequence[Command]], clock: Any, **options: Any) -> tuple[Simulation, list[Row]]:
+def watch(script: Mapping[float, Sequence[Command]], clock: Any, **options: Any) -> tuple[Simulation, list[EventRow]]:
     problems = [Line([1.0] * 2, name=f"task{m}") for m in range(3)]
     simulation, history = play(Tasks(script), clock, LONG, problems=problems, **options)
     return simulation, [row for row in history.events if row.event == "Arrived"]

@@ -10,7 +10,7 @@ import pytest
 
 import offbeat
 from offbeat.core.errors import FolderError
-from offbeat.core.watcher import Row
+from offbeat.core.watcher import EventRow
 from offbeat.watch import files
 from offbeat.watch.files import COLUMNS, EVENTS, drop_parts, locked, part_name, read_table, schema, write_text
 
@@ -31,7 +31,7 @@ def test_file_names_are_written_in_one_place() -> None:
 
 
 def test_the_columns_of_the_events_are_the_fields_of_a_row() -> None:
-    assert tuple(COLUMNS[EVENTS]) == Row._fields
+    assert tuple(COLUMNS[EVENTS]) == EventRow._fields
     assert schema(EVENTS).field("event").type == pa.dictionary(pa.int8(), pa.string())
 
 

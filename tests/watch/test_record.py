@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from command import events
 
-from offbeat.core.watcher import Measurement, Row
+from offbeat.core.watcher import EventRow, Measurement
 from offbeat.watch.record import Recorder
 
 NAN = float("nan")
 
 
-def row(number: int) -> Row:
-    return Row(number, number / 10, "Arrived", number % 3, 0, number, 7, 2, 0.1, 0.2, 0.3, "")
+def row(number: int) -> EventRow:
+    return EventRow(number, number / 10, "Arrived", number % 3, 0, number, 7, 2, 0.1, 0.2, 0.3, "")
 
 
 def measurement(time: float, **metrics: float) -> Measurement:
@@ -23,7 +23,7 @@ def measurement(time: float, **metrics: float) -> Measurement:
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    recorder.event(Row(1, 0.0, "Started", -1, 0, -1, 0, -1, NAN, NAN, NAN, ""))
+    recorder.event(EventRow(1, 0.0, "Started", -1, 0, -1, 0, -1, NAN, NAN, NAN, ""))
     recorder.event(row(2))
     recorder.flush()
     start, arrival = events(tmp_path)

@@ -15,14 +15,14 @@ from offbeat.bench.workloads import BOTH, OFFBEAT, RUNS, SERIAL, SWEEP
 from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import Vector, settled
+from offbeat.core.vectors import Vector, materialise
 from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.choose import executor as named_executor
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare
-from offbeat.simulate.tape import Arenas
 from offbeat.timing import Exponential, Factors, ShiftedExponential, Times
 
 Work = Callable[[int, int], Sequence[Vector]]  # (updates, seed) -> the final model of each task
@@ -74,7 +74,7 @@ def program(material: Material) -> Work:
 
         for _ in Program(((number, maker(number)) for number in range(RUNS[SWEEP])), over).rounds():
             pass
-        return [settled(model.vector) for model in algorithm.server.models(ended[0].world.server)]
+        return [materialise(model.vector) for model in algorithm.server.models(ended[0].world.server)]
 
     return work
 

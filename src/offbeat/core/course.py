@@ -40,7 +40,7 @@ from offbeat.core.local import Local
 from offbeat.core.server import Server, View, answers
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
-from offbeat.core.watcher import ARRIVED, Measurement, Row, Watcher
+from offbeat.core.watcher import ARRIVED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
 _MOST = 100_000  # losses in a row that a server may answer with work for clients that are not there
@@ -384,7 +384,7 @@ class Course(Generic[F]):
         state = self.state
         job = flight.job if flight else None
         task = job.task if job else getattr(event, "task", 0)
-        row = Row(
+        row = EventRow(
             state.events,
             state.now,
             ARRIVED if type(event) is Update else type(event).__name__,

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 
 from offbeat.core.errors import FolderError
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import materialise
 
 
 class State:
@@ -48,12 +48,12 @@ class Tensors:
         self._names: dict[Any, str] = {}
 
     def name(self, vector: Any) -> str:
-        base = getattr(vector, "base", None)  # of recorded ones, several may be multiples of one
+        base = getattr(vector, "base", None)  # of lazy ones, several may be multiples of one
         which = id(vector) if isinstance(vector, torch.Tensor) else (id(vector if base is None else base), vector.scale)
         name = self._names.get(which)
         if name is None:
             name = self._names[which] = f"t{len(self.table)}"
-            self.table[name] = settled(vector)
+            self.table[name] = materialise(vector)
         return name
 
 

@@ -1,7 +1,7 @@
 """A model is one flat vector, and servers only ever add vectors and scale them.
 
 Servers use `+`, `-` and multiplication by a number; anything else they want of a vector they ask for by name
-here. Nothing else is promised, so that a runtime may record the arithmetic and do it later, all at once.
+here. Nothing else is promised, so that a runtime may put the arithmetic off and do it later, all at once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Payload = Mapping[str, Vector]  # what travels: vectors by name
 
 def norm(vector: Vector) -> float:
     """Euclidean length of a server's vector."""
-    return float(torch.linalg.vector_norm(settled(vector)))
+    return float(torch.linalg.vector_norm(materialise(vector)))
 
 
 def dot(a: Vector, b: Vector) -> float:
     """Inner product of two of a server's vectors."""
-    return float(torch.dot(settled(a), settled(b)))
+    return float(torch.dot(materialise(a), materialise(b)))
 
 
-def settled(vector: Any) -> Vector:
-    """The value of a vector whose arithmetic may only have been recorded."""
+def materialise(vector: Any) -> Vector:
+    """The value of a vector whose arithmetic may not have been done yet."""
     found: Vector = vector if isinstance(vector, torch.Tensor) else vector.tensor()
     return found
 
@@ -35,7 +35,7 @@ def stacked(vectors: Iterable[Any]) -> Vector:
     """The values of several vectors as rows [n, d]."""
     given: Sequence[Any] = list(vectors)
     if isinstance(given[0], torch.Tensor) or len({*map(type, given)}) > 1:
-        return torch.stack([settled(v) for v in given])
+        return torch.stack([materialise(v) for v in given])
     found: Vector = given[0].arena.rows(given)
     return found
 

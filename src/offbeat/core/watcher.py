@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 ARRIVED = "Arrived"  # what a row calls the event of an update
 
 
-class Row(NamedTuple):
+class EventRow(NamedTuple):
     """One line of the event log. Fields that an event has no use for are −1 or nan."""
 
     number: int
@@ -39,7 +39,7 @@ class Measurement(NamedTuple):
 class Watcher(Protocol):
     """Sees everything and changes nothing."""
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         """An event was handled."""
 
     def measured(self, measurement: Measurement) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from offbeat.core.errors import FolderError
-from offbeat.core.watcher import ARRIVED, Measurement, Row
+from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 from offbeat.deploy.chronicle import Clockwatcher, Trip
 from offbeat.deploy.ledger import Flight, Ledger
 from offbeat.watch.files import EVENTS, TRIPS, drop_parts, part_name, read_table, write_table
@@ -36,7 +36,7 @@ class Trips(Clockwatcher):
     def state(self) -> dict[str, Any]:
         return {"parts": self.parts, "ended": self.ended, "landed": list(self.landed.items())}
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         if row.event == ARRIVED:
             self.landed[row.client] = row.time
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import Vector, settled
-from offbeat.core.watcher import Measurement, Row, Watcher
+from offbeat.core.vectors import Vector, materialise
+from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation, Until
 from offbeat.simulate.personal import Personal
@@ -27,13 +27,13 @@ class Run:
     world: World
     simulation: Simulation
     history: Sequence[Measurement]
-    events: Sequence[Row]
+    events: Sequence[EventRow]
 
     @property
     def model(self) -> Vector:
         """The (first task's) final model, one flat vector."""
         model: Vector = self.simulation.server.models(self.world.server)[0].vector
-        return settled(model)
+        return materialise(model)
 
     @property
     def metrics(self) -> Mapping[str, float]:

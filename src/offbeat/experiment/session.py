@@ -14,9 +14,9 @@ from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
-from offbeat.simulate.tape import Arenas
 from offbeat.simulate.threads import computing
 from offbeat.simulate.workers import Workers
 from offbeat.simulate.world import World

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from offbeat.core.errors import DivergedError, FolderError, OffbeatError
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import norm
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Point
 from offbeat.experiment.session import Problems, Session
 from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
-from offbeat.simulate.tape import Arenas
 from offbeat.simulate.threads import computing, use
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
@@ -217,9 +217,7 @@ def _curve(watcher: History | Recorder) -> list[list[Any]]:
 def _digest(run: Simulation) -> dict[str, float]:
     """The length of every final model: enough to see whether two sweeps ended alike."""
     models = run.server.models(run.world.server)
-    return {
-        p.name: float(torch.linalg.vector_norm(settled(m.vector))) for p, m in zip(run.problems, models, strict=True)
-    }
+    return {p.name: norm(m.vector) for p, m in zip(run.problems, models, strict=True)}
 
 
 def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:

@@ -14,8 +14,8 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.execute import Executor, Ready
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.pool import Pool
-from offbeat.simulate.tape import Arenas
 from offbeat.simulate.world import World
 
 NAMES = ("auto", "serial", "batched", "processes", "ray")
@@ -38,8 +38,9 @@ def executor(
 ) -> Executor:
     """The executor of this name.
 
-    locals_: the local halves, by task; with them, `auto` tries both ways of computing.   workers: processes, by default
-    one a core.   address: of a Ray cluster.   world: a saved run, which goes on as it began unless a name is given.
+    locals_: the local trainers, by task; with them, `auto` tries both ways of computing.   workers: processes, by
+    default one a core.   address: of a Ray cluster.   world: a saved run, which goes on as it began unless a name is
+    given.
     """
     if name not in NAMES:
         raise SettingError(f"executor = {name!r}: must be one of {', '.join(NAMES)}")
@@ -61,7 +62,7 @@ def executor(
         return Pool(reason="the run began in processes")
     try:
         return _faster(problems, locals_)
-    except Exception as error:  # a mistake in a model or a local half shows in the run, with its event
+    except Exception as error:  # a mistake in a model or a local trainer shows in the run, with its event
         return _known(all(problem.stacks for problem in problems), f"no trial ({type(error).__name__}: {error})")
 
 
@@ -71,19 +72,19 @@ def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> Executor:
     for problem in problems:
         if isinstance(problem, Supervised) and not (problem.flat.vmappable or problem.stacks):
             return Executor(False, reason=f"serial: the model of {problem.name} cannot be stacked")
-    models = [(p, half) for p, half in zip(problems, locals_, strict=False) if isinstance(p, Supervised)]
+    models = [(p, local) for p, local in zip(problems, locals_, strict=False) if isinstance(p, Supervised)]
     clients = min(_STACK, *[problem.clients for problem in problems])
     if len(models) < len(problems) or clients < 2:
         return _known(known, "known without a trial")
     alone = together = 0.0
-    for problem, half in models:
-        one = _trial(problem, half, 1, stacked=False)
+    for problem, local in models:
+        one = _trial(problem, local, 1, stacked=False)
         if not known and problem.device.type == "cpu" and one > _HEAVY:
             return _known(known, f"a local step takes {_short(one)}, of which stacking would save little")
         if one * clients > _SECONDS:
             return _known(known, f"a local step takes {_short(one)}, too long for a trial")
-        alone += half.steps * one
-        together += half.steps * _trial(problem, half, clients, stacked=True)
+        alone += local.steps * one
+        together += local.steps * _trial(problem, local, clients, stacked=True)
     stacked = together < alone * _CLEARLY if known else together * _CLEARLY < alone
     reason = f"{_short(together)} an update stacked by {clients}, {_short(alone)} one by one"
     return _known(stacked, reason)

@@ -18,14 +18,14 @@ from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
-from offbeat.simulate.tape import Arena
+from offbeat.simulate.lazy import Arena
 from offbeat.simulate.world import ARRIVE, Flight, World, made
 
 _ALL = 1 << 60
 
 
 class Team(NamedTuple):
-    """Jobs that can be stacked: one problem and one local half; `first` is the number of a run's client 0 in it."""
+    """Jobs that can be stacked: one problem and one local trainer; `first` is the number of a run's client 0 in it."""
 
     problem: Problem
     local: Local

@@ -1,7 +1,7 @@
 """Doing the arithmetic of jobs: one at a time, or as stacked rows.
 
-Both ways call the same local half on the same draws; they differ in how many rows a call has, and in who does the
-server's arithmetic: one at a time it is done at once, stacked it is recorded (tape.py).
+Both ways call the same local trainer on the same draws; they differ in how many rows a call has, and in who does the
+server's arithmetic: one at a time it is done at once, stacked it may be lazy (lazy.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offbeat.core.local import Carry, Local, Work
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
-from offbeat.simulate.tape import Arena
+from offbeat.simulate.lazy import Arena
 
 Result = tuple[Payload, Payload]  # (upload, new memory)
 
@@ -118,7 +118,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
 
 
 def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Payload, memory: Payload) -> Work:
-    """The jobs as their local half sees them."""
+    """The jobs as their local trainer sees them."""
     jobs, drawn = [r.job for r in ready], _Keys(ready)
     given = payload or memory  # a client by itself is sent nothing
     clients = np.array([r.client for r in ready], dtype=np.int64)

@@ -13,15 +13,15 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
 from offbeat.core.state import exchange
-from offbeat.core.vectors import Vector, settled, stacked
+from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.personal import Personal, Shared, personal_models, summarise
-from offbeat.simulate.tape import Arena, Arenas
-from offbeat.simulate.traffic import Traffic
+from offbeat.simulate.lazy import Arena, Arenas
+from offbeat.simulate.personal import Personal, PersonalProblem, personal_models, summarise
+from offbeat.simulate.traffic import SimulatedTraffic
 from offbeat.simulate.view import WorldView
-from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, Flight, Pending, Pool, World
+from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, ClientSet, Flight, PendingEvaluation, World
 from offbeat.timing.base import Clock
 
 __all__ = ["Simulation", "Until"]
@@ -60,7 +60,7 @@ class Simulation(Course[Flight]):
                 )
         initial = [p.initial() for p in problems]
         self.arenas: list[Arena | None] = [None] * len(problems)
-        if executor.stacked:  # vectors are rows, and what servers do with them is recorded
+        if executor.stacked:  # vectors are rows, and what servers do with them may be lazy
             arenas = Arenas() if arenas is None else arenas
             self.arenas = [arenas.like(x) for x in initial]
             initial = [arenas.adopt(x) for x in initial]
@@ -74,7 +74,7 @@ class Simulation(Course[Flight]):
         teams = [Team(*parts) for parts in zip(problems, locals_, self.arenas, strict=True)]
         self.computing = Computing(self.world, teams, firsts, executor, seed, until)
         wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
-        self.traffic = Traffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
+        self.traffic = SimulatedTraffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
         super().__init__(
             self.world, server, locals_, until, terms, WorldView(self.world, clock, seed), self.traffic, watchers
         )
@@ -136,17 +136,17 @@ class Simulation(Course[Flight]):
         return bool(world.stopped)
 
     def finish(self) -> None:
-        """After the end: evaluate what is waiting for it, and settle all vectors."""
+        """After the end: evaluate what is waiting for it, and turn all vectors into plain tensors."""
         self.flush()
         self.computing.review()
-        exchange(self.world, settled)
+        exchange(self.world, materialise)
 
     def _empty(self) -> World:
         n, always = self.clients, self.clock.always
         there = [c for c in range(n) if always or self.clock.present(c, 0.0)]
         return World(
-            present=Pool.of(there, n),
-            idle=Pool.of(there, n),
+            present=ClientSet.of(there, n),
+            idle=ClientSet.of(there, n),
             free=[0.0] * n,
             numbers=[0] * n,
         )
@@ -229,15 +229,15 @@ class Simulation(Course[Flight]):
             return
         model = self.server.models(world.server)[task]
         world.measured[task] = world.now
-        each = self._judge(task, settled(model.vector)) if self.judged else []
-        world.pending.append(Pending(task, world.now, world.tally.updates, model.version, model.vector, each))
+        each = self._judge(task, materialise(model.vector)) if self.judged else []
+        world.pending.append(PendingEvaluation(task, world.now, world.tally.updates, model.version, model.vector, each))
         if self.prompt or len(world.pending) >= self.at_once:
             self.flush()
 
     def _judge(self, task: int, vector: Vector) -> list[float]:
         """Accuracies of the clients' own models, made from this one; at once, because clients' memories change."""
         problem = self.problems[task]
-        if self.judged is None or not isinstance(problem, Shared):
+        if self.judged is None or not isinstance(problem, PersonalProblem):
             return []
         clients = range(min(self.judged.clients or self.clients, self.clients))
         return [
@@ -264,7 +264,7 @@ class Simulation(Course[Flight]):
             for p, metrics in zip(mine, problem.measure(stacked(p.vector for p in mine)), strict=True):
                 self.measured(p, metrics)
 
-    def measured(self, pending: Pending, metrics: Mapping[str, float]) -> None:
+    def measured(self, pending: PendingEvaluation, metrics: Mapping[str, float]) -> None:
         """A model that was waiting has been evaluated."""
         if pending.each:
             metrics = {**metrics, **summarise(pending.each)}

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from offbeat.core.vectors import Payload, settled
+from offbeat.core.vectors import Payload, materialise
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = Mapping[str, Any]  # vectors by name as arrays, and numbers
@@ -71,7 +71,7 @@ def unpack(packed: bytes, get: Callable[[int], Bytes]) -> Any:
 
 def arrays(vectors: Payload) -> Arrays:
     """Vectors as they travel."""
-    return {name: v if isinstance(v, float) else settled(v).detach().numpy() for name, v in vectors.items()}
+    return {name: v if isinstance(v, float) else materialise(v).detach().numpy() for name, v in vectors.items()}
 
 
 def tensors(given: Arrays) -> Payload:

@@ -36,7 +36,7 @@ class Personal:
 
 
 @runtime_checkable
-class Shared(Protocol):
+class PersonalProblem(Protocol):
     """A problem whose clients have test shares of their own."""
 
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:

@@ -125,7 +125,7 @@ def measure_together(runs: Sequence[Simulation]) -> None:
 
 
 def join(runs: Sequence[Simulation]) -> None:
-    """Let the jobs of these runs be computed together wherever their problems and local halves allow it."""
+    """Let the jobs of these runs be computed together wherever their problems and local trainers allow it."""
     problems: dict[Hashable, dict[int, Problem]] = {}
     for run in runs:
         for problem in run.problems:
@@ -139,10 +139,10 @@ def join(runs: Sequence[Simulation]) -> None:
         for problem in several:
             firsts[id(problem)] = first
             first += problem.clients
-    halves: dict[Any, Local] = {}
+    trainers: dict[Any, Local] = {}
     for run in runs:
         run.computing.teams = [
-            Team(joint[_kin(problem)], halves.setdefault(_alike(local), local), arena, firsts[id(problem)])
+            Team(joint[_kin(problem)], trainers.setdefault(_alike(local), local), arena, firsts[id(problem)])
             for problem, local, arena in zip(run.problems, run.locals, run.arenas, strict=True)
         ]
 
@@ -152,7 +152,7 @@ def _kin(problem: Problem) -> Hashable:
 
 
 def _alike(local: Local) -> Hashable:
-    """Equal for local halves that differ in nothing but the step size and the number of steps, which jobs carry."""
+    """Equal for local trainers that differ in nothing but the step size and the number of steps, which jobs carry."""
     inner = {f.name: _alike(v) for f in fields(local) if isinstance(v := getattr(local, f.name), Local)}
     plain = replace(local, lr=1.0, steps=1)
     shown = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name not in inner}

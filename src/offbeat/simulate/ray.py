@@ -32,7 +32,7 @@ def _ray() -> Any:
     return import_module("ray")
 
 
-class Hand:
+class RayWorker:
     """What runs on the cluster. path: where the run looks for modules, for those that are there too."""
 
     def __init__(self, path: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ class Cluster(Workers):
         ray = _ray()
         if not ray.is_initialized():
             self._start()
-        self.maker = ray.remote(num_cpus=1, max_restarts=0)(Hand)
+        self.maker = ray.remote(num_cpus=1, max_restarts=0)(RayWorker)
         if self.wanted is None:
             self.resize(max(1, int(ray.cluster_resources().get("CPU", self.workers))))
 

@@ -10,9 +10,9 @@ from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation, Until
-from offbeat.simulate.personal import Personal, Shared
-from offbeat.simulate.tape import Arenas
+from offbeat.simulate.personal import Personal, PersonalProblem
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
@@ -43,16 +43,16 @@ def prepare(
     if until.accuracy is not None and evaluate_every is None:
         raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
     for each in problems:
-        if personal is not None and not isinstance(each, Shared):
+        if personal is not None and not isinstance(each, PersonalProblem):
             raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
-    halves = algorithm.locals(len(problems))
+    locals_ = algorithm.locals(len(problems))
     if isinstance(executor, str):
-        executor = named_executor(executor, problems, halves, world=world)
+        executor = named_executor(executor, problems, locals_, world=world)
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
     simulation = Simulation(
         problems,
         algorithm.server.fit(clock),
-        halves,
+        locals_,
         clock,
         executor,
         until,

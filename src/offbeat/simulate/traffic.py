@@ -13,7 +13,7 @@ from offbeat.timing.base import Clock
 _NEVER = float("inf")
 
 
-class Traffic:
+class SimulatedTraffic:
     """Moves jobs through a world. All that changes is in the world.
 
     wires: bytes of a download and of an upload, by task.   chained: by task, whether clients have a memory, so that a
@@ -45,7 +45,7 @@ class Traffic:
             self.push(when, FLIP, client)
 
     def send(self, send: Send) -> None:
-        """Put a job on its way; its start, end and arrival are settled here."""
+        """Put a job on its way; its start, end and arrival times are fixed here."""
         world = self.world
         client, payload, version, steps, task, lr, hold = send
         if not 0 <= client < len(world.free):

@@ -42,7 +42,7 @@ def receive(connection: Connection) -> Any:
     return pickle.loads(head, buffers=parts)
 
 
-class Desk:
+class WorkerLoop:
     """What a worker has in front of it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -101,7 +101,7 @@ def main(handle: int, path: Sequence[str]) -> None:
     sys.path[:] = path
     torch.set_num_threads(1)
     connection = Connection(handle)
-    desk = Desk(connection)
-    threading.Thread(target=desk.listen, daemon=True).start()
+    loop = WorkerLoop(connection)
+    threading.Thread(target=loop.listen, daemon=True).start()
     send(connection, None)
-    desk.serve()
+    loop.serve()

@@ -20,10 +20,10 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Errors, Executor, Group, Ready, Result, faults, train
+from offbeat.simulate.lazy import Arena
 from offbeat.simulate.pack import Arrays, arrays, tensors
-from offbeat.simulate.tape import Arena
 
-Wire = tuple[Ready, bytes, Arrays, Arrays]  # a job without its vectors, its local half, its payload, its memory
+Wire = tuple[Ready, bytes, Arrays, Arrays]  # a job without its vectors, its local trainer, its payload, its memory
 Answer = tuple[Arrays, Arrays]  # upload, memory
 
 _DEPTH = 2  # jobs that a worker has at once: one at work, one at hand
@@ -34,8 +34,8 @@ _STARTS = 3  # workers in a row that die before they are ready, until that is an
 class Ticket:
     """A job that was handed out or will be."""
 
-    def __init__(self, problem: int, half: bytes, ready: Ready) -> None:
-        self.problem, self.half, self.ready = problem, half, ready
+    def __init__(self, problem: int, trainer: bytes, ready: Ready) -> None:
+        self.problem, self.trainer, self.ready = problem, trainer, ready
         self.deaths = 0
         self.dropped = False  # nobody wants it any more
         self.result: Result | None = None
@@ -48,7 +48,7 @@ class Ticket:
     def wire(self) -> Wire:
         """What travels."""
         job, payload, memory, key, client = self.ready
-        return Ready(job, {}, {}, key, client), self.half, arrays(payload), arrays(memory)
+        return Ready(job, {}, {}, key, client), self.trainer, arrays(payload), arrays(memory)
 
 
 class Worker:
@@ -94,7 +94,7 @@ class Workers(Executor):
         self.tickets: dict[tuple[Any, int], Ticket] = {}
         self.queue: list[Ticket] = []  # not handed out yet
         self.problems: list[Problem] = []
-        self.halves: dict[int, tuple[Local, bytes]] = {}  # by id
+        self.trainers: dict[int, tuple[Local, bytes]] = {}  # by id
         self.run: Any = None  # the last one
         self.failed = 0  # workers in a row
 
@@ -157,19 +157,19 @@ class Workers(Executor):
         self.tickets.clear()
         self.queue.clear()
         self.problems.clear()
-        self.halves.clear()
+        self.trainers.clear()
         self.failed = 0
 
     def _ticket(self, run: Any, problem: Problem, local: Local, ready: Ready) -> Ticket:
         which = (run, ready.job.id)
         if which not in self.tickets:
-            self.tickets[which] = Ticket(self._number(problem), self._half(local), ready)
+            self.tickets[which] = Ticket(self._number(problem), self._trainer(local), ready)
         return self.tickets[which]
 
-    def _half(self, local: Local) -> bytes:
-        if id(local) not in self.halves:
-            self.halves[id(local)] = local, cloudpickle.dumps(local)
-        return self.halves[id(local)][1]
+    def _trainer(self, local: Local) -> bytes:
+        if id(local) not in self.trainers:
+            self.trainers[id(local)] = local, cloudpickle.dumps(local)
+        return self.trainers[id(local)][1]
 
     def _number(self, problem: Problem) -> int:
         for number, known in enumerate(self.problems):
@@ -255,15 +255,15 @@ class Workers(Executor):
 
 def work(problem: Problem, wire: Wire) -> Answer:
     """At a worker: do a job."""
-    (job, _, _, key, client), half, payload, memory = wire
+    (job, _, _, key, client), trainer, payload, memory = wire
     ready = Ready(job, tensors(payload), tensors(memory), key, client)
-    ((upload, kept),), _ = train(problem, _local(half), None, [ready])
+    ((upload, kept),), _ = train(problem, _local(trainer), None, [ready])
     return arrays(upload), arrays(kept)
 
 
 @cache
-def _local(half: bytes) -> Local:
-    local: Local = cloudpickle.loads(half)
+def _local(trainer: bytes) -> Local:
+    local: Local = cloudpickle.loads(trainer)
     return local
 
 

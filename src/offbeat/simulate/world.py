@@ -44,10 +44,10 @@ class Flight(State):
 
 
 @dataclass(slots=True)
-class Pool(State):
+class ClientSet(State):
     """A set of clients from which one can draw in constant time.
 
-    >>> pool = Pool.of([4, 7, 9], 10)
+    >>> pool = ClientSet.of([4, 7, 9], 10)
     >>> pool.remove(4); pool.add(2); pool.remove(4); sorted(pool.items)
     [2, 7, 9]
     """
@@ -56,7 +56,7 @@ class Pool(State):
     where: list[int]  # position in items, −1 for those outside
 
     @classmethod
-    def of(cls, clients: list[int], total: int) -> Pool:
+    def of(cls, clients: list[int], total: int) -> ClientSet:
         pool = cls([], [-1] * total)
         for client in clients:
             pool.add(client)
@@ -81,7 +81,7 @@ class Pool(State):
 
 
 @dataclass
-class Pending(State):
+class PendingEvaluation(State):
     """A model waiting to be evaluated: evaluations are put off until several can be done in one pass."""
 
     task: int
@@ -96,8 +96,8 @@ class Pending(State):
 class World(RunState):
     """State of the server, of the clients and of what is between them; `events` keys view.rng."""
 
-    present: Pool
-    idle: Pool  # present and without work
+    present: ClientSet
+    idle: ClientSet  # present and without work
     free: list[float]  # when each client has done all it was sent
     numbers: list[int]  # jobs sent to each client so far
     counter: int = 0  # of heap entries, the tie-breaker
@@ -109,5 +109,5 @@ class World(RunState):
     memories: dict[tuple[int, int], tuple[int, Payload]] = field(
         default_factory=dict
     )  # (client, task) -> (job number, …)
-    pending: list[Pending] = field(default_factory=list)
+    pending: list[PendingEvaluation] = field(default_factory=list)
     executor: str = ""  # what it began with: another one would round differently

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State
-from offbeat.core.vectors import settled
+from offbeat.core.vectors import materialise
 from offbeat.watch import checkpoint
 from offbeat.watch.files import MODEL, RESULT, read_table, write_json
 from offbeat.watch.record import Recorder
@@ -48,7 +48,7 @@ class RunFolder:
         if simulation is not None:
             models = simulation.server.models(simulation.world.server)
             tensors = {
-                p.name or f"task{i}": settled(m.vector).cpu().clone()
+                p.name or f"task{i}": materialise(m.vector).cpu().clone()
                 for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
             }
             save_file(tensors, self.path / MODEL, metadata={"version": str(models[0].version)})

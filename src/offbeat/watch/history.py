@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offbeat.core.watcher import Measurement, Row
+from offbeat.core.watcher import EventRow, Measurement
 
 
 @dataclass
@@ -13,9 +13,9 @@ class History:
 
     keep_events: bool = False
     measurements: list[Measurement] = field(default_factory=list)
-    events: list[Row] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         if self.keep_events:
             self.events.append(row)
 

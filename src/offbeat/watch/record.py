@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from offbeat.core.watcher import Measurement, Row
+from offbeat.core.watcher import EventRow, Measurement
 from offbeat.watch.files import COLUMNS, EVENTS, METRICS, PERSONAL, drop_parts, part_name, schema, write_table
 
 ROWS = 100_000  # of a part
@@ -23,7 +23,7 @@ class Recorder:
 
     def __init__(self, folder: Path, state: Mapping[str, Any] | None = None, size: int = ROWS) -> None:
         self.folder, self.size = folder, size
-        self.rows: list[Row] = []
+        self.rows: list[EventRow] = []
         self.parts = 0 if state is None else int(state["parts"])
         self.measurements = [] if state is None else [Measurement(*m) for m in state["measurements"]]
         (folder / EVENTS).mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ class Recorder:
         """What a checkpoint needs to go on; call `flush` first."""
         return {"parts": self.parts, "measurements": [list(m) for m in self.measurements]}
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         self.rows.append(row)
         if len(self.rows) >= self.size:
             self._write_part()

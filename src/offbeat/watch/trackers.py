@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from offbeat.core.errors import SettingError
-from offbeat.core.watcher import ARRIVED, Measurement, Row, Watcher
+from offbeat.core.watcher import ARRIVED, EventRow, Measurement, Watcher
 
 EVERY = 100  # arrived results between two points of staleness
 
@@ -27,7 +27,7 @@ class _Staleness:
     def __init__(self) -> None:
         self.values: list[int] = []
 
-    def seen(self, row: Row) -> dict[str, float]:
+    def seen(self, row: EventRow) -> dict[str, float]:
         """Numbers to show after this event; mostly none."""
         if row.event != ARRIVED:
             return {}
@@ -53,7 +53,7 @@ class TensorBoard:
         self._writer = files.EventFileWriter(str(folder))
         self._tasks, self._staleness, self._updates = tasks, _Staleness(), updates
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         self._updates += row.event == ARRIVED
         self._add(self._staleness.seen(row), self._updates, row.time)
 
@@ -94,7 +94,7 @@ class WandB:
         self._run.define_metric("*", step_metric="time")
         self._tasks, self._staleness, self._updates = tasks, _Staleness(), updates
 
-    def event(self, row: Row) -> None:
+    def event(self, row: EventRow) -> None:
         self._updates += row.event == ARRIVED
         numbers = self._staleness.seen(row)
         if numbers:

@@ -1,14 +1,14 @@
-"""Server arithmetic on rows of one matrix; on a GPU it is written down and done later, for many runs at once.
+"""Lazy arithmetic: what servers do with vectors is noted on a GPU and done later, for many runs at once.
 
-Servers only add vectors and scale them (core/vectors.py). Here a server's vector is a `Recorded`: a row of one large
-matrix, and a number that it is multiplied with. Adding two of them takes a new row. On a CPU it is filled at once,
+Servers only add vectors and scale them (core/vectors.py). Here a server's vector is a `LazyVector`: a row of one large
+matrix, and a number that it is multiplied with. Adding two of them takes a new row. On a CPU the row is filled at once,
 which takes no longer than a note of it would (`Arena`). On a GPU it is noted that the row is still to be filled
-(`Tape`); `settle` fills all such rows, those that do not depend on each other in one operation. So thousands of small
-additions, each of which would have to be launched, become a few large ones; the order of the roundings is the same as
-if each had been done at once.
+(`LazyArena`); `materialise` fills all such rows, those that do not depend on each other in one operation. So thousands
+of small additions, each of which would have to be launched, become a few large ones; the order of the roundings is the
+same as if each had been done at once.
 
-A row that nobody holds any longer is used again; on a tape only after the next `settle`: until then what was noted may
-still read it. So between two settlings every row is written once, and nothing has to be ordered but by what it reads.
+A row that nobody holds any longer is used again; a lazy one only after the next `materialise`: until then what was
+noted may still read it. So in between every row is written once, and nothing has to be ordered but by what it reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOVED = 256e6  # bytes of one gather, at most
 _add, _multiply = np.add, np.multiply  # with a third argument: into it
 
 
-class Recorded:
+class LazyVector:
     """A vector at a server: `scale` times a row. It can be added, subtracted and scaled, and read as a tensor.
 
     base: who owns the row, if that is another one; a row goes back when its owner is gone, and so is kept by `base`.
@@ -34,18 +34,18 @@ class Recorded:
 
     __slots__ = ("arena", "base", "scale", "slot")
 
-    def __init__(self, arena: Arena, slot: int, scale: float = 1.0, base: Recorded | None = None) -> None:
+    def __init__(self, arena: Arena, slot: int, scale: float = 1.0, base: LazyVector | None = None) -> None:
         self.arena, self.slot, self.scale, self.base = arena, slot, scale, base
 
     def __del__(self) -> None:
         if self.base is None:
             self.arena.returned.append(self.slot)
 
-    def _scaled(self, scale: float) -> Recorded:
-        return Recorded(self.arena, self.slot, scale, self if self.base is None else self.base)
+    def _scaled(self, scale: float) -> LazyVector:
+        return LazyVector(self.arena, self.slot, scale, self if self.base is None else self.base)
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is not Recorded:
+        if type(other) is not LazyVector:
             return self.tensor() + other
         if other.arena is not self.arena:
             return self.tensor() + other.tensor()
@@ -64,10 +64,10 @@ class Recorded:
     def __rsub__(self, other: Any) -> Any:
         return other - self.tensor()
 
-    def __neg__(self) -> Recorded:
+    def __neg__(self) -> LazyVector:
         return self._scaled(-self.scale)
 
-    def __mul__(self, factor: float) -> Recorded:
+    def __mul__(self, factor: float) -> LazyVector:
         scale = self.scale
         if scale == 1.0 or factor in (0.0, -1.0):
             return self._scaled(scale * float(factor))
@@ -78,7 +78,7 @@ class Recorded:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float) -> Recorded:
+    def __truediv__(self, divisor: float) -> LazyVector:
         return self * (1.0 / divisor)
 
     def tensor(self) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Recorded:
         return self.arena.matrix.shape[1]
 
     def __repr__(self) -> str:
-        return f"Recorded({self.tensor()!r})"
+        return f"LazyVector({self.tensor()!r})"
 
     def __eq__(self, other: object) -> Any:
         return self.tensor() == other
@@ -114,12 +114,12 @@ def _read(name: str) -> Any:
 
 # Whatever else tensors have is asked of the value. A `__getattr__` would do, but slow down every look at a slot.
 for _name in {"__array__", "__deepcopy__", *(name for name in dir(torch.Tensor) if not name.startswith("_"))}:
-    if _name not in vars(Recorded):
-        setattr(Recorded, _name, _read(_name))
+    if _name not in vars(LazyVector):
+        setattr(LazyVector, _name, _read(_name))
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Recorded):
+    if isinstance(value, LazyVector):
         return value.tensor()
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
@@ -135,7 +135,7 @@ class Arena:
         self.returned = self.free  # rows that nobody holds any longer: nothing is still to read them
         self._look()
 
-    def add(self, left: int, a: float, right: int, b: float) -> Recorded:
+    def add(self, left: int, a: float, right: int, b: float) -> LazyVector:
         """A vector that is a · left + b · right."""
         out = self.free.pop() if self.free else self._more()
         lines = self.lines
@@ -149,19 +149,19 @@ class Arena:
             _multiply(lines[left], a, row)
             if b != 0.0:
                 _add(row, lines[right] * b, row)
-        return Recorded(self, out)
+        return LazyVector(self, out)
 
-    def keep(self, rows: Vector) -> list[Recorded]:
+    def keep(self, rows: Vector) -> list[LazyVector]:
         """Rows of these values [n, d]."""
         while len(self.free) < len(rows):
             self._grow()
         slots = [self.free.pop() for _ in range(len(rows))]
         self._put(slots, rows)
-        return [Recorded(self, slot) for slot in slots]
+        return [LazyVector(self, slot) for slot in slots]
 
-    def rows(self, vectors: Sequence[Recorded]) -> Vector:
+    def rows(self, vectors: Sequence[LazyVector]) -> Vector:
         """Their values [n, d], as a copy."""
-        self.settle()
+        self.materialise()
         found = self._get([vector.slot for vector in vectors])
         scales = [v.scale for v in vectors]
         if scales.count(1.0) < len(scales):
@@ -169,7 +169,7 @@ class Arena:
             found *= column.unsqueeze(1)
         return found
 
-    def settle(self) -> None:
+    def materialise(self) -> None:
         """Fill all rows that are still to be filled: none here."""
 
     def _more(self) -> int:
@@ -195,7 +195,7 @@ class Arena:
         return torch.from_numpy(self.array.take(slots, axis=0))
 
 
-class Tape(Arena):
+class LazyArena(Arena):
     """Rows on any device, and the sums that are still to be put into some of them."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -204,7 +204,7 @@ class Tape(Arena):
         self.levels: list[tuple[list[int], list[float]]] = []  # (out, left, right) and their two factors, one by one
         self.depth: dict[int, int] = {}  # of rows that are still to be filled
 
-    def add(self, left: int, a: float, right: int, b: float) -> Recorded:
+    def add(self, left: int, a: float, right: int, b: float) -> LazyVector:
         """A vector that will be a · left + b · right."""
         out = self.free.pop() if self.free else self._more()
         depth = self.depth
@@ -218,9 +218,9 @@ class Tape(Arena):
         slots += (out, left, right)
         factors += (a, b)
         depth[out] = level + 1
-        return Recorded(self, out)
+        return LazyVector(self, out)
 
-    def settle(self) -> None:
+    def materialise(self) -> None:
         """Fill all rows that are still to be filled."""
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
@@ -247,7 +247,7 @@ class Tape(Arena):
 
     def _more(self) -> int:
         if len(self.returned) * 4 >= len(self.matrix):
-            self.settle()
+            self.materialise()
         return self.free.pop() if self.free else super()._more()
 
     def _look(self) -> None:
@@ -273,12 +273,12 @@ class Arenas:
         """The arena for vectors like this one."""
         kind = (vector.numel(), vector.dtype, vector.device)
         if kind not in self._kinds:
-            self._kinds[kind] = Arena(*kind) if vector.device.type == "cpu" else Tape(*kind)
+            self._kinds[kind] = Arena(*kind) if vector.device.type == "cpu" else LazyArena(*kind)
         return self._kinds[kind]
 
     def adopt(self, vector: Any) -> Any:
         """The same vector as a row."""
-        if isinstance(vector, Recorded):
+        if isinstance(vector, LazyVector):
             if vector.arena in self._kinds.values():
                 return vector
             vector = vector.tensor()

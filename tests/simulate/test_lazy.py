@@ -14,19 +14,19 @@ from hypothesis import given, strategies as st
 from offbeat.algorithms import AREA, FedBuff
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import State, Tensors, dump, exchange, load
-from offbeat.core.vectors import dot, norm, settled, stacked
+from offbeat.core.vectors import dot, materialise, norm, stacked
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.lazy import Arena, Arenas, LazyArena, LazyVector
 from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
-from offbeat.simulate.tape import Arena, Arenas, Recorded, Tape
 from offbeat.timing import Exponential, Times
 
 DIM = 7
 CPU = torch.device("cpu")
 
 
-KINDS = pytest.mark.parametrize("kind", [Arena, Tape], ids=["at once", "later"])
+KINDS = pytest.mark.parametrize("kind", [Arena, LazyArena], ids=["at once", "later"])
 
 
 def arena(kind: type[Arena] = Arena, dtype: torch.dtype = torch.float32) -> Arena:
@@ -54,7 +54,7 @@ steps = st.one_of(
     st.tuples(st.just("mix"), places, places, numbers, numbers),  # a·x + b·y
     st.tuples(st.just("forget"), places, st.none()),
     st.tuples(st.just("read"), places, st.none()),
-    st.tuples(st.just("settle"), st.none(), st.none()),
+    st.tuples(st.just("materialise"), st.none(), st.none()),
 )
 
 
@@ -77,9 +77,9 @@ def performed(held: list[Any], program: Any, space: Arena) -> None:
         elif what == "forget" and len(held) > 1:
             del held[first % len(held)]
         elif what == "read":
-            assert settled(x).shape == (DIM,)
-        elif what == "settle":
-            space.settle()
+            assert materialise(x).shape == (DIM,)
+        elif what == "materialise":
+            space.materialise()
 
 
 @KINDS
@@ -124,9 +124,9 @@ def test_plain_tensors_and_rows_of_another_arena_can_be_added_too() -> None:
     (x,), (y,) = arena().keep(values(1)), arena().keep(values(1, seed=1))
     a, b = values(1)[0], values(1, seed=1)[0]
     for found in (x + b, a + y, x + y):
-        assert torch.equal(settled(found), a + b)
+        assert torch.equal(materialise(found), a + b)
     for found in (x - b, a - y, x - y):
-        assert torch.equal(settled(found), a - b)
+        assert torch.equal(materialise(found), a - b)
     assert torch.equal(sum([x, x]), a + a)
 
 
@@ -142,8 +142,8 @@ def test_a_row_comes_back_when_nobody_holds_it() -> None:
     assert torch.equal(total.tensor(), values(2).sum(dim=0))
 
 
-def test_a_row_on_a_tape_is_reused_only_after_settling() -> None:
-    space = Tape(DIM, torch.float32, CPU)
+def test_a_row_of_lazy_arithmetic_is_reused_only_after_it_was_materialised() -> None:
+    space = LazyArena(DIM, torch.float32, CPU)
     x, y = space.keep(values(2))
     total = x + y
     slot, free = x.slot, len(space.free)
@@ -154,7 +154,7 @@ def test_a_row_on_a_tape_is_reused_only_after_settling() -> None:
     others = space.keep(values(len(space.free)))  # all that are free: the sum still has to read the old row
     assert slot not in {v.slot for v in others}
     assert torch.equal(total.tensor(), values(2).sum(dim=0))
-    assert slot in space.free  # reading has settled
+    assert slot in space.free  # reading has materialise
 
 
 @KINDS
@@ -163,11 +163,11 @@ def test_a_multiple_keeps_the_row_that_it_is_a_multiple_of(kind: type[Arena]) ->
     (x,) = space.keep(values(1))
     half = -(0.5 * x)
     del x
-    space.settle()
+    space.materialise()
     assert len(space.free) == len(space.matrix) - 1
     assert torch.equal(half.tensor(), -0.5 * values(1)[0])
     del half
-    space.settle()
+    space.materialise()
     assert len(space.free) == len(space.matrix)
 
 
@@ -186,7 +186,7 @@ def test_growing_keeps_all_values_and_what_is_still_to_be_done(kind: type[Arena]
 
 
 def test_sums_that_do_not_depend_on_each_other_are_one_level() -> None:
-    space = Tape(DIM, torch.float32, CPU)
+    space = LazyArena(DIM, torch.float32, CPU)
     kept = space.keep(values(20))
     pairs = [kept[i] + kept[i + 1] for i in range(0, 20, 2)]
     assert [len(slots) // 3 for slots, _ in space.levels] == [10]
@@ -195,7 +195,7 @@ def test_sums_that_do_not_depend_on_each_other_are_one_level() -> None:
     mixed = fours[0] + kept[0]  # one level above the later of the two
     assert [len(slots) // 3 for slots, _ in space.levels] == [10, 5, 1]
     del fours, mixed
-    space.settle()
+    space.materialise()
     assert space.levels == []
     assert space.depth == {}
 
@@ -297,13 +297,13 @@ EXPECTED = values(2)[0] - 0.5 * values(2)[1]
 
 def test_exchange_replaces_a_shared_vector_by_a_shared_one() -> None:
     kept = made(arena())
-    exchange(kept, settled)
+    exchange(kept, materialise)
     assert isinstance(kept.model, torch.Tensor)
     assert kept.model is kept.sent[0] is kept.pair[1]
     assert torch.equal(kept.model, EXPECTED)
     arenas = Arenas()
     exchange(kept, arenas.adopt)
-    assert isinstance(kept.model, Recorded)
+    assert isinstance(kept.model, LazyVector)
     assert kept.model is kept.sent[0] is kept.pair[1]
     space = arenas.like(EXPECTED)
     assert len(space.matrix) - len(space.free) == 3
@@ -340,7 +340,7 @@ def test_rows_of_reference_cycles_come_back_at_any_moment(kind: type[Arena]) -> 
             gc.collect()
     del ring
     gc.collect()
-    space.settle()
+    space.materialise()
     assert len(space.free) == len(space.matrix) - 2
     assert len(set(space.free)) == len(space.free)
     assert torch.equal(stacked([x, y]), values(2))
