@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.by_hand.workloads import LEAN, PLAIN, WORKLOADS
 from benchmarks.page import markdown, write
-from offbeat.bench.session import Report, Row, paired, ratio, row as summary
+from offbeat.bench.session import BenchRow, Report, paired, ratio, row as summary
 from offbeat.bench.table import figure, lines, text
 from offbeat.bench.worker import Turn
 from offbeat.bench.workloads import BOTH, OFFBEAT
@@ -24,7 +24,7 @@ def turns(*times: float, accuracy: float = 0.9, wall: float = 2.0) -> list[Turn]
     return [Turn(1000, wall * cpu, cpu, 300.0, 0.0, {"accuracy": accuracy}) for cpu in times]
 
 
-def row(accuracy: float = 0.9) -> Row:
+def row(accuracy: float = 0.9) -> BenchRow:
     taken = {OFFBEAT: turns(1.0, 2.0, 4.0), LEAN: turns(0.5, 1.2, 1.6, accuracy=accuracy)}
     return summary(WORKLOADS["W1"], taken, 1000, ["mnist"], "cpu")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, Point
-from offbeat.papers import Entry
+from offbeat.papers import PaperEntry
 from offbeat.watch.results import (
     Bytes,
     Concurrency,
@@ -21,7 +21,7 @@ NOTHING = StalenessQuantiles(None, None, None, ())
 MEASURES = Measures(Concurrency(0.5, ()), 0.5, Participation(0.0, 0), NOTHING, (), Bytes(0, 0), (), 0.5, None)
 
 
-def runs(entry: Entry) -> dict[str, list[Result]]:
+def runs(entry: PaperEntry) -> dict[str, list[Result]]:
     """One for every run that the entry asks for; all reach every target, later ones later."""
     return {name: [_run(table, point) for point in Grid(table).points] for name, table in entry.experiments.items()}
 

@@ -10,7 +10,7 @@ import pytest
 from reproductions.synthetic import runs
 
 from offbeat.experiment.grid import Grid
-from offbeat.papers import Entry, conclude, load, names
+from offbeat.papers import PaperEntry, conclude, load, names
 from offbeat.papers.cells import Cell
 from offbeat.papers.claims import judge
 from offbeat.papers.entry import Claim, cells_of
@@ -19,7 +19,7 @@ CLAIMS = [(name, claim) for name in names() for claim in load(name).claims]
 claims = pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=[f"{n}: {c.text}" for n, c in CLAIMS])
 
 
-def printed(entry: Entry) -> dict[str, Cell]:
+def printed(entry: PaperEntry) -> dict[str, Cell]:
     """The paper's own numbers as cells; those that it does not print have no value."""
     found = [(f"{line.name}:{q}", p) for line in entry.lines for q, p in line.paper.items()]
     found += [(derived.name, derived.paper) for derived in entry.derived]

@@ -61,7 +61,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One workload: its contenders, offbeat first.
 
     metric: shows that the same work was done.   rate: the updates per second to reach, if there is such an aim.
@@ -83,7 +83,7 @@ class Report:
     """The results of a session."""
 
     machine: Mapping[str, Any]
-    rows: Sequence[Row]
+    rows: Sequence[BenchRow]
 
     @property
     def disagreements(self) -> list[str]:
@@ -164,7 +164,7 @@ def bench(
 
 def measure(
     workload: Workload, quick: bool, device: str, turns: int | None, say: Callable[[str], None], worker: str = WORKER
-) -> Row:
+) -> BenchRow:
     """One workload, all of its contenders in turns."""
     turns = turns or (QUICK_TURNS if quick else workload.turns)
     names = workload.on_cuda if device == "cuda" else workload.contenders
@@ -186,12 +186,14 @@ def measure(
     return row(workload, taken, workload.total(updates), sources, device)
 
 
-def row(workload: Workload, taken: Mapping[str, Sequence[Turn]], updates: int, data: Sequence[str], device: str) -> Row:
+def row(
+    workload: Workload, taken: Mapping[str, Sequence[Turn]], updates: int, data: Sequence[str], device: str
+) -> BenchRow:
     """Summarise the turns of a workload's contenders."""
     scores = [score(workload, name, taken, device) for name in taken]
     turns, check = len(taken[OFFBEAT]), workload.check
     apart = disagreement(workload, scores)
-    return Row(workload.name, workload.title, updates, turns, data, check.metric, workload.rate, scores, apart)
+    return BenchRow(workload.name, workload.title, updates, turns, data, check.metric, workload.rate, scores, apart)
 
 
 def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Score:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offbeat.bench.session import Report, Row, Score
+from offbeat.bench.session import BenchRow, Report, Score
 
 HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 
 
-def lines(row: Row) -> list[tuple[str, ...]]:
+def lines(row: BenchRow) -> list[tuple[str, ...]]:
     """One row of cells for each contender, in the order of HEAD."""
     return [
         (
@@ -29,7 +29,7 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def about(row: Row) -> str:
+def about(row: BenchRow) -> str:
     """One line about a workload and how it was run."""
     data = ", ".join(dict.fromkeys(row.data))
     return f"{row.workload}: {row.title}; {data}; {row.turns} turns of {row.updates:,} updates"
@@ -63,12 +63,12 @@ def _cell(row: Sequence[str], at: int, width: int) -> str:
     return row[at].ljust(width) if at in (0, len(row) - 1) else row[at].rjust(width)
 
 
-def _check(row: Row, score: Score) -> str:
+def _check(row: BenchRow, score: Score) -> str:
     value = score.metrics[row.metric]
     return f"{100 * value:.1f} %" if row.metric == "accuracy" else f"{row.metric} {value:.3g}"
 
 
-def _ratio(row: Row, score: Score) -> str:
+def _ratio(row: BenchRow, score: Score) -> str:
     if score.ratio is None:
         return "" if row.rate is None else _aimed("", score.updates_per_s, row.rate)
     r = score.ratio

@@ -40,9 +40,9 @@ def report(
     page = save(content, out or (runs[0] if len(runs) == 1 else Path()) / PAGE)
     drawn = figures.draw(content, to, form) if to is not None else []
     if as_json:
-        print(json.dumps({"report": str(page), "figures": [str(path) for path in drawn], "missing": content.said}))
+        print(json.dumps({"report": str(page), "figures": [str(path) for path in drawn], "missing": content.warnings}))
         return
-    for line in content.said:
+    for line in content.warnings:
         print(f"offbeat: {line}", file=sys.stderr)
     print(f"report: {page}")
     if drawn:

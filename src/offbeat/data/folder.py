@@ -127,7 +127,7 @@ def remedy(name: str) -> str:
     )
 
 
-class Row(NamedTuple):
+class DatasetStatus(NamedTuple):
     """One line of `offbeat data`."""
 
     name: str
@@ -137,15 +137,15 @@ class Row(NamedTuple):
     get: str
 
 
-def status(folder: Path | None = None) -> list[Row]:
+def status(folder: Path | None = None) -> list[DatasetStatus]:
     """Every known set: where it is looked for, whether its files are there, and how to get it.
 
     Files are not opened: `fetch` and `load` are what notice a damaged one.
     """
-    rows = [Row("digits", "scikit-learn", "present", 0, remedy("digits"))]
+    rows = [DatasetStatus("digits", "scikit-learn", "present", 0, remedy("digits"))]
     for name, kept in SOURCES.items():
         found, missing = _look(name, folder)
         state = "present" if not missing else "incomplete" if found else "missing"
         size = sum(path.stat().st_size for path in found)
-        rows.append(Row(name, str(root(folder) / kept.folder), state, size, remedy(name)))
+        rows.append(DatasetStatus(name, str(root(folder) / kept.folder), state, size, remedy(name)))
     return rows

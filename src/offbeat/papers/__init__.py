@@ -14,7 +14,7 @@ A file has
 
 from __future__ import annotations
 
-from offbeat.papers.entry import Entry, load, names
+from offbeat.papers.entry import PaperEntry, load, names
 from offbeat.papers.outcome import Outcome, conclude
 
-__all__ = ["Entry", "Outcome", "conclude", "load", "names"]
+__all__ = ["Outcome", "PaperEntry", "conclude", "load", "names"]

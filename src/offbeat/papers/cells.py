@@ -10,7 +10,7 @@ from math import inf, isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
-from offbeat.papers.entry import Entry, Line, Quantity
+from offbeat.papers.entry import Line, PaperEntry, Quantity
 from offbeat.report.comparison import NOT_RUN
 from offbeat.watch.results import LESS_IS_BETTER, Result, TaskResult, finish, first_reached
 
@@ -41,7 +41,7 @@ class Cell:
         return self.mean, self.mean
 
 
-def compute(entry: Entry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cell]:
+def compute(entry: PaperEntry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cell]:
     """Every cell by name.   runs: of each experiment."""
     cells: dict[str, Cell] = {}
     for line in entry.lines:
@@ -51,7 +51,7 @@ def compute(entry: Entry, runs: Mapping[str, Sequence[Result]]) -> dict[str, Cel
     return cells
 
 
-def _groups(entry: Entry, line: Line, runs: Sequence[Result]) -> list[list[Result]]:
+def _groups(entry: PaperEntry, line: Line, runs: Sequence[Result]) -> list[list[Result]]:
     """The runs of a line, grouped by everything but the seed."""
     groups: dict[str, list[Result]] = {}
     for run in runs:
@@ -60,21 +60,21 @@ def _groups(entry: Entry, line: Line, runs: Sequence[Result]) -> list[list[Resul
     return list(groups.values())
 
 
-def printed(entry: Entry, experiment: str, algorithm: str, settings: Mapping[str, Any]) -> bool:
+def printed(entry: PaperEntry, experiment: str, algorithm: str, settings: Mapping[str, Any]) -> bool:
     """Whether a line that fixes every axis covers runs with these settings."""
     lines = [line for line in entry.lines if line.experiment == experiment and not _open(entry, line)]
     return any(_covers(entry, line, algorithm, settings) for line in lines)
 
 
-def _covers(entry: Entry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
+def _covers(entry: PaperEntry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
     return algorithm == line.algorithm and all(_is(entry, settings, axis, value) for axis, value in line.at.items())
 
 
-def _open(entry: Entry, line: Line) -> bool:
+def _open(entry: PaperEntry, line: Line) -> bool:
     return any(entry.quantities[name].of == "largest" for name in line.paper)
 
 
-def _is(entry: Entry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
+def _is(entry: PaperEntry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
     """Whether the settings have this value on this axis."""
     value = _setting(entry, settings, axis)
     named = entry.axes[axis][1]
@@ -89,12 +89,12 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-def _setting(entry: Entry, settings: Mapping[str, Any], axis: str) -> Any:
+def _setting(entry: PaperEntry, settings: Mapping[str, Any], axis: str) -> Any:
     """The sweep's value on this axis; None if it has none."""
     return next((settings[key] for key in entry.axes[axis][0] if key in settings), None)
 
 
-def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
+def _cell(entry: PaperEntry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
     if not groups:
         return Cell(None, note=NOT_RUN)
     if quantity.of == "largest":
@@ -115,7 +115,7 @@ def _cell(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]]) 
     return Cell(cell.mean, cell.low, cell.high, cell.seeds, cell.beyond, f"best at {chosen}" if chosen else "")
 
 
-def _largest(entry: Entry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
+def _largest(entry: PaperEntry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
     kept = [_setting(entry, group[0].settings, quantity.axis) for group in groups if _kept(quantity, group)]
     kept.sort(reverse=True)
     if len(kept) < quantity.rank:

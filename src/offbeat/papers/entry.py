@@ -131,7 +131,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperEntry:
     """One reproduction, at one scale."""
 
     name: str
@@ -167,7 +167,7 @@ def names() -> list[str]:
     return sorted(found, key=lambda n: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", n)])
 
 
-def load(name: str, scale: str = "full") -> Entry:
+def load(name: str, scale: str = "full") -> PaperEntry:
     """The reproduction of this name; a name that ends in .toml is that of a file of your own."""
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
@@ -178,7 +178,7 @@ def load(name: str, scale: str = "full") -> Entry:
     return read(name, _table(name), scale)
 
 
-def read(name: str, table: Mapping[str, Any], scale: str = "full") -> Entry:
+def read(name: str, table: Mapping[str, Any], scale: str = "full") -> PaperEntry:
     """A reproduction from its table, checked."""
     try:
         return _entry(name, table, scale)
@@ -217,7 +217,7 @@ def _whole(table: dict[str, Any]) -> dict[str, Any]:
     return {**shared, **table, "quantity": quantities, "experiment": experiments}
 
 
-def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
+def _entry(name: str, table: Mapping[str, Any], scale: str) -> PaperEntry:
     for key in table:
         if key not in _KEYS:
             raise unknown("key", key, _KEYS)
@@ -246,7 +246,7 @@ def _entry(name: str, table: Mapping[str, Any], scale: str) -> Entry:
         Derived(d["name"], d["term"], Printed.read(d["paper"]), float(d.get("scale", 1.0)))
         for d in table.get("derived", ())
     ]
-    return Entry(
+    return PaperEntry(
         name,
         scale,
         table["title"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from offbeat.papers.cells import UNDER_WAY, Cell, compute
 from offbeat.papers.claims import Interval, MissingCellError, judge, term
-from offbeat.papers.entry import Claim, Entry, Printed
+from offbeat.papers.entry import Claim, PaperEntry, Printed
 from offbeat.watch.results import Result
 
 _NEAR = 0.9  # of the paper's number: nearer than that wants no reason
@@ -71,7 +71,7 @@ class JudgedClaim:
 class Outcome:
     """The outcome of a reproduction."""
 
-    entry: Entry
+    entry: PaperEntry
     cells: Sequence[ComparedCell]
     claims: Sequence[JudgedClaim]
 
@@ -110,7 +110,7 @@ class Outcome:
         return "\n".join(lines) + "\n"
 
 
-def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = True) -> Outcome:
+def conclude(entry: PaperEntry, runs: Mapping[str, Sequence[Result]], whole: bool = True) -> Outcome:
     """Compare with the paper. whole: the whole grid was run; otherwise quantities of kind `largest` are left open."""
     cells = compute(entry, runs)
     if not whole:
@@ -122,14 +122,14 @@ def conclude(entry: Entry, runs: Mapping[str, Sequence[Result]], whole: bool = T
     return Outcome(entry, compared, [JudgedClaim(claim, *judge(claim, cells)) for claim in entry.claims])
 
 
-def rehearse(entry: Entry) -> None:
+def rehearse(entry: PaperEntry) -> None:
     """Judge made-up numbers, to find mistakes in claims before hours are spent on real runs."""
     cells = _with_derived(entry, dict.fromkeys(compute(entry, {}), Cell(1.0)))
     for claim in entry.claims:
         judge(claim, cells)
 
 
-def scope(entry: Entry) -> str:
+def scope(entry: PaperEntry) -> str:
     """What a reader of the quick version should know; empty for the full one."""
     return entry.says and entry.says + (
         "" if entry.comparable else "; the paper's numbers are of its own, larger problem"
@@ -167,7 +167,7 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
 
 
-def _printed(entry: Entry) -> Iterator[tuple[str, Printed]]:
+def _printed(entry: PaperEntry) -> Iterator[tuple[str, Printed]]:
     for line in entry.lines:
         for quantity, printed in line.paper.items():
             yield f"{line.name}:{quantity}", printed
@@ -175,12 +175,12 @@ def _printed(entry: Entry) -> Iterator[tuple[str, Printed]]:
         yield derived.name, derived.paper
 
 
-def _shows(entry: Entry, name: str) -> str:
+def _shows(entry: PaperEntry, name: str) -> str:
     quantity = name.rpartition(":")[2]
     return (entry.quantities[quantity].shows or quantity) if quantity in entry.quantities else name
 
 
-def _with_derived(entry: Entry, cells: dict[str, Cell]) -> dict[str, Cell]:
+def _with_derived(entry: PaperEntry, cells: dict[str, Cell]) -> dict[str, Cell]:
     """Cells plus derived ones, which may use earlier derived ones."""
     cells = dict(cells)
     for derived in entry.derived:
@@ -206,7 +206,7 @@ def _outside(ours: Cell, theirs: Printed) -> bool | None:
     return not theirs.low <= round(ours.mean, 2) <= theirs.high
 
 
-def _compared(entry: Entry, name: str, ours: Cell, theirs: Printed) -> ComparedCell:
+def _compared(entry: PaperEntry, name: str, ours: Cell, theirs: Printed) -> ComparedCell:
     if not entry.comparable:
         return ComparedCell(name, _shows(entry, name), ours, theirs, None, comparable=False)
     why = next((text for pattern, text in entry.reasons if fnmatchcase(name, pattern)), "")

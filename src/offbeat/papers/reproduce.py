@@ -18,7 +18,7 @@ from offbeat.experiment.grid import Grid
 from offbeat.experiment.overrides import override
 from offbeat.experiment.session import Session
 from offbeat.papers.cells import printed as shows
-from offbeat.papers.entry import Entry, load
+from offbeat.papers.entry import PaperEntry, load
 from offbeat.papers.outcome import Outcome, conclude, rehearse
 from offbeat.watch.files import (
     EXPERIMENT,
@@ -66,7 +66,7 @@ class Reproduction:
 
     folder: Path
     request: Request
-    entry: Entry
+    entry: PaperEntry
     outcome: Outcome
     runs: int
     wall_s: float
@@ -166,7 +166,7 @@ def _so_far(runs: Mapping[str, Sequence[Result]]) -> str:
 def _concluded(
     folder: Path,
     request: Request,
-    entry: Entry,
+    entry: PaperEntry,
     grids: Mapping[str, Grid],
     runs: Mapping[str, Sequence[Result]],
     wall: float,
@@ -184,7 +184,7 @@ def _concluded(
     return Reproduction(folder, request, entry, outcome, count, wall, folders.draw_report(folder), so_far)
 
 
-def _grids(entry: Entry, request: Request) -> dict[str, Grid]:
+def _grids(entry: PaperEntry, request: Request) -> dict[str, Grid]:
     """The runs that were asked for: of every experiment, or of those, and the algorithms of them, that `only` names."""
     wanted: dict[str, list[str]] = {}
     for each in request.only or entry.experiments:
@@ -195,7 +195,7 @@ def _grids(entry: Entry, request: Request) -> dict[str, Grid]:
     return {name: _grid(entry, request, name, wanted[name]) for name in entry.experiments if name in wanted}
 
 
-def _grid(entry: Entry, request: Request, name: str, algorithms: Sequence[str]) -> Grid:
+def _grid(entry: PaperEntry, request: Request, name: str, algorithms: Sequence[str]) -> Grid:
     """The runs of one experiment: of the algorithms named, or of all if a name is empty."""
     try:
         table = override(entry.experiments[name], request.set)

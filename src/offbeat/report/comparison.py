@@ -50,14 +50,14 @@ class PaperComparison:
     stopped: str
 
 
-def comparison(path: Path, said: list[str]) -> PaperComparison | None:
+def comparison(path: Path, warnings: list[str]) -> PaperComparison | None:
     """The outcome in this folder, if there is one; a damaged file is reported and skipped."""
     try:
         return _comparison(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (RecursionError, *DAMAGE) as error:
-        said.append(f"{OUTCOME} is damaged and left out ({short(error)})")
+        warnings.append(f"{OUTCOME} is damaged and left out ({short(error)})")
         return None
 
 

@@ -58,14 +58,14 @@ class Series:
 
 @dataclass
 class Content:
-    """A report before it is drawn.   said: what is missing.   left: what is there and not drawn."""
+    """A report before it is drawn.   warnings: what is missing.   omitted: what is there but not drawn."""
 
     folders: list[ExperimentFolder]
     series: list[Series]
     drawn: list[Series]  # those with curves
     tasks: list[str]
-    said: list[str]
-    left: list[str]
+    warnings: list[str]
+    omitted: list[str]
     comparisons: list[PaperComparison]  # what reproductions among them found
 
     @property
@@ -94,17 +94,19 @@ def gather(paths: Sequence[Path]) -> Content:
     tasks = list(dict.fromkeys(name for names in names_of.values() for name in names))
     series = _series(folders, {path: [tasks.index(name) for name in names] for path, names in names_of.items()})
     drawn = _best(series)
-    left = []
+    omitted = []
     if len(drawn) < len(series):
-        left.append(f"Only the {len(drawn)} best of {len(series)} algorithms are drawn; the table lists all.")
+        omitted.append(f"Only the {len(drawn)} best of {len(series)} algorithms are drawn; the table lists all.")
     for at, each in enumerate(drawn):
         _fill(each, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
     if len(drawn) > TIMELINES and any(each.timeline for each in drawn):
-        left.append(f"Timelines are shown for the first {TIMELINES} algorithms.")
-    said = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.said]
-    said += [f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.said]
+        omitted.append(f"Timelines are shown for the first {TIMELINES} algorithms.")
+    warnings = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.warnings]
+    warnings += [
+        f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.warnings
+    ]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
-    return Content(folders, series, drawn, tasks, [*failed, *damaged, *said], left, list(comparisons.values()))
+    return Content(folders, series, drawn, tasks, [*failed, *damaged, *warnings], omitted, list(comparisons.values()))
 
 
 def _parts(path: Path, found: PaperComparison | None) -> list[Path]:

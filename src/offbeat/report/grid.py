@@ -23,18 +23,18 @@ _NAMED = 8  # runs under way that are called by their names
 _NAMES = ("run", "algorithm", "seed", "settings", "curve")
 
 
-def sweep_runs(home: Path, said: list[str]) -> list[RecordedRun]:
+def sweep_runs(home: Path, warnings: list[str]) -> list[RecordedRun]:
     """Every finished or saved run in grid order; its settings are part of its label."""
-    found = _read(home, SWEEP, said)
-    under_way = {number: run for number, run in _read(home, UNFINISHED, said).items() if number not in found}
+    found = _read(home, SWEEP, warnings)
+    under_way = {number: run for number, run in _read(home, UNFINISHED, warnings).items() if number not in found}
     if under_way:
         names = [run.name for run in under_way.values()]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        said.append(f"not finished, shown as far as they had come: {'; '.join(names[:_NAMED])}{more}")
+        warnings.append(f"not finished, shown as far as they had come: {'; '.join(names[:_NAMED])}{more}")
     return [run for _, run in sorted({**found, **under_way}.items())]
 
 
-def entries(path: Path, said: list[str]) -> list[Result]:
+def entries(path: Path, warnings: list[str]) -> list[Result]:
     """All runs of this file, if it exists; damaged lines, such as one cut off by a crash, are reported and skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -45,7 +45,7 @@ def entries(path: Path, said: list[str]) -> list[Result]:
         try:
             found.append(_entry(json.loads(line)))
         except (ValueError, RecursionError, FolderError) as error:
-            said.append(f"line {number} of {path.name} is damaged and left out ({short(error)})")
+            warnings.append(f"line {number} of {path.name} is damaged and left out ({short(error)})")
     return found
 
 
@@ -56,12 +56,12 @@ def _entry(value: Any) -> Result:
     return Result.from_json(value)
 
 
-def _read(home: Path, name: str, said: list[str]) -> dict[int, RecordedRun]:
+def _read(home: Path, name: str, warnings: list[str]) -> dict[int, RecordedRun]:
     """The runs of this file, by number."""
     try:
-        return {result.number or 0: _run(home, result) for result in entries(home / name, said)}
+        return {result.number or 0: _run(home, result) for result in entries(home / name, warnings)}
     except OSError as error:
-        said.append(f"{name} cannot be read ({error.strerror})")
+        warnings.append(f"{name} cannot be read ({error.strerror})")
         return {}
 
 

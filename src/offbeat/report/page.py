@@ -23,7 +23,7 @@ from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
 _DIGITS = 7  # of every number on the page; metrics are single precision
-_SAID = 8  # lines about what is missing that are shown at once
+_WARNINGS = 8  # lines about what is missing that are shown at once
 
 
 def page(content: Content) -> str:
@@ -33,7 +33,7 @@ def page(content: Content) -> str:
     return Template(_file("report.html")).substitute(
         title=escape(", ".join(_names(content))),
         facts="".join(f"<span>{escape(fact)}</span>" for fact in _facts(content)),
-        missing=_missing(content.said),
+        missing=_missing(content.warnings),
         sections="\n".join(_sections(content)),
         footer=f"Made by offbeat {__version__}. This file is self-contained: it opens offline and can be sent by mail.",
         style=_file("report.css"),
@@ -116,7 +116,7 @@ def _sections(content: Content) -> Iterator[str]:
             "progress",
             "Progress",
             "Lines are means over seeds, dotted where some seeds have already ended.",
-            _bar("progress") + '<div id="progress-plots"></div>' + _notes(content.left) + _targets(content),
+            _bar("progress") + '<div id="progress-plots"></div>' + _notes(content.omitted) + _targets(content),
         )
     if any(s.timeline for s in drawn):
         yield _section(
@@ -257,11 +257,15 @@ def _trained(experiment: dict[str, Any]) -> Iterator[str]:
         yield f"{_count(len(tasks), 'task')}, {clients.get('count', '?')} clients"
 
 
-def _missing(said: Sequence[str]) -> str:
-    if not said:
+def _missing(warnings: Sequence[str]) -> str:
+    if not warnings:
         return ""
-    first, rest = ("".join(f"<li>{escape(line)}</li>" for line in lines) for lines in (said[:_SAID], said[_SAID:]))
-    more = f"<details><summary>and {len(said) - _SAID:,} more</summary><ul>{rest}</ul></details>" if rest else ""
+    first, rest = (
+        "".join(f"<li>{escape(line)}</li>" for line in lines) for lines in (warnings[:_WARNINGS], warnings[_WARNINGS:])
+    )
+    more = (
+        f"<details><summary>and {len(warnings) - _WARNINGS:,} more</summary><ul>{rest}</ul></details>" if rest else ""
+    )
     head = "<h2>Incomplete</h2>"
     return f'<aside class="missing" aria-label="What is missing">{head}<ul>{first}</ul>{more}</aside>'
 

@@ -25,7 +25,7 @@ class ExperimentFolder:
     resolved: dict[str, Any]
     versions: dict[str, str]
     runs: list[RecordedRun]
-    said: list[str]
+    warnings: list[str]
 
 
 def read(path: Path) -> ExperimentFolder:
@@ -36,19 +36,21 @@ def read(path: Path) -> ExperimentFolder:
     alone = not (path / EXPERIMENT).exists() and not swept and _is_run(path)
     home = path.resolve().parent if alone else path
     found = [path] if alone else sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
-    said: list[str] = []
-    content = _json(home / EXPERIMENT, said) or {}
+    warnings: list[str] = []
+    content = _json(home / EXPERIMENT, warnings) or {}
     if not found and not content and not swept:
         raise FolderError(f"{path} holds no run: neither {EXPERIMENT} nor a folder with events or metrics in it")
     experiment = content.get("experiment")
     experiment = experiment if isinstance(experiment, dict) else None
-    runs = sweep_runs(home, said) if swept else _in_order([_run(child) for child in found], _labels(experiment))
+    runs = sweep_runs(home, warnings) if swept else _in_order([_run(child) for child in found], _labels(experiment))
     if not alone and not swept:
-        said += _absent(home, runs)
+        warnings += _absent(home, runs)
     if not runs:
-        said.append("no run has begun")
+        warnings.append("no run has begun")
     versions = {str(name): str(value) for name, value in _dict(content.get("versions")).items()}
-    return ExperimentFolder(path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, said)
+    return ExperimentFolder(
+        path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, warnings
+    )
 
 
 def _in_order(runs: list[RecordedRun], labels: Sequence[str]) -> list[RecordedRun]:
@@ -58,32 +60,32 @@ def _in_order(runs: list[RecordedRun], labels: Sequence[str]) -> list[RecordedRu
 
 
 def _run(path: Path) -> RecordedRun:
-    said: list[str] = []
-    value = _json(path / RESULT, said) if (path / RESULT).exists() else None
+    warnings: list[str] = []
+    value = _json(path / RESULT, warnings) if (path / RESULT).exists() else None
     result = None
     if value is not None:
         try:
             result = Result.from_json(value, path)
         except FolderError as error:
-            said = [f"{RESULT} is damaged and left out ({short(error)})"]
-    elif not said:
-        said = [f"not finished: there is no {RESULT}; what was recorded is shown"]
+            warnings = [f"{RESULT} is damaged and left out ({short(error)})"]
+    elif not warnings:
+        warnings = [f"not finished: there is no {RESULT}; what was recorded is shown"]
     if result is not None:
         label, seed = result.algorithm, result.seed
     else:
         name, _, number = path.name.rpartition("-")
         label, seed = (name, int(number)) if name and number.isdigit() else (path.name, 0)
     run = RecordedRun(path, label, seed, result)
-    for line in said:
-        run.say(line)
+    for line in warnings:
+        run.warn(line)
     return run
 
 
 def _absent(home: Path, runs: Sequence[RecordedRun]) -> Iterator[str]:
     """A line for every run that is listed in the summary but missing from the folder."""
-    said: list[str] = []
-    summary = _json(home / SUMMARY, said)
-    yield from said
+    warnings: list[str] = []
+    summary = _json(home / SUMMARY, warnings)
+    yield from warnings
     listed = _dict(summary).get("runs")
     known = {run.name for run in runs}
     for entry in listed if isinstance(listed, list) else []:
@@ -102,16 +104,16 @@ def _labels(experiment: dict[str, Any] | None) -> list[str]:
     return [str(t.get("label", t.get("name"))) for t in found if isinstance(t, dict)]
 
 
-def _json(path: Path, said: list[str]) -> dict[str, Any] | None:
+def _json(path: Path, warnings: list[str]) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("it holds no table")
         return value
     except FileNotFoundError:
-        said.append(f"{path.name} is missing")
+        warnings.append(f"{path.name} is missing")
     except (OSError, ValueError, RecursionError) as error:
-        said.append(f"{path.name} is damaged and left out ({short(error)})")
+        warnings.append(f"{path.name} is damaged and left out ({short(error)})")
     return None
 
 

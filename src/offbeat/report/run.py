@@ -27,7 +27,7 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.Arrow
 class RecordedRun:
     """One run: an algorithm and a seed. Its tables are read lazily.
 
-    said: a line for everything that could not be read.   result: None while the run is not finished.
+    warnings: a line for everything that could not be read.   result: None while the run is not finished.
     curve: its evaluations, if they are not in a separate file; such a run may have no other files either.
     """
 
@@ -36,7 +36,7 @@ class RecordedRun:
     seed: int
     result: Result | None
     curve: Columns | None = None
-    said: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -79,19 +79,19 @@ class RecordedRun:
             return None
         names = sorted(path.name for path in (self.path / EVENTS).glob("part-*.parquet"))
         if not names:
-            self.say(f"{EVENTS}/ is missing or empty")
+            self.warn(f"{EVENTS}/ is missing or empty")
             return None
         numbers = [int(name[5:10]) for name in names if name[5:10].isdigit()]
         for lost in sorted(set(range(max(numbers, default=0))) - set(numbers)):
-            self.say(f"{EVENTS}/{part_name(lost)} is missing")
+            self.warn(f"{EVENTS}/{part_name(lost)} is missing")
         parts = [part for name in names if (part := self._table(f"{EVENTS}/{name}", EVENTS)) is not None]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else None
 
-    def say(self, what: str) -> None:
+    def warn(self, what: str) -> None:
         """Add a warning, once."""
         line = f"{self.path.name if self.curve is None else self.name}: {what}"
-        if line not in self.said:
-            self.said.append(line)
+        if line not in self.warnings:
+            self.warnings.append(line)
 
     @property
     def _bare(self) -> bool:
@@ -101,7 +101,7 @@ class RecordedRun:
         """like: the table whose columns it must have.   others: the type of all other columns; None ignores them."""
         path = self.path / name
         if not path.is_file():
-            self.say(f"{name} is missing")
+            self.warn(f"{name} is missing")
             return None
         try:
             table = pq.read_table(path, partitioning=None)
@@ -110,7 +110,7 @@ class RecordedRun:
                 wanted |= {column: others for column in table.column_names if column not in wanted}
             return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})
         except DAMAGE as error:
-            self.say(f"{name} is damaged and left out ({short(error)})")
+            self.warn(f"{name} is damaged and left out ({short(error)})")
             return None
 
 
