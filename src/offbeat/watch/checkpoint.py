@@ -1,4 +1,4 @@
-"""Saving a world and taking it up again, bit for bit.
+"""Saving a world and restoring it, bit for bit.
 
 A checkpoint is one safetensors file: the tensors, and in its header the JSON that says where they go. It is written to
 a side file, forced to disk and renamed, and the one before is kept, so an interrupted or damaged write costs the time
@@ -28,7 +28,7 @@ S = TypeVar("S", bound=State)
 
 
 def save(folder: Path, world: State, extra: Any = None) -> None:
-    """Write the world (or another state), and `extra` JSON beside it, as the folder's newest checkpoint."""
+    """Write the world (or another state) and `extra`, as JSON, as the folder's newest checkpoint."""
     tensors = Tensors()
     text = json.dumps({"world": dump(world, tensors), "extra": extra})
     table = _apart(tensors.table)
@@ -45,7 +45,7 @@ def save(folder: Path, world: State, extra: Any = None) -> None:
 
 
 def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
-    """The newest readable (world, extra), or None where none was ever finished."""
+    """The newest readable (world, extra), or None if there is none."""
     return restore_as(World, folder, device)
 
 
@@ -66,7 +66,7 @@ def restore_as(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any
 
 
 def remove(folder: Path) -> None:
-    """What is finished needs none."""
+    """Remove the checkpoints of a finished run."""
     for path in list(folder.glob("checkpoint*.safetensors*")):
         path.unlink()
 
@@ -95,7 +95,7 @@ def _digest(text: str, table: dict[str, torch.Tensor]) -> str:
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, each alone in its storage: safetensors refuses two that share one, such as a row and its matrix."""
+    """The tensors, each in its own storage: safetensors refuses shared storage, as of a matrix and its row."""
     table, seen = {}, set[int]()
     for name, tensor in tensors.items():
         alone = tensor.detach().cpu().contiguous()

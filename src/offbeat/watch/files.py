@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, the columns of their tables, the lock, and writes that are whole or nothing.
+"""The files of a run folder: names, table columns, atomic writes and the lock.
 
 experiment.json, summary.json, report.md, report.html           an experiment; each of its runs has a folder
 runs.jsonl, unfinished.jsonl, runs.parquet, runs/00007/         a sweep: a line a run, folders if events were kept
@@ -37,7 +37,7 @@ EVENTS, TRIPS = "events", "trips"  # folders of parts
 CHECKPOINT, OLDER_CHECKPOINT = "checkpoint.safetensors", "checkpoint.older.safetensors"
 REAL_RUN, SERVER_LOG = "run.json", "server.log"
 
-# Columns of the tables and their types; a word is a text of which a few occur again and again.
+# Columns of the tables and their types; a word is text with few distinct values.
 _MEASURED = {"task": "int64", "time": "float64"}
 _JOB = {"sent": "float64", "started": "float64", "finished": "float64"}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
@@ -63,12 +63,12 @@ _PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
 
 
 def place_of(folder: Path, number: int) -> Path:
-    """The folder of a sweep's run."""
+    """The folder of a run of a sweep."""
     return folder / RUNS / f"{number:05d}"
 
 
 def part_name(number: int) -> str:
-    """Of a table that is written in parts."""
+    """The file name of a part of a table."""
     return f"part-{number:05d}.parquet"
 
 
@@ -80,7 +80,7 @@ def drop_parts(folder: Path, first: int) -> None:
 
 
 def schema(name: str) -> pa.Schema:
-    """The columns of a table, for pyarrow."""
+    """The pyarrow schema of a table."""
     import pyarrow as pa
 
     kinds = {"word": pa.dictionary(pa.int8(), pa.string())}
@@ -88,7 +88,7 @@ def schema(name: str) -> pa.Schema:
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A table, in one file or in parts; a FolderError names one that is damaged."""
+    """Read a table from one file or from its parts; raise FolderError if it is damaged."""
     import pyarrow.dataset as ds
 
     try:
@@ -98,34 +98,34 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Whole or not at all."""
+    """Write a table atomically."""
     import pyarrow.parquet as pq
 
-    with whole(path) as part:
+    with atomic(path) as part:
         pq.write_table(table, part, compression="zstd")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A value as JSON, whole or not at all."""
+    """Write a value as JSON, atomically."""
     write_text(path, json_text(value, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
-    """Whole or not at all.   errors: what becomes of characters that UTF-8 does not have."""
-    with whole(path) as part:
+    """Write text atomically.   errors: how to treat characters that UTF-8 cannot encode."""
+    with atomic(path) as part:
         part.write_text(text, encoding="utf-8", errors=errors)
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A side file to write, which then takes the path's place."""
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary file that replaces the path once it is written."""
     part = path.with_name(path.name + ".part")
     yield part
     part.replace(path)
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON text; numbers that JSON does not have, such as the infinite loss of a run that explodes, become null."""
+    """The value as JSON text; infinities and nan, as in the loss of a diverging run, become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -139,9 +139,9 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def locked(folder: Path, otherwise: str = "") -> Iterator[None]:
-    """One process at a time works in a folder: two would write over each other's checkpoints and records.
+    """Lock a folder for this process: two would overwrite each other's checkpoints and records.
 
-    The lock goes with the process, however that ends.   otherwise: what a second one is told.
+    The lock ends with the process, however that ends.   otherwise: the message for a second process.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -156,7 +156,7 @@ def locked(folder: Path, otherwise: str = "") -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that a result may depend on."""
+    """The versions of everything a result may depend on."""
     found = {"offbeat": __version__, "python": sys.version.split()[0], "platform": platform.platform()}
     for package in _PACKAGES:
         try:

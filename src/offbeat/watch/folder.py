@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
 from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State
 from offbeat.core.vectors import materialise
 from offbeat.watch import checkpoint
-from offbeat.watch.files import MODEL, RESULT, read_table, write_json
+from offbeat.watch.files import MODEL, RESULT, write_json
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
@@ -30,7 +29,7 @@ class RunFolder:
     path: Path
 
     def result(self) -> Result | None:
-        """What the run found, or None while it is not finished."""
+        """The result, or None while the run is not finished."""
         path = self.path / RESULT
         if not path.is_file():
             return None
@@ -44,7 +43,7 @@ class RunFolder:
             raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
 
     def finish(self, result: Result, simulation: WatchedRun | None = None) -> None:
-        """From now on the run counts as finished.   simulation: its final models are kept."""
+        """Write the result, which marks the run as finished.   simulation: keep its final models, too."""
         if simulation is not None:
             models = simulation.server.models(simulation.world.server)
             tensors = {
@@ -57,18 +56,14 @@ class RunFolder:
             checkpoint.remove(self.path)
 
     def restore(self, kind: type[S], device: str = "cpu") -> tuple[S, Mapping[str, Any]] | None:
-        """The newest state that can be read and what was saved with it, or None where none was ever saved."""
+        """The newest readable checkpoint and its extra data, or None if there is none."""
         return checkpoint.restore_as(kind, self.path, device)
 
     def save(self, state: State, extra: Mapping[str, Any]) -> None:
-        """Write a checkpoint, with more that JSON can hold."""
+        """Write a checkpoint.   extra: data for JSON that goes with it."""
         self.path.mkdir(parents=True, exist_ok=True)
         checkpoint.save(self.path, state, extra)
 
     def recorder(self, state: Mapping[str, Any] | None = None) -> Recorder:
-        """What writes the events and evaluations; it goes on from its saved state."""
+        """A watcher that writes events and evaluations, continuing from a saved state."""
         return Recorder(self.path, state)
-
-    def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """One of the tables of `watch.files`."""
-        return read_table(self.path / name, columns)

@@ -9,7 +9,7 @@ from offbeat.core.watcher import EventRow, Measurement
 
 @dataclass
 class History:
-    """A watcher that keeps the measurements, and the events if asked to."""
+    """A watcher that keeps evaluations and, on request, events in memory."""
 
     keep_events: bool = False
     measurements: list[Measurement] = field(default_factory=list)

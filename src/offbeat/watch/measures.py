@@ -1,4 +1,4 @@
-"""How the clients worked: participation, concurrency, staleness, bytes, idleness, taken from a run's event log."""
+"""How the clients worked: participation, concurrency, staleness, bytes and idle time, from a run's event log."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
 
 
 def measure(folder: Path, simulation: WatchedRun) -> Measures:
-    """The measures of a finished run; the values of single clients go to `clients.parquet`, and the jobs that its end
-    found on their way, which no event will tell of, to `underway.parquet`.
+    """Measure a finished run; also write the values of single clients to `clients.parquet` and the jobs in flight at
+    its end, which no event reports, to `underway.parquet`.
 
-    concurrency: share of clients that have work (on its way to them, at it, on its way back), mean over time and in
-        windows: what PersA-FL calls active in figure 2a.   computing: mean share of clients that are at it.
-    participation: distance of the clients' shares of the arrived updates from equal shares, ½ Σ |p_i − 1/n|:
-        0 when all count the same, near 1 when few clients do all the work.
-    staleness: quantiles, and means in windows of time.
-    bytes: sent down and up.   messages: by task, the bytes of one download and of one upload, and the jobs sent.
-    idle: mean share of time that a client has nothing to do.   waiting: mean time from one server step to the next.
-    Held work that was overwritten before anybody took it is in no log and counts in none of these but bytes down.
+    concurrency: share of clients that are downloading, computing or uploading, mean over time and in windows; PersA-FL
+        calls them active (figure 2a).   computing: mean share of clients that are computing.
+    participation: distance of the clients' shares of the updates from equal shares, ½ Σ |p_i − 1/n|: 0 = all clients
+        contribute equally, 1 = one client does all the work.
+    staleness: quantiles, and means in time windows.
+    bytes: sent down and up.   messages: by task, bytes per download and per upload, and the number of jobs sent.
+    idle: mean share of time without work.   waiting: mean time between server steps.
+    Held work that was overwritten before it was taken is in no log; it counts only in the bytes sent down.
     """
     world, clients = simulation.world, simulation.clients
     columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
@@ -77,7 +77,7 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
 
 
 def _trips(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
-    """(from, to, client) of every job from its sending to its end or to now."""
+    """(from, to, client) of every job, from when it was sent to its end or to now."""
     now, flights = simulation.world.now, list(simulation.world.flights.values())
     starts = np.concatenate([arrived["sent"], lost["sent"], [f.sent for f in flights]])
     ends = np.concatenate([arrived["time"], lost["time"], [now] * len(flights)])
@@ -85,7 +85,7 @@ def _trips(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
 
 
 def _work(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
-    """(start, end, client) of every piece of computing up to now, that of jobs still in flight included."""
+    """(start, end, client) of all computing up to now, including that of jobs in flight."""
     now, flights = simulation.world.now, list(simulation.world.flights.values())
     starts = np.concatenate([arrived["started"], lost["started"], [f.start for f in flights]])
     cut = np.minimum(lost["finished"], lost["time"])  # a client that leaves stops
@@ -98,7 +98,7 @@ def _owners(arrived: Columns, lost: Columns, flights: Sequence[InFlight]) -> npt
 
 
 def _apart(pieces: Pieces, span: float) -> Pieces:
-    """The same stretches of each client's time without overlaps: a queued job is in flight while another one is."""
+    """The same intervals without overlaps within a client, whose queued jobs are in flight at the same time."""
     starts, ends, owners = pieces
     order = np.lexsort((starts, owners))
     starts, ends, owners = starts[order], ends[order], owners[order]
@@ -109,7 +109,7 @@ def _apart(pieces: Pieces, span: float) -> Pieces:
 
 
 def _concurrency(starts: Floats, ends: Floats, span: float, clients: int) -> tuple[float, ...]:
-    """Share of clients at work in each window: work done by its end less work done by its start."""
+    """The share of busy clients in each window: work done by its end minus work done by its start."""
     edges = np.linspace(0.0, span, WINDOWS + 1)
     done = [float((np.minimum(ends, edge) - np.minimum(starts, edge)).sum()) for edge in edges]
     return tuple((b - a) / (clients * span / WINDOWS) for a, b in pairwise(done))
@@ -130,7 +130,7 @@ def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None
 
 
 def _down(simulation: WatchedRun, sizes: Sequence[tuple[int, int]]) -> int:
-    """Bytes sent to clients; with several tasks the jobs of each are counted by the world."""
+    """Bytes sent to clients."""
     return sum(sizes[task][0] * jobs for task, jobs in simulation.world.tally.sent.items())
 
 
@@ -140,7 +140,7 @@ def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, sp
 
 
 def _write_underway(folder: Path, flights: Sequence[InFlight]) -> None:
-    """One row a job still on its way, with the times that it would have had."""
+    """One row per job in flight, with the times it would have had."""
     columns = {
         "client": [f.job.client for f in flights],
         "task": [f.job.task for f in flights],

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on."""
+"""The live display of running experiments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TELL = 60.0  # seconds between two lines about how far it is, on something that 
 
 
 class Display:
-    """A bar for all runs, one for the run at work and a line about it; on something that is no terminal, a line a
-    run, and one a minute about the run at work.
+    """A bar for all runs, one for the current run and a line about it; without a terminal, one line per run
+    and one per minute about the current run.
 
     all runs      ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  1 of 4  0:00:12  00:37 left
     area, seed 1  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━    46 %  0:00:03  00:04 left
@@ -47,7 +47,7 @@ class Display:
         self.updates: int | None = None  # of the run at work, when this display first saw it
 
     def begin(self, name: str) -> None:
-        """A run starts, or goes on from its checkpoint."""
+        """A run starts, or continues from its checkpoint."""
         if self.one is not None:
             self.progress.remove_task(self.one)
         self.one = self.progress.add_task(name, total=1.0, status="0 %")
@@ -55,7 +55,7 @@ class Display:
         self.name, self.updates = name, None
 
     def tick(self, simulation: WatchedRun, recorder: Recorder) -> None:
-        """A run goes on."""
+        """A run has progressed."""
         now = time.perf_counter()
         if self.updates is None:
             self.began, self.updates = now, simulation.world.tally.updates
@@ -72,19 +72,19 @@ class Display:
             self.say(f"{self.name}: {share:.0%}, {self.progress.line}".replace("\n", " · "))
 
     def end(self, line: str) -> None:
-        """A run is over."""
+        """A run has ended."""
         self.done += 1
         self.progress.line = ""
         self.progress.update(self.all, completed=self.done, status=f"{self.done} of {self.runs}")
         self.say(line)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
 
 class _Bars(Progress):
-    """Bars, and a line of text below them."""
+    """Bars with a line of text below."""
 
     line = ""
 
@@ -102,7 +102,7 @@ def display(console: Console, runs: int) -> Iterator[Display]:
 
 
 def fraction(simulation: WatchedRun) -> float:
-    """How much of a run is done, by whichever of its limits is nearest."""
+    """The fraction of a run that is done, by its nearest limit."""
     world, until = simulation.world, simulation.until
     shares = [0.0]
     if until.time:
@@ -115,7 +115,7 @@ def fraction(simulation: WatchedRun) -> float:
 
 
 def describe(simulation: WatchedRun, measurements: list[Measurement], pace: float) -> str:
-    """Virtual time, updates a second, mean staleness and the newest metric, in one line; a line more for each task."""
+    """Virtual time, updates per second, mean staleness and the newest metric in one line, plus one line per task."""
     world = simulation.world
     tally = world.tally
     parts = [f"time {world.now:.2f}", f"{pace:,.0f} updates/s"]

@@ -1,4 +1,4 @@
-"""The record of a run: events and metrics as Parquet, written in parts so that memory stays flat."""
+"""The record of a run: events and metrics as Parquet, written in parts to bound memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recorder:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on; call `flush` first."""
+        """What a checkpoint needs to continue; call `flush` first."""
         return {"parts": self.parts, "measurements": [list(m) for m in self.measurements]}
 
     def event(self, row: EventRow) -> None:
@@ -59,7 +59,7 @@ class Recorder:
 
 
 def metrics_table(measurements: Sequence[Measurement]) -> pa.Table:
-    """One row a measurement, one column a metric."""
+    """One row per evaluation, one column per metric."""
     names = sorted({name for m in measurements for name in m.metrics})
     columns: dict[str, Any] = {name: [getattr(m, name) for m in measurements] for name in COLUMNS[METRICS]}
     for name in names:
@@ -68,6 +68,6 @@ def metrics_table(measurements: Sequence[Measurement]) -> pa.Table:
 
 
 def personal_table(measurements: Sequence[Measurement]) -> pa.Table:
-    """One row a measurement and client: the accuracy of the client's own model."""
+    """One row per evaluation and client: the accuracy of the client's personalised model."""
     rows = [(m.task, m.time, client, value) for m in measurements for client, value in enumerate(m.each)]
     return pa.table(dict(zip(COLUMNS[PERSONAL], zip(*rows, strict=True), strict=True)), schema=schema(PERSONAL))

@@ -1,4 +1,4 @@
-"""What a run found: frozen types whose JSON is what the files of a run folder hold."""
+"""The result of a run, as frozen types that are stored as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def first_reached(values: Iterable[float], metric: str, target: float) -> int | None:
-    """The place of the first of a metric's values that is at the target or better; None: none is."""
+    """The index of the first value of a metric that reaches the target; None: none does."""
     less = metric in LESS_IS_BETTER
     return next((at for at, v in enumerate(values) if (v <= target if less else v >= target)), None)
 
@@ -49,7 +49,7 @@ def time_to_all(history: Sequence[Measurement], tasks: int, metric: str, target:
 
 @dataclass(frozen=True)
 class MeanMax:
-    """A number over all updates."""
+    """Mean and maximum over all updates."""
 
     mean: float
     max: float
@@ -57,7 +57,7 @@ class MeanMax:
 
 @dataclass(frozen=True)
 class Concurrency:
-    """Share of clients that have work, mean over time and in windows of time."""
+    """The share of clients that have work: mean over time, and means in time windows."""
 
     mean: float
     windows: tuple[float | None, ...]
@@ -74,7 +74,7 @@ class Participation:
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Below which 50, 90 and 99 % of the values lie; None without values."""
+    """The 50, 90 and 99 % quantiles; None without values."""
 
     p50: float | None
     p90: float | None
@@ -83,14 +83,14 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class StalenessQuantiles(Quantiles):
-    """windows: means in windows of time."""
+    """Quantiles of the staleness.   windows: means in time windows."""
 
     windows: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Sent to clients, and arrived from them."""
+    """Bytes sent to clients and received from them."""
 
     down: int
     up: int
@@ -98,7 +98,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Messages:
-    """One task's: bytes of a download and of an upload, and the jobs sent."""
+    """The messages of one task: bytes per download and per upload, and the number of jobs sent."""
 
     down: int
     up: int
@@ -107,7 +107,7 @@ class Messages:
 
 @dataclass(frozen=True)
 class Measures:
-    """How the clients worked; `watch.measures.measure` says what each number is."""
+    """How the clients worked; see `watch.measures.measure`."""
 
     concurrency: Concurrency
     computing: float
@@ -134,8 +134,8 @@ class Measures:
 class TaskResult:
     """One task of a run.
 
-    time: when it was done; None where it never was.   stopped: why it ended.   staleness: mean.
-    metrics: at its last evaluation.   allocation: what the server reports about it, if it divides requests among tasks.
+    time: when it finished; None if it never did.   stopped: why it ended.   staleness: mean.
+    metrics: at its last evaluation.   allocation: the server's report, if it divides requests among tasks.
     """
 
     name: str
@@ -165,7 +165,7 @@ def finish(tasks: Iterable[TaskResult]) -> float:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a real run says besides.
+    """What only a real run has.
 
     run: its name on the wire.   unit: seconds of a unit of time.   position: of the log's last entry.
     repeated: messages that came again.   fingerprint: of the final state.   limits, dtype: as they were set.
@@ -189,15 +189,20 @@ _NEEDED = ("time", "updates", "versions", "metrics", "staleness")
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a run found.
+    """The result of a run.
 
-    number, settings: of a sweep's run.   error: why it failed; what was not reached then has its default.
-    time: virtual, at the end.   updates: results that arrived.   versions: server steps.   metrics: of the last
-    evaluation; with several tasks each has its own.   targets: accuracy asked for -> when it was reached.
-    lost: jobs.   computed: jobs that were computed.   stopped: why it ended.   wall_s: seconds; None in a sweep.
-    tasks: at least one.   server: what the server reports.   refused, real: of a real run.
-    curve: a sweep's run keeps its evaluations here.   vectors: norms of its final models, by task.
-    unfinished: it is under way.   folder: where its files are, if it has any.
+    number, settings: in a sweep, the run's number and the values that the sweep set.
+    error: why it failed; numbers that were not reached keep their defaults.
+    time: virtual time at the end; None if it failed or is unfinished.
+    updates: results that arrived.   versions: server steps.
+    metrics: of the last evaluation; with several tasks, each task has its own.
+    targets: when each target accuracy was reached; None: never.
+    staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
+    wall_s, updates_per_s: None in a sweep, whose runs share them.
+    tasks: at least one.   server: what the server reports.   measures: how the clients worked.
+    refused, real: of a real run.
+    curve: the evaluations, in a sweep.   vectors: norms of the final models by task, in a sweep.
+    unfinished: whether it is still running.   folder: of its files, if it has any.
     """
 
     number: int | None = field(default=None, kw_only=True, metadata={"key": "run"})

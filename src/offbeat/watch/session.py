@@ -1,4 +1,4 @@
-"""Driving a run to its end while recording it, saving it now and then, and listening for Ctrl-C."""
+"""Running to the end while recording, saving checkpoints and handling Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Patience:
 
 @contextmanager
 def interruptible(say: Callable[[str], None] = lambda line: None) -> Iterator[Patience]:
-    """Within, the first Ctrl-C (or SIGTERM) only asks to stop, between two events; the second stops at once.
+    """Inside, the first Ctrl-C (or SIGTERM) asks to stop between two events; the second stops at once.
 
-    say: called with a line that tells the user so.
+    say: called with a line for the user.
     """
     patience = Patience()
     if threading.current_thread() is not threading.main_thread():
@@ -67,7 +67,7 @@ def drive(
     """Run to the end in this folder, from its newest checkpoint if it has one.
 
     make: builds the simulation from watchers and a saved world.   save_every: seconds between checkpoints.
-    tick: called now and then, for a progress display.   Gives the simulation, its record and its seconds of work.
+    tick: called regularly, for a progress display.   Returns the simulation, its recorder and the seconds it took.
     """
     home = RunFolder(folder)
     saved = home.restore(World, device)

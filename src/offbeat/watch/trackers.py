@@ -11,24 +11,24 @@ from typing import Any, Protocol
 from offbeat.core.errors import SettingError
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement, Watcher
 
-EVERY = 100  # arrived results between two points of staleness
+EVERY = 100  # updates between two points of staleness
 
 
 class Tracker(Watcher, Protocol):
-    """A watcher that has to be closed at the end of its run."""
+    """A watcher that must be closed at the end of its run."""
 
     def close(self) -> None:
-        """Everything seen is written."""
+        """Write everything that is pending."""
 
 
 class _Staleness:
-    """Mean and maximum of the staleness of the last so many results."""
+    """Mean and maximum staleness over a fixed number of updates."""
 
     def __init__(self) -> None:
         self.values: list[int] = []
 
     def seen(self, row: EventRow) -> dict[str, float]:
-        """Numbers to show after this event; mostly none."""
+        """The numbers to log after this event, usually none."""
         if row.event != ARRIVED:
             return {}
         self.values.append(row.staleness)
@@ -42,7 +42,7 @@ class TensorBoard:
     """Writes metrics and staleness as TensorBoard's scalars, against the number of updates.
 
     folder: of this run; `tensorboard --logdir` of a folder above it shows several.   tasks: their names, if several.
-    updates: results that arrived before, in a run that goes on.
+    updates: that arrived before, in a resumed run.
     Points carry the virtual time, in seconds, as their time: "relative" on the board is virtual time.
     """
 
@@ -61,7 +61,7 @@ class TensorBoard:
         self._add(_named(measurement, self._tasks), measurement.updates, measurement.time)
 
     def close(self) -> None:
-        """Everything seen is written."""
+        """Write everything that is pending."""
         self._writer.close()
 
     def _add(self, numbers: Mapping[str, float], step: int, time: float) -> None:
@@ -105,12 +105,12 @@ class WandB:
         self._run.log({**numbers, "time": measurement.time, "updates": measurement.updates})
 
     def close(self) -> None:
-        """Everything seen is sent."""
+        """Send everything that is pending."""
         self._run.finish()
 
 
 def _named(measurement: Measurement, tasks: Sequence[str]) -> dict[str, float]:
-    """The metrics, under the task's name where there are several."""
+    """The metrics, prefixed with the task's name if there are several."""
     front = f"{tasks[measurement.task]}/" if len(tasks) > 1 else ""
     return {front + name: float(value) for name, value in measurement.metrics.items()}
 
