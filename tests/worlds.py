@@ -159,6 +159,7 @@ def play(
     locals_: Sequence[Local] = (),
     clients: int = 1,
     stacked: bool = True,
+    evaluate: float | None = None,
     **options: Any,
 ) -> tuple[Simulation, History]:
     """A simulation of one server, with a problem on the line where none is given, run to its end."""
@@ -171,6 +172,7 @@ def play(
         clock,
         Executor(stacked),
         until,
+        every=evaluate,
         watchers=[history],
         **options,
     )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from offbeat.core.state import State
     from offbeat.core.vectors import Vector, lengths
     from offbeat.core.watcher import Watcher
-    from offbeat.experiment.describe import Evaluate
     from offbeat.experiment.experiment import Experiment, load
     from offbeat.experiment.results import Results
     from offbeat.experiment.run import Run, run
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from offbeat.problems.quadratic import Quadratic
     from offbeat.problems.supervised import Supervised
     from offbeat.simulate.personal import Personal
+    from offbeat.simulate.run import Evaluate
     from offbeat.watch.results import Result
 
 __version__ = "0.1.0"
@@ -48,7 +48,6 @@ _HOMES = {
     "offbeat.core.server": ("Algorithm", "Commands", "Model", "Server", "View"),
     "offbeat.core.state": ("State",),
     "offbeat.core.vectors": ("Vector", "lengths"),
-    "offbeat.experiment.describe": ("Evaluate",),
     "offbeat.experiment.experiment": ("Experiment", "load"),
     "offbeat.experiment.results": ("Results",),
     "offbeat.experiment.run": ("Run", "run"),
@@ -59,6 +58,7 @@ _HOMES = {
     "offbeat.core.watcher": ("Watcher",),
     "offbeat.core.course": ("Until",),
     "offbeat.simulate.personal": ("Personal",),
+    "offbeat.simulate.run": ("Evaluate",),
     "offbeat.watch.results": ("Result",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

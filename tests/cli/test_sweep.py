@@ -529,8 +529,8 @@ def test_a_worker_that_dies_is_named_and_the_rest_can_be_resumed(tmp_path: Path,
     assert code == 1
     folder = tmp_path / "out"
     last = err.splitlines()[-1]
-    assert last.startswith("offbeat: a worker process ended with code -9; finished runs are kept, ")
-    assert last.endswith(f"go on with `offbeat resume {folder}`")
+    assert last.startswith("offbeat: a worker process died (killed by SIGKILL); finished runs are kept, ")
+    assert last.endswith(f"continue with `offbeat resume {folder}`")
     assert "Traceback" not in err
     assert resumed(folder).code == 0
     assert same(folder, unbroken)
@@ -540,7 +540,7 @@ def children(process: int) -> list[int]:
     """The processes that this one has started."""
     found = Path(f"/proc/{process}/task/{process}/children")
     pids = [int(pid) for pid in found.read_text().split()] if found.exists() else []
-    return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in pids if b"simulate.transport" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow

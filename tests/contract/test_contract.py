@@ -46,7 +46,7 @@ def distance(row: Row, result: Run) -> float:
 def simulation(row: Row, executor: str, **options: Any) -> tuple[Simulation, History]:
     history = History(keep_events=True)
     algorithm = Algorithm(row.server, row.local)
-    made = prepare(NOISY, algorithm, ROUGH, SHORT, executor=executor, evaluate_every=3.0, watchers=[history], **options)
+    made = prepare(NOISY, algorithm, ROUGH, SHORT, executor=executor, evaluate=3.0, watchers=[history], **options)
     return made, history
 
 

@@ -46,7 +46,7 @@ def simulated(server: Server[Any], until: Until = LONG, there: Sequence[int] = (
     """Two clients whose jobs take 10; those not in `there` are away; client 0 leaves at this time, if any is given."""
     flips = {0: [leaves]} if leaves else {}
     clock = Scripted([[10.0]], flips=flips, away=frozenset({0, 1}.difference(there)))
-    simulation, history = play(server, clock, until, clients=2, evaluate_every=4.0)
+    simulation, history = play(server, clock, until, clients=2, evaluate=4.0)
     return Seen(simulation.world, history)
 
 
@@ -160,7 +160,7 @@ def test_held_work_of_a_client_is_in_flight_once_for_each_task(course: Any) -> N
 
 def test_a_loss_that_is_nan_is_divergence_in_the_simulator() -> None:
     with pytest.raises(DivergedError, match="the loss of line is nan at time 0, version 0"):
-        play(Scenario({}), Scripted([[1.0]]), LONG, problems=[Nowhere([1.0])], evaluate_every=4.0)
+        play(Scenario({}), Scripted([[1.0]]), LONG, problems=[Nowhere([1.0])], evaluate=4.0)
 
 
 def test_a_loss_that_is_nan_is_divergence_over_a_log() -> None:

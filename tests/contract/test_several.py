@@ -57,7 +57,7 @@ def simulation(row: Row, executor: str, **options: Any) -> tuple[Simulation, His
         ROUGH,
         SHORT,
         executor=executor,
-        evaluate_every=3.0,
+        evaluate=3.0,
         watchers=[history],
         terms=TERMS,
         **options,

@@ -55,7 +55,7 @@ def play(
         for task, model in enumerate(models)
     ]
     problem = tasks[0] if len(tasks) == 1 else tasks
-    return ob.run(problem, algorithm, timing, until, executor=executor, evaluate_every=2.0, keep_events=True)
+    return ob.run(problem, algorithm, timing, until, executor=executor, evaluate=2.0, keep_events=True)
 
 
 def trained(run: ob.Run, own: bool) -> torch.Tensor:

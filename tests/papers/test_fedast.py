@@ -348,7 +348,7 @@ def test_every_event_keeps_the_rules(
         Times(Exponential(1.0)),
         Until(updates=300),
         seed=seed,
-        evaluate_every=2.0,
+        evaluate=2.0,
         watchers=[history],
         terms=[(0.0, math.inf), (1.5, 20.0), (0.0, math.inf), (3.0, math.inf)][:tasks],
     )
@@ -405,7 +405,7 @@ def test_the_requests_of_a_finished_task_go_where_requests_are() -> None:
 def test_the_last_task_ends_the_run() -> None:
     problems = [Slopes([1.0] * 5, "a"), Slopes([3.0] * 5, "b")]
     server = FedAST(requests=6, ratio=3, targets=(0.9, 0.9))
-    result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate_every=1.0)
+    result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate=1.0)
     assert result.world.stopped == "target"
     assert result.world.ends[1] < result.world.ends[0] == result.world.now < 1e4
 
@@ -534,7 +534,7 @@ def test_how_many_work_is_said_by_requests_and_not_by_the_tasks_servers() -> Non
 def test_one_by_one_trains_the_tasks_in_their_order_each_with_all_requests() -> None:
     problems = [Slopes([1.0] * 5, name) for name in ("a", "b", "c")]
     server = OneByOne(requests=6, size=2, targets=(0.9, 0.9, 0.9))
-    result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate_every=1.0)
+    result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate=1.0)
     ends = [result.world.ends[m] for m in range(3)]
     assert ends == sorted(ends)
     for m, (since, until) in enumerate(zip([0.0, *ends], ends, strict=False)):
@@ -552,7 +552,7 @@ def test_one_by_one_goes_back_to_an_earlier_task_that_opens_later() -> None:
         Algorithm(server, SGD(lr=0.1)),
         Times(Exponential(1.0)),
         Until(time=1e4),
-        evaluate_every=1.0,
+        evaluate=1.0,
         terms=[(3.5, math.inf), (0.0, math.inf)],
     )
     world = made.run()

@@ -27,6 +27,7 @@ from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal
+from offbeat.simulate.run import Evaluate
 from offbeat.timing import Delays, Times
 
 TIMES = Times(network=Delays(download=1.0, ratio=(4.0, 6.0)))
@@ -59,7 +60,7 @@ PRINTED = {
 def accuracies(algorithm: Algorithm, seed: int) -> dict[str, float]:
     """Mean personalised accuracy over the clients: at the end by budget, and with a budget of 10 over time."""
     problem = Supervised.split(digits(), 30, Classes(5), "mlp", seed, {"hidden": [64]})
-    options: dict[str, Any] = {"seed": seed, "evaluate_every": EVERY, "personal": Personal(steps=10)}
+    options: dict[str, Any] = {"seed": seed, "evaluate": Evaluate(EVERY, personal=Personal(steps=10))}
     result = run(problem, algorithm, TIMES, Until(time=HORIZON), executor="batched", **options)
     found = {f"t={m.time:g}": m.metrics["personal"] for m in result.history if 0 < m.time < HORIZON}
     for budget in BUDGETS:

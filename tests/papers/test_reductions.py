@@ -108,7 +108,7 @@ def test_centralised_training_is_descent_on_the_pooled_data() -> None:
 def test_pooled_data_are_learnt_better_than_any_client_s() -> None:
     problem = Supervised.split(digits(), 6, Classes(2), "softmax")
     local = SGD(lr=0.5, steps=10, batch=20)
-    options = {"evaluate_every": 100.0, "executor": "batched"}
+    options = {"evaluate": 100.0, "executor": "batched"}
     pooled = run(problem.pooled(), FedAvg(), local, Scripted([[1.0]]), Until(versions=40), **options)
     spread = run(problem, FedAvg(sampled=2), local, TIMES, Until(versions=40), **options)
     assert pooled.metrics["accuracy"] > 0.93 > spread.metrics["accuracy"]

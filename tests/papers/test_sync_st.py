@@ -148,7 +148,7 @@ def test_finished_and_new_tasks_change_the_next_round(kind: Any, first: int | No
         Algorithm(kind(sampled=12, first=first, targets=(0.6, None, None)), HALF),
         Times(Exponential(1.0)),
         Until(time=60.0),
-        evaluate_every=1.0,
+        evaluate=1.0,
         terms=[(0.0, math.inf), (10.0, math.inf), (0.0, 30.0)],
     )
     last: dict[int, float] = {}

@@ -190,7 +190,7 @@ TIMING = Times(Exponential(1.0))
 )
 def test_on_real_data_serial_and_batched_agree_and_learn(local: SGD) -> None:
     a, b = (
-        run(DIGITS, FedBuff(size=5), local, TIMING, Until(updates=300), executor=e, evaluate_every=10.0)
+        run(DIGITS, FedBuff(size=5), local, TIMING, Until(updates=300), executor=e, evaluate=10.0)
         for e in ("serial", "batched")
     )
     assert seen(a.events) == seen(b.events)

@@ -48,7 +48,7 @@ def test_whatever_comes_first_ends_the_run() -> None:
 
 def test_a_run_ends_when_a_measurement_shows_the_accuracy() -> None:
     """From 0 to 1 by halves: 1/(1 + distance) is 1/2, 2/3, 4/5, 8/9, so 0.85 shows first at 3."""
-    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, accuracy=0.85), evaluate_every=1.0)
+    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, accuracy=0.85), evaluate=1.0)
     assert (result.world.now, result.world.stopped) == (3.0, "accuracy")
     assert [m.metrics["accuracy"] for m in result.history] == pytest.approx([1 / 2, 2 / 3, 4 / 5, 8 / 9])
     assert [result.time_to("accuracy", target) for target in (0.8, 0.85, 0.9)] == [2.0, 3.0, None]
@@ -88,7 +88,7 @@ def test_one_step_of_the_iterator_is_one_event() -> None:
 
 
 def test_measurements_come_on_the_beat_and_at_the_end() -> None:
-    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=5.0), evaluate_every=2.0)
+    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=5.0), evaluate=2.0)
     assert [(m.time, m.updates, m.version) for m in result.history] == [
         (0.0, 0, 0),
         (2.0, 2, 2),
@@ -108,7 +108,7 @@ class Listening(FedAsync):
 
 
 def test_a_server_that_listens_hears_of_measurements_at_once() -> None:
-    result = run(Line([1.0]), Listening(), HALF, ONE, Until(time=50.0), evaluate_every=1.0)
+    result = run(Line([1.0]), Listening(), HALF, ONE, Until(time=50.0), evaluate=1.0)
     assert [(e.time, e.event) for e in result.events if e.event == "Measured"] == [
         (0.0, "Measured"), (1.0, "Measured"), (2.0, "Measured"), (3.0, "Measured")
     ]  # fmt: skip
@@ -116,12 +116,12 @@ def test_a_server_that_listens_hears_of_measurements_at_once() -> None:
 
 
 def test_a_server_that_does_not_listen_hears_nothing() -> None:
-    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=9.0), evaluate_every=1.0)
+    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=9.0), evaluate=1.0)
     assert {e.event for e in result.events} == {"Started", "Arrived"}
 
 
 def test_measuring_changes_nothing() -> None:
-    results = [run(Line([1.0]), AREA(), HALF, ONE, Until(time=9.0), evaluate_every=e) for e in (None, 0.7)]
+    results = [run(Line([1.0]), AREA(), HALF, ONE, Until(time=9.0), evaluate=e) for e in (None, 0.7)]
     assert seen(results[0].events) == seen(results[1].events)
     assert torch.equal(results[0].model, results[1].model)
 
@@ -175,7 +175,7 @@ def test_two_tasks_in_one_run_each_reach_their_own_optimum(stacked: bool) -> Non
 
 def test_versions_end_each_task_and_the_run_ends_with_the_last() -> None:
     simulation, history = play(
-        TakingTurns(), Scripted([[1.0], [1.0]]), Until(versions=3), problems=TASKS, evaluate_every=50.0
+        TakingTurns(), Scripted([[1.0], [1.0]]), Until(versions=3), problems=TASKS, evaluate=50.0
     )
     assert simulation.world.finished == {0: "versions", 1: "versions"}
     assert sorted((m.task, m.version) for m in history.measurements) == [(0, 0), (0, 3), (1, 0), (1, 3)]
@@ -226,5 +226,5 @@ def test_an_unknown_executor_is_refused() -> None:
 
 def test_a_run_in_which_nobody_works_any_more_ends_although_it_is_measured() -> None:
     silent = Scenario({})  # sends nothing to anybody
-    simulation, _ = play(silent, ONE, Until(updates=5), evaluate_every=1.0)
+    simulation, _ = play(silent, ONE, Until(updates=5), evaluate=1.0)
     assert simulation.world.stopped == "nothing left to do"

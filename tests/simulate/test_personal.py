@@ -24,6 +24,7 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal, summarise
+from offbeat.simulate.run import Evaluate
 from offbeat.timing import Exponential, Times
 
 DIGITS = Supervised.split(digits(), 12, Classes(5), "softmax")
@@ -121,7 +122,7 @@ def test_one_client_and_all_clients_at_once_give_the_same_models() -> None:
 
 def test_looking_at_personal_models_changes_nothing() -> None:
     plain = trained(AREA(size=4), LOCALS["sgd"])
-    watched = trained(AREA(size=4), LOCALS["sgd"], evaluate_every=0.5, personal=Personal(steps=3))
+    watched = trained(AREA(size=4), LOCALS["sgd"], evaluate=Evaluate(0.5, personal=Personal(steps=3)))
     assert torch.equal(plain.model, watched.model)
 
 
@@ -132,7 +133,7 @@ def test_the_metrics_are_the_mean_and_the_worst_tenth() -> None:
 
 
 def test_a_measurement_holds_every_client_s_accuracy() -> None:
-    result = trained(FedAsync(lr=0.3), LOCALS["sgd"], evaluate_every=1.0, personal=Personal(steps=3))
+    result = trained(FedAsync(lr=0.3), LOCALS["sgd"], evaluate=Evaluate(1.0, personal=Personal(steps=3)))
     last = result.history[-1]
     own = torch.stack([result.personal(client, steps=3) for client in range(12)])
     assert last.each == pytest.approx(DIGITS.judge(own, range(12)))
@@ -144,7 +145,8 @@ def test_a_measurement_holds_every_client_s_accuracy() -> None:
 def test_only_the_first_clients_are_judged_if_asked() -> None:
     personal = Personal(steps=1, clients=5)
     some, all_ = (
-        trained(FedAsync(lr=0.3), LOCALS["sgd"], evaluate_every=3.0, personal=p) for p in (personal, Personal(steps=1))
+        trained(FedAsync(lr=0.3), LOCALS["sgd"], evaluate=Evaluate(3.0, personal=p))
+        for p in (personal, Personal(steps=1))
     )
     for few, many in zip(some.history, all_.history, strict=True):
         assert few.each == many.each[:5]
@@ -152,7 +154,7 @@ def test_only_the_first_clients_are_judged_if_asked() -> None:
 
 def test_problems_without_test_shares_and_impossible_budgets_are_refused() -> None:
     with pytest.raises(SettingError, match="have no test data of their own"):
-        run(Quadratic(3), FedAvg(), SGD(lr=0.1), TIMES, Until(updates=1), personal=Personal())
+        run(Quadratic(3), FedAvg(), SGD(lr=0.1), TIMES, Until(updates=1), evaluate=Evaluate(personal=Personal()))
     with pytest.raises(SettingError, match="steps = -1"):
         Personal(steps=-1)
     with pytest.raises(SettingError, match="clients = 0"):

@@ -102,7 +102,7 @@ def digits() -> Supervised:
 )
 def test_networks_are_trained_as_by_the_serial_one(digits: Supervised, pool: Pool, server: Any, local: Any) -> None:
     serial, spread = (
-        run(digits, server, local, EQUAL, Until(updates=30), executor=executor, evaluate_every=5.0)
+        run(digits, server, local, EQUAL, Until(updates=30), executor=executor, evaluate=5.0)
         for executor in ("serial", pool)
     )
     assert seen(serial.events) == seen(spread.events)
@@ -178,7 +178,7 @@ def test_a_job_that_kills_every_worker_is_an_error_that_names_it() -> None:
 
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.simulate.pool._START", "raise SystemExit(7)")
+    monkeypatch.setattr("offbeat.simulate.transport._START", "raise SystemExit(7)")
     with Pool(workers=2) as pool, pytest.raises(WorkerError, match=r"in a row ended before they were ready \(exit co"):
         run(Quadratic(3), FedAsync(), SGD(lr=0.1), EQUAL, SHORT, executor=pool)
 

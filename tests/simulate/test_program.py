@@ -50,7 +50,7 @@ class Plan(NamedTuple):
     options: Any = ()
 
     def prepare(self, executor: Any, history: History, **more: Any) -> Simulation:
-        options = {"evaluate_every": 3.0, **dict(self.options), **more}
+        options = {"evaluate": 3.0, **dict(self.options), **more}
         return prepare(
             *(self.problem, self.algorithm, self.timing, self.until),
             seed=self.seed,
@@ -202,7 +202,7 @@ def test_runs_that_are_computed_one_by_one_take_turns() -> None:
 
 
 def test_models_do_not_pile_up_while_they_wait_for_their_evaluation() -> None:
-    often = {"evaluate_every": 0.01}
+    often = {"evaluate": 0.01}
     for problem, server, halves, stacked in (
         (NOISY, FedBuff(size=4), SGD(lr=0.01), True),
         (NOISY, FedBuff(size=4), SGD(lr=0.01), False),
@@ -223,9 +223,7 @@ def print_no(*_: Any) -> None:
 
 
 def test_a_run_that_diverges_ends_alone() -> None:
-    wild = Plan(
-        OTHER, Algorithm(FedBuff(size=4), SGD(lr=1e30)), until=Until(updates=100), options={"evaluate_every": 0.1}
-    )
+    wild = Plan(OTHER, Algorithm(FedBuff(size=4), SGD(lr=1e30)), until=Until(updates=100), options={"evaluate": 0.1})
     calm = [Plan(NOISY, Algorithm(FedBuff(size=4), SGD(lr=0.1)), seed=s) for s in range(2)]
     first, diverged, last = check([calm[0], wild, calm[1]])
     assert "is not finite after 1 local steps with lr = 1e+30" in diverged.error
@@ -245,9 +243,7 @@ class Cliff(Line):
 
 def test_a_run_whose_loss_is_no_number_ends_alone_with_what_was_measured_before() -> None:
     cliff = Cliff([5.0] * 4)
-    plans = [
-        Plan(cliff, Algorithm(FedBuff(size=2), SGD(lr=lr)), options={"evaluate_every": 0.25}) for lr in (0.1, 0.001)
-    ]
+    plans = [Plan(cliff, Algorithm(FedBuff(size=2), SGD(lr=lr)), options={"evaluate": 0.25}) for lr in (0.1, 0.001)]
     diverged, fine = together(plans)
     assert "the loss of line is nan" in diverged.error
     assert fine.error == ""
@@ -259,7 +255,7 @@ def test_runs_end_at_an_accuracy_each_at_its_own_time() -> None:
     until = Until(time=100.0, accuracy=0.9)
     lines = [Line([float(c) for c in range(4)], start=start) for start in (-5.0, 4.0)]
     plans = [Plan(p, Algorithm(FedBuff(size=4), SGD(lr=lr)), until=until, seed=1) for p in lines for lr in (0.1, 0.3)]
-    plans = [plan._replace(options={"evaluate_every": 0.5}) for plan in plans]
+    plans = [plan._replace(options={"evaluate": 0.5}) for plan in plans]
     ends = check(plans)
     assert {e.stopped for e in ends} == {"accuracy"}
     assert len({e.measurements[-1].time for e in ends}) > 1
@@ -371,7 +367,7 @@ def test_on_real_data_evaluations_in_one_pass_and_joint_batches_change_nothing_t
         for s, p in enumerate(problems)
         for lr in (0.05, 0.5)
     ]
-    ends = check([plan._replace(options={"evaluate_every": 0.5}) for plan in plans])
+    ends = check([plan._replace(options={"evaluate": 0.5}) for plan in plans])
     assert all(e.measurements[-1].metrics["accuracy"] > 0.3 for e in ends)
 
 

@@ -120,7 +120,7 @@ def test_a_task_is_measured_from_its_opening_to_its_end() -> None:
         Algorithm(FedAST(requests=2, size=1), SGD(lr=0.5)),
         Times(Exponential(1.0)),
         Until(time=10.0),
-        evaluate_every=2.0,
+        evaluate=2.0,
         watchers=[history],
         terms=[(0.0, 5.0), (3.0, 100.0)],
     ).run()
@@ -169,7 +169,7 @@ def test_whatever_comes_and_goes_clients_work_on_one_job_at_a_time_and_dropped_j
         timing,
         Until(time=40.0),
         seed=seed,
-        evaluate_every=1.0,
+        evaluate=1.0,
         watchers=[history],
         terms=terms,
     )

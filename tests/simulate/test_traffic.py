@@ -58,7 +58,7 @@ def test_work_for_a_client_that_does_not_exist_is_refused() -> None:
 
 def test_at_one_moment_presence_comes_first_then_arrivals_then_alarms_then_measurements() -> None:
     clock = Scripted([[2.0]], flips={1: [2.0]})
-    _, history = play(Scenario({0: [send(0)], 2.0: []}), clock, LONG, clients=2, evaluate_every=2.0)
+    _, history = play(Scenario({0: [send(0)], 2.0: []}), clock, LONG, clients=2, evaluate=2.0)
     assert [r.event for r in history.events if r.time == 2.0] == ["Left", "Arrived", "Rang"]
     at_two = next(m for m in history.measurements if m.time == 2.0)
     assert at_two.updates == 1

@@ -40,7 +40,7 @@ def simulation(server: Server[Any], executor: str = "batched", world: World | No
         algorithm,
         timing,
         Until(updates=120),
-        evaluate_every=1.0,
+        evaluate=1.0,
         executor=executor,
         world=world,
     )

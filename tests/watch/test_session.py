@@ -31,7 +31,7 @@ def make(watchers: list[Watcher], world: World | None, lr: float = 0.1) -> Simul
         algorithm,
         Times(Exponential(1.0)),
         Until(updates=500),
-        evaluate_every=5.0,
+        evaluate=5.0,
         watchers=watchers,
         world=world,
     )

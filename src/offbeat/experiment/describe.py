@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.core.errors import DataError, SettingError, at_least, share
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
@@ -20,28 +20,6 @@ from offbeat.experiment import names, schema
 from offbeat.models.build import build as build_model
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.personal import Personal
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """When models are evaluated, and on what.
-
-    every: virtual time between two evaluations.
-    targets: accuracies whose first time is reported; default: the one that ends the run, else 0.8.
-    samples: evaluate on at most so many training and test samples, always the same ones; default: all.
-    personal: also evaluate the clients' own models.
-    """
-
-    every: float = 1.0
-    targets: tuple[float, ...] | None = None
-    samples: int | None = None
-    personal: Personal | None = None
-
-    def __post_init__(self) -> None:
-        positive(every=self.every, samples=self.samples)
-        for target in self.targets or ():
-            _check_accuracy("targets", target)
 
 
 @dataclass(frozen=True)
@@ -56,9 +34,8 @@ class Clients:
     available: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_clients("count", self.count)
-        if not 0 < self.available <= 1:
-            raise SettingError(f"available = {self.available}: must be a share in (0, 1]")
+        at_least(1, count=self.count)
+        share(available=self.available)
 
 
 @dataclass(frozen=True)
@@ -71,7 +48,7 @@ class Target:
     accuracy: float
 
     def __post_init__(self) -> None:
-        _check_accuracy("accuracy", self.accuracy)
+        share(accuracy=self.accuracy)
 
 
 # Something to be called later, with its options
@@ -141,7 +118,7 @@ class SupervisedTable:
     inputs: Literal["unit", "signed", "standard"] = "unit"
 
     def __post_init__(self) -> None:
-        _check_clients("clients", self.clients)
+        at_least(1, clients=self.clients)
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
         return Supervised.split(
@@ -181,7 +158,7 @@ class QuadraticTable:
     distance: float = 10.0
 
     def __post_init__(self) -> None:
-        _check_clients("clients", self.clients)
+        at_least(1, clients=self.clients)
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
         return Quadratic(**vars(self), seed=seed, device=device, label=name)
@@ -205,9 +182,7 @@ class ClientDataTable:
     l2: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_clients("clients", self.clients)
-        if self.classes < 1:
-            raise SettingError(f"classes = {self.classes}: must be at least 1")
+        at_least(1, clients=self.clients, classes=self.classes)
         if not self.shape or min(self.shape) < 1:
             raise SettingError(f"shape = {list(self.shape)}: must be positive numbers")
 
@@ -279,16 +254,6 @@ class Task:
             return self.problem.build(own, device, samples, self.name)
         except SettingError as error:
             raise SettingError(f"{f'task.{self.name}' if self.name else 'problem'}: {error}") from None
-
-
-def _check_accuracy(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise SettingError(f"{name} = {value}: an accuracy is a share in (0, 1]")
-
-
-def _check_clients(name: str, count: int) -> None:
-    if count < 1:
-        raise SettingError(f"{name} = {count}: must be at least 1")
 
 
 def check_device(device: str) -> None:

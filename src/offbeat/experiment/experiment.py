@@ -15,7 +15,6 @@ from offbeat.core.server import Algorithm, Server
 from offbeat.experiment import catalogue, names, schema
 from offbeat.experiment.describe import (
     Clients,
-    Evaluate,
     ProblemTable,
     Task,
     check_device,
@@ -25,6 +24,7 @@ from offbeat.experiment.describe import (
 from offbeat.experiment.overrides import Overrides, label, override, read_table
 from offbeat.experiment.timing import describe_timing, read_timing
 from offbeat.experiment.trackers import Trackers
+from offbeat.simulate.run import Evaluate
 from offbeat.timing import Times, Timing
 
 if TYPE_CHECKING:

@@ -22,24 +22,38 @@ def create(out: Path | str | None, experiment: Experiment, sweep: Mapping[str, A
 
     sweep: for a sweep, its [sweep] table and options.
     """
-    folder = _fresh(Path(RUNS)) if out is None else Path(out)
+    content: dict[str, Any] = {"experiment": experiment.table, "resolved": experiment.resolved}
+    if sweep is not None:
+        content["sweep"] = dict(sweep)
+    if modules := names.homes(experiment.table):
+        content["modules"] = modules  # where the user's own were found
+    return _create(_fresh(Path(RUNS)) if out is None else Path(out), content)
+
+
+def _create(folder: Path, content: Mapping[str, Any]) -> Path:
     if (folder / EXPERIMENT).exists():
         raise FolderError(
             f"{folder} already holds a run; continue it with `offbeat resume {folder}` or name another folder"
         )
     if folder.exists() and not folder.is_dir():
         raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
-    content: dict[str, Any] = {"experiment": experiment.table, "resolved": experiment.resolved, "versions": versions()}
-    if sweep is not None:
-        content["sweep"] = dict(sweep)
-    if modules := names.homes(experiment.table):
-        content["modules"] = modules  # where the user's own were found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / EXPERIMENT, content)
+        write_json(folder / EXPERIMENT, {**content, "versions": versions()})
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     return folder
+
+
+def create_by_hand(out: Path | str, settings: Mapping[str, Any]) -> Path:
+    """A new folder for a run of objects that were made by hand."""
+    return _create(Path(out), {"experiment": {}, "by_hand": dict(settings), "resolved": dict(settings)})
+
+
+def open_by_hand(folder: Path) -> Mapping[str, Any] | None:
+    """What a folder keeps of objects that were made by hand; None for any other."""
+    found = _saved(folder / EXPERIMENT)["by_hand"]
+    return found if isinstance(found, dict) else None
 
 
 def open_experiment(folder: Path) -> Experiment:
@@ -73,7 +87,8 @@ def _saved(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         modules = [str(folder) for folder in content.get("modules", ())]
-        return {"experiment": dict(content["experiment"]), "versions": dict(content["versions"]), "modules": modules}
+        tables = {name: dict(content[name]) for name in ("experiment", "versions")}
+        return {**tables, "modules": modules, "by_hand": content.get("by_hand")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise FolderError(f"{path} is damaged; start the experiment anew in another folder") from None
 

@@ -1,33 +1,42 @@
-"""One call from a problem, an algorithm and a timing model to a finished run."""
+"""One call from a problem, an algorithm and a timing model to a finished run, in memory or in a folder."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from offbeat.core.errors import SettingError
+from offbeat.core.course import Until
+from offbeat.core.errors import FolderError, InterruptedRunError, SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, materialise
 from offbeat.core.watcher import EventRow, Measurement, Watcher
+from offbeat.experiment import folder as folders
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import Personal
-from offbeat.simulate.run import prepare
+from offbeat.simulate.run import Evaluate, prepare
+from offbeat.simulate.threads import computing
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
+from offbeat.watch.files import locked
 from offbeat.watch.history import History
 from offbeat.watch.results import time_to_all
+from offbeat.watch.session import interruptible
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run in memory. history: every evaluation.   events: if they were kept."""
+    """A finished run. history: every evaluation.   events: if they were kept.   folder: where its files are."""
 
     world: World
     simulation: Simulation
     history: Sequence[Measurement]
     events: Sequence[EventRow]
+    folder: Path | None = None
 
     @property
     def model(self) -> Vector:
@@ -63,40 +72,129 @@ def run(
     until: Until,
     *,
     seed: int = 0,
-    evaluate_every: float | None = None,
+    evaluate: Evaluate | float | None = None,
     executor: str | Executor = "auto",
     watchers: Sequence[Watcher] = (),
-    personal: Personal | None = None,
     terms: Sequence[tuple[float, float]] = (),
     keep_events: bool = False,
+    threads: int | None = None,
+    out: Path | str | None = None,
 ) -> Run:
     """Run to the end in virtual time.
 
     problem: one, or several that the clients train at the same time.
     seed: of everything random in the run.
-    evaluate_every: virtual time between evaluations; None: never.
+    evaluate: how models are evaluated, or just the virtual time between two evaluations; None: they are not.
     executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share.
     watchers: are told every event and evaluation.
-    personal: also evaluate the clients' own models.
     terms: by task, the times from which and until which it is there.
     keep_events: keep the event log in memory.
+    threads: of PyTorch while it runs; None: one for models that stack, else one per core.
+    out: a new folder for the files that `offbeat run` writes, and for checkpoints. Ctrl-C saves the run, and
+        `offbeat.resume(out, problem, algorithm, timing)` continues it.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise SettingError(f"algorithm = {algorithm!r}: pair it with a local trainer, Algorithm(server, SGD(lr=0.1))")
+    problems = problem if isinstance(problem, Sequence) else [problem]
+    by_hand = ByHand(problems, algorithm, timing, until, seed, Evaluate.of(evaluate), tuple(terms))
     history = History(keep_events)
-    simulation = prepare(
-        problem,
-        algorithm,
-        timing,
-        until,
-        seed=seed,
-        evaluate_every=evaluate_every,
-        executor=executor,
-        watchers=[history, *watchers],
-        personal=personal,
-        terms=terms,
-    )
-    try:
-        world = simulation.run()
-    finally:
-        if not isinstance(executor, Executor):
-            simulation.executor.close()
-    return Run(world, simulation, history.measurements, history.events)
+    with computing(problems, threads):
+        if out is not None:
+            return by_hand.run_into(folders.create_by_hand(out, by_hand.settings), executor, [history, *watchers])
+        return by_hand.run(executor, history, watchers)
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A run of objects that were made by hand, and not from an experiment file."""
+
+    problems: Sequence[Problem]
+    algorithm: Algorithm
+    timing: Timing
+    until: Until
+    seed: int
+    evaluate: Evaluate | None
+    terms: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its folder keeps: enough to continue it, once the objects are given again."""
+        return {
+            "problems": [f"{p.name}, {p.clients} clients, {p.dim} parameters" for p in self.problems],
+            "algorithm": repr(self.algorithm),
+            "name": self.algorithm.name,
+            "timing": repr(self.timing),
+            "until": dataclasses.asdict(self.until),
+            "evaluate": None if self.evaluate is None else dataclasses.asdict(self.evaluate),
+            "seed": self.seed,
+            "terms": [list(term) for term in self.terms],
+        }
+
+    def run(self, executor: str | Executor, history: History, watchers: Sequence[Watcher] = ()) -> Run:
+        """In memory."""
+        simulation = self._prepare([history, *watchers], executor)
+        try:
+            world = simulation.run()
+        finally:
+            if not isinstance(executor, Executor):
+                simulation.executor.close()
+        return Run(world, simulation, history.measurements, history.events)
+
+    def run_into(self, folder: Path, executor: str | Executor = "auto", watchers: Sequence[Watcher] = ()) -> Run:
+        """In a folder, from its checkpoint if it has one."""
+        from offbeat.experiment.runs import record
+
+        def make(others: Sequence[Watcher], world: World | None) -> Simulation:
+            return self._prepare([*others, *watchers], executor, world)
+
+        name, targets = self.algorithm.name, () if self.evaluate is None else self.evaluate.targets or ()
+        place = folder / f"{name}-{self.seed}"
+        try:
+            with locked(folder), interruptible() as patience:
+                simulation, recorder, _ = record(make, place, name, self.seed, targets, patience=patience)
+        except InterruptedRunError as error:
+            how = f"offbeat.resume({str(folder)!r}, problem, algorithm, timing)"
+            raise InterruptedRunError(f"{error}; continue with {how}") from None
+        folders.draw_report(folder)
+        events = next((w.events for w in watchers if isinstance(w, History)), ())
+        return Run(simulation.world, simulation, recorder.measurements, events, folder)
+
+    def _prepare(self, watchers: Sequence[Watcher], executor: str | Executor, world: World | None = None) -> Simulation:
+        return prepare(
+            self.problems,
+            self.algorithm,
+            self.timing,
+            self.until,
+            seed=self.seed,
+            evaluate=self.evaluate,
+            executor=executor,
+            watchers=watchers,
+            world=world,
+            terms=self.terms,
+        )
+
+
+def resume_by_hand(
+    folder: Path,
+    saved: Mapping[str, Any],
+    problem: Problem | Sequence[Problem] | None,
+    algorithm: Algorithm | None,
+    timing: Timing | None,
+) -> Run:
+    """Continue a run whose objects were made by hand; they are given again, and must be the same."""
+    if problem is None or algorithm is None or timing is None:
+        raise FolderError(
+            f"{folder} was made from Python objects; give them: resume(folder, problem, algorithm, timing)"
+        )
+    evaluate = saved["evaluate"]
+    if evaluate is not None:
+        personal = evaluate["personal"]
+        evaluate = Evaluate(**{**evaluate, "personal": None if personal is None else Personal(**personal)})
+    problems = problem if isinstance(problem, Sequence) else [problem]
+    terms = tuple((opens, closes) for opens, closes in saved["terms"])
+    made = ByHand(problems, algorithm, timing, Until(**saved["until"]), int(saved["seed"]), evaluate, terms)
+    for name in ("problems", "algorithm", "timing"):
+        if made.settings[name] != saved[name]:
+            raise FolderError(f"{folder} was made with {name} = {saved[name]}, not {made.settings[name]}")
+    with computing(problems):
+        return made.run_into(folder)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from offbeat.core.errors import DivergedError, InterruptedRunError
+from offbeat.core.problem import Problem
+from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
 from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec
@@ -20,10 +23,12 @@ from offbeat.experiment.trackers import closing_all
 from offbeat.report import tables
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
+from offbeat.timing.base import Timing
 from offbeat.watch.files import SUMMARY, locked, write_json
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
+from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.session import Patience, drive, interruptible, summary
 
@@ -39,11 +44,26 @@ def run(experiment: Experiment, out: Path | str | None = None, *, progress: bool
         return _run(session, folder, progress)
 
 
-def resume(folder: Path | str, *, progress: bool = True) -> Results:
-    """Continue an experiment or a sweep that was stopped; finished runs are kept as they are."""
+def resume(
+    folder: Path | str,
+    problem: Problem | Sequence[Problem] | None = None,
+    algorithm: Algorithm | None = None,
+    timing: Timing | None = None,
+    *,
+    progress: bool = True,
+) -> Results:
+    """Continue an experiment or a sweep that was stopped; finished runs are kept as they are.
+
+    problem, algorithm, timing: for a run that `offbeat.run(…, out=…)` began, the same objects again.
+    """
     from offbeat.experiment import sweep
+    from offbeat.experiment.run import resume_by_hand
 
     place = Path(folder)
+    if (by_hand := folders.open_by_hand(place)) is not None:
+        if not _finished(place):
+            resume_by_hand(place, by_hand, problem, algorithm, timing)
+        return open(place)
     experiment = folders.open_experiment(place)
     for change in folders.changes(place):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
@@ -58,11 +78,19 @@ def open(folder: Path | str) -> Results:
     from offbeat.experiment import sweep
 
     place = Path(folder)
+    if folders.open_by_hand(place) is not None:
+        return Results(_finished(place), place)
     experiment = folders.open_experiment(place)
     if folders.open_sweep(place) is not None:
         return sweep.read(place, experiment)
     found = [RunFolder(place / spec.folder).result() for spec in experiment.runs]
     return _results([result for result in found if result is not None], place, experiment)
+
+
+def _finished(folder: Path) -> list[Result]:
+    """The results of a folder, by the names of its runs."""
+    found = [RunFolder(child).result() for child in sorted(folder.iterdir()) if child.is_dir()]
+    return [result for result in found if result is not None]
 
 
 def _run(session: Session, folder: Path, progress: bool) -> Results:
@@ -108,7 +136,7 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
     display.begin(spec.name)
     experiment, place = session.experiment, folder / spec.folder
 
-    def make(watchers: list[Watcher], world: World | None) -> Simulation:
+    def make(watchers: Sequence[Watcher], world: World | None) -> Simulation:
         updates = world.tally.updates if world else 0
         settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
         names = [task.name for task in experiment.tasks]
@@ -117,9 +145,8 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
 
     try:
         with session.computing(spec), closing_all() as opened:
-            simulation, recorder, wall = drive(
-                make, place, device=experiment.device, tick=display.tick, patience=patience
-            )
+            options = {"device": experiment.device, "tick": display.tick, "patience": patience}
+            _, _, result = record(make, place, spec.label, spec.seed, experiment.targets, **options)
     except DivergedError as error:  # the other runs of the experiment still count
         display.end(f"{spec.name}: diverged")
         result = Result(spec.label, spec.seed, error=str(error), folder=place)
@@ -127,11 +154,25 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
         return result
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; continue with `offbeat resume {folder}`") from None
-    found = summary(simulation, recorder, wall, experiment.targets, algorithm=spec.label, seed=spec.seed)
-    result = replace(found, measures=measure(place, simulation), folder=place)
-    RunFolder(place).finish(result, simulation)
-    display.end(f"{spec.name}: {_ended(result)} after {result.updates:,} updates in {wall:.1f} s, {_executor(result)}")
+    spent = f"{result.updates:,} updates in {result.wall_s:.1f} s"
+    display.end(f"{spec.name}: {_ended(result)} after {spent}, {_executor(result)}")
     return result
+
+
+def record(
+    make: Callable[[Sequence[Watcher], World | None], Simulation],
+    folder: Path,
+    algorithm: str,
+    seed: int,
+    targets: Sequence[float],
+    **options: Any,
+) -> tuple[Simulation, Recorder, Result]:
+    """Run to the end in a run's own folder, from its checkpoint if it has one, and keep what it found; see `drive`."""
+    simulation, recorder, wall = drive(make, folder, **options)
+    found = summary(simulation, recorder, wall, targets, algorithm=algorithm, seed=seed)
+    result = replace(found, measures=measure(folder, simulation), folder=folder)
+    RunFolder(folder).finish(result, simulation)
+    return simulation, recorder, result
 
 
 def _ended(result: Result) -> str:

@@ -37,22 +37,18 @@ _WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of a table. default: MISSING where it must be given.   text: what it means.
+    """One key of a table. required: whether it must be given.   text: what it means.
 
     flat: rule 4.   reader, schema: for a field that reads its value in a way of its own, and its JSON Schema.
     """
 
     name: str
     hint: Any
-    default: Any
+    required: bool
     text: str
     flat: bool = False
     reader: Callable[[Any, str], Any] | None = None
     schema: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING
 
 
 # Reading
@@ -282,7 +278,7 @@ def _settings(kind: Any) -> tuple[Setting, ...]:
         Setting(
             f.name,
             hints[f.name],
-            _default(f),
+            f.default is MISSING and f.default_factory is MISSING,
             texts.get(f.name, ""),
             bool(f.metadata.get("flat")),
             f.metadata.get("read"),
@@ -290,10 +286,6 @@ def _settings(kind: Any) -> tuple[Setting, ...]:
         )
         for f in sorted(found, key=lambda f: bool(f.kw_only))
     )
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _parameters(make: Callable[..., Any]) -> Iterator[Setting]:
@@ -305,7 +297,7 @@ def _parameters(make: Callable[..., Any]) -> Iterator[Setting]:
         return
     for p in parameters:
         if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in ("shape", "classes"):
-            yield Setting(p.name, hints.get(p.name, Any), MISSING if p.default is p.empty else p.default, "")
+            yield Setting(p.name, hints.get(p.name, Any), p.default is p.empty, "")
 
 
 def _constructor(make: Any) -> Any:

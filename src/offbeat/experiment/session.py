@@ -109,11 +109,10 @@ class Session:
             experiment.timing,
             experiment.until,
             seed=spec.seed,
-            evaluate_every=experiment.evaluate.every,
+            evaluate=experiment.evaluate,
             executor=executor or self._executor(spec, problems, world),
             watchers=watchers,
             world=world,
-            personal=experiment.evaluate.personal,
             terms=[(task.opens, task.closes) for task in experiment.tasks],
             arenas=arenas,
         )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.threads import computing, use
+from offbeat.simulate.transport import Child
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.files import place_of
@@ -237,15 +236,10 @@ def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -
     Every worker has a pipe of its own and nothing else in common with the others: whoever dies, at whatever moment,
     leaves the others and this process as they are, and everybody sees the end of a pipe.
     """
-    context = mp.get_context("spawn")
     left, asked, failure = iter(points), False, ""
-    crew: dict[Connection, BaseProcess] = {}
-    for worker in range(orders.workers):
-        ours, theirs = context.Pipe()
-        crew[ours] = context.Process(target=_hired, args=(orders, worker, theirs), daemon=True)
-        crew[ours].start()
-        theirs.close()
-    open_ = list(crew)
+    children = [Child(f"{__name__}:serve", (asdict(orders), worker)) for worker in range(orders.workers)]
+    working = {child.connection: child for child in children}
+    open_ = list(working)
     try:
         while open_:
             if (stop() or failure) and not asked:
@@ -257,7 +251,9 @@ def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -
                 try:
                     kind, value = pipe.recv()
                 except (EOFError, OSError):
-                    kind, value = "left", _died(crew[pipe], orders.folder)
+                    died = f"a worker process died ({working[pipe].end()})"
+                    how = f"finished runs are kept, continue with `offbeat resume {orders.folder}`"
+                    kind, value = "left", f"{died}; {how}"
                 if kind == "next":
                     _send(pipe, next(left, None))
                 elif kind == "left":
@@ -267,21 +263,9 @@ def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -
                     yield kind, value
         if failure:
             raise FolderError(failure)
-        for process in crew.values():
-            process.join()
     finally:
-        for pipe, process in crew.items():
-            process.kill()  # those that have not left
-            process.join()
-            pipe.close()
-
-
-def _died(process: BaseProcess, folder: str) -> str:
-    process.join(timeout=5)
-    return (
-        f"a worker process ended with code {process.exitcode}; finished runs are kept, "
-        f"go on with `offbeat resume {folder}`"
-    )
+        for child in children:
+            child.end(kill=child.connection in open_)
 
 
 def _send(pipe: Connection, what: Any) -> None:
@@ -289,7 +273,9 @@ def _send(pipe: Connection, what: Any) -> None:
         pipe.send(what)
 
 
-def _hired(orders: Orders, worker: int, pipe: Connection) -> None:
+def serve(pipe: Connection, given: Mapping[str, Any], worker: int) -> None:
+    """In a process of its own: do the runs that the sweep at the other end hands out."""
+    orders = Orders(**given)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stopped = False

@@ -100,6 +100,8 @@ def _is_run(path: Path) -> bool:
 
 def _labels(experiment: dict[str, Any] | None) -> list[str]:
     tables = _dict(experiment).get("algorithm")
+    if isinstance(tables, dict):
+        return list(tables)
     found = tables if isinstance(tables, list) else []
     return [str(t.get("label", t.get("name"))) for t in found if isinstance(t, dict)]
 

@@ -42,7 +42,7 @@ class Simulation(Course[Flight]):
         executor: Executor,
         until: Until,
         seed: int = 0,
-        evaluate_every: float | None = None,
+        every: float | None = None,
         watchers: Sequence[Watcher] = (),
         world: World | None = None,
         personal: Personal | None = None,
@@ -50,7 +50,7 @@ class Simulation(Course[Flight]):
         arenas: Arenas | None = None,
     ) -> None:
         self.problems, self.clock, self.executor, self.seed = problems, clock, executor, seed
-        self.every, self.judged = evaluate_every, personal
+        self.every, self.judged = every, personal
         self.clients = problems[0].clients
         for problem in problems:
             if problem.clients != self.clients:

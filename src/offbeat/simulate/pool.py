@@ -6,12 +6,7 @@ share. It lives as long as its end of a socket is open, so nothing is left behin
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
@@ -22,12 +17,11 @@ from typing import BinaryIO, cast
 
 from offbeat.core.problem import Problem
 from offbeat.simulate.pack import Bytes, pack
+from offbeat.simulate.transport import Child
 from offbeat.simulate.worker import receive, send
 from offbeat.simulate.workers import Answer, DeadError, Ticket, Worker, Workers
 
-_START = "import json, sys; from offbeat.simulate.worker import main; main(int(sys.argv[1]), json.loads(sys.argv[2]))"
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_PATIENCE = 5.0  # seconds for a process to end
 
 
 class Shared:
@@ -61,16 +55,8 @@ class Process(Worker):
     def __init__(self, shared: Shared) -> None:
         super().__init__()
         self.shared, self.mapped = shared, 0
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), json.dumps(sys.path)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_SINGLE, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                start_new_session=True,  # Ctrl-C is for the run, which ends its workers itself
-            )
-        self.connection = Connection(ours.detach())
+        self.child = Child("offbeat.simulate.worker:main", env=_SINGLE)
+        self.connection, self.process = self.child.connection, self.child.process
 
     def learn(self, number: int, problem: Problem) -> None:
         packed = pack(problem, self.shared.put)
@@ -94,15 +80,7 @@ class Process(Worker):
             return DeadError(str(error))
 
     def close(self) -> str:
-        self.connection.close()
-        if not self.up:
-            self.process.kill()
-        try:
-            code = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return self.child.end(kill=not self.up)
 
 
 class Pool(Workers):

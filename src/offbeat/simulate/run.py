@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import SettingError, at_least, positive, share
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -17,6 +18,33 @@ from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
 
+@dataclass(frozen=True)
+class Evaluate:
+    """When models are evaluated, and on what.
+
+    every: virtual time between two evaluations.
+    targets: accuracies whose first time is reported; default: the one that ends the run, else 0.8.
+    samples: evaluate on at most so many training and test samples, always the same ones; default: all.
+    personal: also evaluate the clients' own models.
+    """
+
+    every: float = 1.0
+    targets: tuple[float, ...] | None = None
+    samples: int | None = None
+    personal: Personal | None = None
+
+    def __post_init__(self) -> None:
+        positive(every=self.every)
+        at_least(1, samples=self.samples)
+        for target in self.targets or ():
+            share(targets=target)
+
+    @classmethod
+    def of(cls, value: Evaluate | float | None) -> Evaluate | None:
+        """A plain number is the time between two evaluations."""
+        return value if value is None or isinstance(value, Evaluate) else cls(value)
+
+
 def prepare(
     problem: Problem | Sequence[Problem],
     algorithm: Algorithm,
@@ -24,23 +52,23 @@ def prepare(
     until: Until,
     *,
     seed: int = 0,
-    evaluate_every: float | None = None,
+    evaluate: Evaluate | float | None = None,
     executor: str | Executor = "auto",
     watchers: Sequence[Watcher] = (),
     world: World | None = None,
-    personal: Personal | None = None,
     terms: Sequence[tuple[float, float]] = (),
     arenas: Arenas | None = None,
 ) -> Simulation:
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
-    evaluate_every: virtual time between evaluations; None: never.   personal: judge the clients' own models too.
+    evaluate: how models are evaluated, or the virtual time between two evaluations; None: they are not.
     executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share, with their `arenas`.
     terms: by task, the times from which and until which it is there.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
-    positive(evaluate_every=evaluate_every)
-    if until.accuracy is not None and evaluate_every is None:
+    evaluated = Evaluate.of(evaluate)
+    personal = evaluated.personal if evaluated else None
+    if until.accuracy is not None and evaluated is None:
         raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
     for each in problems:
         if personal is not None and not isinstance(each, PersonalProblem):
@@ -57,7 +85,7 @@ def prepare(
         executor,
         until,
         seed,
-        evaluate_every,
+        evaluated.every if evaluated else None,
         watchers,
         world,
         personal,

@@ -6,10 +6,8 @@ import mmap
 import os
 import pickle
 import queue
-import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
@@ -96,11 +94,9 @@ def portable(error: Exception) -> Exception:
     return error
 
 
-def main(handle: int, path: Sequence[str]) -> None:
-    """Work for the pool at the other end of this file descriptor; path: its sys.path."""
-    sys.path[:] = path
+def main(connection: Connection) -> None:
+    """Work for the pool at the other end."""
     torch.set_num_threads(1)
-    connection = Connection(handle)
     loop = WorkerLoop(connection)
     threading.Thread(target=loop.listen, daemon=True).start()
     send(connection, None)

@@ -1,0 +1,102 @@
+"""Objects made by hand: in memory, in a folder, stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import offbeat as ob
+from offbeat import timing
+
+CLOCK = timing.Times(timing.Exponential(rate=10.0))
+PROBLEM = ob.Quadratic(clients=6, noise=0.5)
+AREA = ob.Algorithm(ob.AREA(size=4), ob.SGD(lr=0.1))
+
+
+def test_a_run_in_a_folder_is_the_run_in_memory_and_can_be_opened(tmp_path: Path) -> None:
+    there = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=200), evaluate=2.0, out=tmp_path / "hand")
+    here = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=200), evaluate=2.0)
+    assert torch.equal(there.model, here.model)
+    assert there.history == here.history
+    (found,) = ob.open(tmp_path / "hand")
+    assert found.metrics == here.metrics
+    assert torch.equal(found.model, here.model)
+    assert (tmp_path / "hand" / "report.html").exists()
+    assert ob.resume(tmp_path / "hand")[0].updates == 200  # there is nothing left to do
+
+
+STOPPED = """
+import os, signal, sys
+import offbeat as ob
+from offbeat import timing
+
+class Stop:
+    seen = 0
+    def event(self, row):
+        self.seen += 1
+        if self.seen == 150:
+            os.kill(os.getpid(), signal.SIGINT)
+    def measured(self, measurement):
+        pass
+
+area = ob.Algorithm(ob.AREA(size=4), ob.SGD(lr=0.1))
+clock = timing.Times(timing.Exponential(rate=10.0))
+problem = ob.Quadratic(clients=6, noise=0.5)
+ob.run(problem, area, clock, ob.Until(updates=400), evaluate=2.0, watchers=[Stop()], out=sys.argv[1])
+"""
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run that Ctrl-C stopped in the middle."""
+    command = [sys.executable, "-c", STOPPED, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 1
+    assert f"continue with offbeat.resume('{tmp_path / 'out'}', problem, algorithm, timing)" in done.stderr
+    return tmp_path / "out"
+
+
+def test_a_run_that_was_stopped_ends_as_an_unbroken_one(stopped: Path) -> None:
+    assert len(ob.open(stopped)) == 0
+    (found,) = ob.resume(stopped, PROBLEM, AREA, CLOCK)
+    whole = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=400), evaluate=2.0)
+    assert torch.equal(found.model, whole.model)
+    assert [m[:5] for m in found.history] == [m[:5] for m in whole.history]
+
+
+def test_it_goes_on_with_the_same_objects_only(stopped: Path) -> None:
+    with pytest.raises(ob.OffbeatError, match="made from Python objects; give them: resume"):
+        ob.resume(stopped)
+    other = ob.Algorithm(ob.AREA(size=5), ob.SGD(lr=0.1))
+    with pytest.raises(ob.OffbeatError, match=r"was made with algorithm = .*size=4.*, not .*size=5"):
+        ob.resume(stopped, PROBLEM, other, CLOCK)
+    with pytest.raises(ob.OffbeatError, match="was made with problems"):
+        ob.resume(stopped, ob.Quadratic(clients=7, noise=0.5), AREA, CLOCK)
+
+
+def test_a_server_without_its_local_trainer_is_refused_by_name() -> None:
+    with pytest.raises(ob.OffbeatError, match="pair it with a local trainer"):
+        ob.run(PROBLEM, ob.FedAsync(), CLOCK, ob.Until(time=1.0))  # type: ignore[arg-type]
+
+
+def test_nothing_global_is_changed_by_importing_making_or_running() -> None:
+    code = """
+import os
+before = dict(os.environ)
+import torch
+threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
+import offbeat as ob
+from offbeat import data, timing
+problem = ob.Supervised.split(data.load("digits"), clients=4)
+area = ob.Algorithm(ob.AREA(size=2), ob.SGD(lr=0.1, batch=8))
+ob.run(problem, area, timing.Times(timing.Exponential(rate=1.0)), ob.Until(updates=5), threads=1)
+ob.load(None, {"until.time": 0.1, "trials": 1})
+assert dict(os.environ) == before, set(os.environ) ^ set(before)
+assert (torch.get_num_threads(), torch.backends.cudnn.allow_tf32) == (threads, tf32)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
