@@ -87,8 +87,8 @@ def test_a_server_without_its_local_trainer_is_refused_by_name() -> None:
 def test_nothing_global_is_changed_by_importing_making_or_running() -> None:
     code = """
 import os
+import sklearn.datasets, torch  # they have settings of their own
 before = dict(os.environ)
-import torch
 threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
 import offbeat as ob
 from offbeat import data, timing

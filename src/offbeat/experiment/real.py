@@ -61,6 +61,18 @@ class DeployedRun:
         return self.host.ledger
 
 
+class LateClock:
+    """The clients' message rates by the timing model, which is bound only if a server asks: a real run has none."""
+
+    def __init__(self, bind: Callable[[], Any]) -> None:
+        self.bind = bind
+
+    @property
+    def rates(self) -> Sequence[float]:
+        found: Sequence[float] = self.bind().rates
+        return found
+
+
 def run_name(spec: Spec, folder: Path) -> str:
     """A run's name on the broker: like no other's, and the same when its folder is served again."""
     path = folder / REAL_RUN
@@ -76,11 +88,11 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
     if problems[0].clients != len(roster):
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
     algorithm = experiment.algorithms[spec.label]
-    clock = experiment.timing.bind(len(roster), spec.seed, [task.name for task in experiment.tasks])
+    names_ = [task.name for task in experiment.tasks]
     return Plan(
         run,
         list(roster),
-        algorithm.server.fit(clock),
+        algorithm.server.fit(LateClock(lambda: experiment.timing.bind(len(roster), spec.seed, names_))),
         algorithm.locals(len(problems)),
         [problem.initial().cpu() for problem in problems],
         experiment.until,

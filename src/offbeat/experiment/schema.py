@@ -338,6 +338,9 @@ def _texts(kind: Any, fields: Sequence[str]) -> dict[str, str]:
 
 # JSON Schema, for editors
 
+_TABLE = {"type": "object", "additionalProperties": False}
+_OWN: dict[str, Any] = {"patternProperties": {".:.": {}}}  # classes of the user's own
+
 
 def json_schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The JSON Schema (draft 4) of a type; classes go to `definitions`, by name."""
@@ -366,14 +369,14 @@ def one_of(base: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     key, members = f"one-{base.__name__}", names.loaded(base)
     if key not in definitions:
         definitions[key] = {}
-        tables = {name: _json_behind(kind, definitions) for name, kind in members.items()}
-        beside = {s.name: json_schema(s.hint, definitions) for kind in members.values() for s in settings(kind)}
-        definitions[key] = {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "object", "properties": {"name": {"type": "string"}, **beside, **tables}},
-            ]
-        }
+        properties: dict[str, Any] = {"name": {"type": "string"}}
+        for kind in members.values():
+            for setting in settings(kind):
+                made = json_schema(setting.hint, definitions)
+                known = properties.setdefault(setting.name, made)
+                properties[setting.name] = known if known == made else {"anyOf": [known, made]}
+        properties |= {name: _json_behind(kind, definitions) for name, kind in members.items()}
+        definitions[key] = {"anyOf": [{"type": "string"}, {**_TABLE, "properties": properties, **_OWN}]}
     return {"$ref": f"#/definitions/{key}"}
 
 
@@ -403,18 +406,16 @@ def reference(kind: Callable[..., Any], definitions: dict[str, Any]) -> dict[str
 def table_schema(fields: Sequence[Setting], definitions: dict[str, Any], about: str = "") -> dict[str, Any]:
     """The table with these settings."""
     properties: dict[str, Any] = {}
-    patterns: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for field in fields:
         described = {"description": field.text} if field.text else {}
         if field.flat:
             for base in _options(field.hint):
                 properties |= {name: _json_behind(kind, definitions) for name, kind in names.loaded(base).items()}
-            patterns = {".:.": {}}  # a class of the user's own
+            own = _OWN
         made = json_schema(field.hint, definitions) if field.schema is None else field.schema(definitions)
         properties[field.name] = {**made, **described}
-    table: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    if patterns:
-        table["patternProperties"] = patterns
+    table: dict[str, Any] = {**_TABLE, "properties": properties, **own}
     if about:
         table["description"] = about
     required = [field.name for field in fields if field.required]

@@ -43,9 +43,10 @@ def describe_timing(definitions: dict[str, Any]) -> dict[str, Any]:
     short = {"name": {"type": "string", "description": "Your own timing model, package.module:Class."}}
     for way in ("download", "upload"):
         short[way] = {"description": f"Time of the {way}, drawn for each job."}
-    speeds = {"anyOf": [table["properties"]["speeds"], {"type": "array", "items": {"type": "number"}}]}
+    numbers = {"type": "array", "items": {"type": "number"}}  # a factor for each client, or share and factor of a class
+    speeds = {"anyOf": [table["properties"]["speeds"], numbers, {"type": "object", "additionalProperties": numbers}]}
     properties = {**table["properties"], **short, "speeds": speeds}
-    return {**table, "properties": properties, "patternProperties": {".": {}}}
+    return {**table, "properties": properties}
 
 
 def _spelled_out(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, str]]:

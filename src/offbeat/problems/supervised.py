@@ -59,8 +59,6 @@ class Supervised:
                 raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
         self.name, self.data, self.l2, self.device = name or data.name, data, l2, torch.device(device)
         self.measured = measured
-        if self.device.type == "cuda":  # convolutions as precise as matrix products: in single precision by default
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
         self.flat = Flat(model)
         self.clients, self.dim = len(shards), self.flat.dim
         sizes = np.array([len(s) for s in shards], dtype=np.int64)
