@@ -1,10 +1,10 @@
 """A world that breaks: the real server and client classes over a stub clock, network and disks, all from one seed.
 
-The broker keeps what it has stored (the log, desks, models, sealed copies), as a broker that syncs does. Everything
-else fails: messages are lost, doubled and delayed past each other; the server and the clients crash before and after
-each thing that they write or send; disks are lost, also twice in a row, or restored from an old backup, while the old
-process perhaps lives on; clients are cut off; the log's clock jumps; clients send rubbish. At `CALM` the faults stop,
-and everything has to come right.
+The broker keeps what it has stored (the log, assignments, models, sealed copies), as a broker that syncs does.
+Everything else fails: messages are lost, doubled and delayed past each other; the server and the clients crash before
+and after each thing that they write or send; disks are lost, also twice in a row, or restored from an old backup, while
+the old process perhaps lives on; clients are cut off; the log's clock jumps; clients send rubbish. At `CALM` the faults
+stop, and everything has to come right.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from offbeat.core.server import Algorithm
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.vectors import Payload
 from offbeat.core.watcher import EventRow, Measurement
-from offbeat.deploy import effects as client_side, keeper as server_side, wire
+from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import APPLIED, Limits
+from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.effects import Done
-from offbeat.deploy.keeper import Keeper
-from offbeat.deploy.member import Member
-from offbeat.deploy.memoir import read_memoir
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.reducer import LogEntry, Reducer
+from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
 from offbeat.simulate.loop import Until
 
@@ -87,7 +87,7 @@ class Bugs:
     """Mistakes that a schedule can be run with; each must be caught."""
 
     reducer: type[Reducer] = Reducer
-    member: type[Member] = Member
+    core: type[ClientCore] = ClientCore
     thaw: Callable[[Any], Any] = lambda ledger: ledger  # what recovery makes of a checkpoint
     eager: bool = False  # the server takes a message and answers before it is stored
 
@@ -104,7 +104,7 @@ class Node:
     index: int
     disk: bytes | None = None
     backup: bytes | None = None
-    member: Member | None = None
+    core: ClientCore | None = None
     life: int = 0  # of the process
     cut_until: float = -1.0
     zombie: bool = False
@@ -156,12 +156,12 @@ class Broken:
         self.firsts = [local.remember(x) for local, x in zip(self.plan.locals, self.plan.initial, strict=True)]
         self.now, self.counter, self.heap = 0.0, itertools.count(), list[Any]()
         self.fired: Counter[str] = Counter()
-        self.log: list[Entry] = []
-        self.desks: dict[int, bytes] = {}
+        self.log: list[LogEntry] = []
+        self.assignments: dict[int, bytes] = {}
         self.models: dict[str, bytes] = {}
         self.mirrors: dict[tuple[str, str], bytes] = {}
         self.skew = 0.0  # of the log's clock
-        self.keeper: Keeper | None = None
+        self.core: ServerCore | None = None
         self.server_life = 0
         self.checkpoints: list[Saved] = []
         self.nodes = [Node(name, i) for i, name in enumerate(self.plan.roster)]
@@ -192,9 +192,7 @@ class Broken:
             self.now, _, action = heapq.heappop(self.heap)
             action()
         self.judge()
-        return Outcome(
-            self.violations, self.fired, self.keeper.ledger.tally.updates if self.keeper else 0, len(self.log)
-        )
+        return Outcome(self.violations, self.fired, self.core.ledger.tally.updates if self.core else 0, len(self.log))
 
     def later(self, delay: float, action: Callable[[], Any]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
@@ -227,14 +225,14 @@ class Broken:
 
     def store(self, sender: str, data: bytes) -> None:
         """Append to the log; the server reads it if it is there."""
-        entry = Entry(len(self.log) + 1, self.now + self.skew, sender, data)
-        if self.bugs.eager and self.keeper is not None and sender:
+        entry = LogEntry(len(self.log) + 1, self.now + self.skew, sender, data)
+        if self.bugs.eager and self.core is not None and sender:
             life = self.server_life
-            self.serve(lambda keeper: keeper.fold(entry, self.now))
-            if self.keeper is not None and self.chance("crash between answering and storing", 0.01):
-                self.keeper = None
+            self.serve(lambda server_core: server_core.fold(entry, self.now))
+            if self.core is not None and self.chance("crash between answering and storing", 0.01):
+                self.core = None
                 self.later(self.random.uniform(0.1, 8.0), self.boot_server)
-            if self.keeper is None or self.server_life != life:
+            if self.core is None or self.server_life != life:
                 return  # it answered, and was gone before the entry was stored
             self.log.append(entry)
             return
@@ -245,7 +243,7 @@ class Broken:
 
     def boot_server(self) -> None:
         ledger = self.bugs.thaw(thaw(self.checkpoints[-1])) if self.checkpoints else None
-        self.keeper = Keeper(
+        self.core = ServerCore(
             self.plan,
             ledger,
             wait=CLIENTS,
@@ -253,23 +251,23 @@ class Broken:
             reducer=self.bugs.reducer,
         )
         self.server_life += 1
-        for entry in self.log[self.keeper.ledger.position :]:
-            self.keeper.replay(entry, self.now)
-        self.serve(lambda keeper: keeper.boot(self.now))
+        for entry in self.log[self.core.ledger.position :]:
+            self.core.replay(entry, self.now)
+        self.serve(lambda server_core: server_core.boot(self.now))
         self.later(0.2, lambda life=self.server_life: self.tick_server(life))
 
-    def serve(self, step: Callable[[Keeper], list[server_side.Effect]]) -> None:
+    def serve(self, step: Callable[[ServerCore], list[server_side.Effect]]) -> None:
         """Let the server do something, and carry out what it wants, unless it crashes on the way."""
-        if self.keeper is None:
+        if self.core is None:
             return
-        keeper = self.keeper
+        server_core = self.core
         try:
-            for effect in step(keeper):
+            for effect in step(server_core):
                 self.perhaps_crash("server", "before", type(effect).__name__, 0.004)
                 self.obey_server(effect)
                 self.perhaps_crash("server", "after", type(effect).__name__, 0.004)
         except CrashError:
-            self.keeper = None
+            self.core = None
             self.later(self.random.uniform(0.1, 8.0), self.boot_server)
 
     def obey_server(self, effect: server_side.Effect) -> None:
@@ -278,41 +276,41 @@ class Broken:
         elif isinstance(effect, server_side.Append):
             self.carry("append", lambda: self.store("", effect.data))
         else:
-            self.carry("desk", lambda: self.deliver(effect.client, effect.data))
+            self.carry("assignment", lambda: self.deliver(effect.client, effect.data))
 
     def deliver(self, client: int, data: bytes) -> None:
-        self.desks[client] = data
+        self.assignments[client] = data
         for node in [self.nodes[client], *(z for z in self.zombies if z.index == client)]:
             if self.now >= node.cut_until:
-                self.act(node, lambda member: member.hear(data, self.now))
+                self.act(node, lambda client_core: client_core.hear(data, self.now))
 
     def read_log(self) -> None:
-        keeper = self.keeper
-        if keeper is None:
+        server_core = self.core
+        if server_core is None:
             return
-        for entry in self.log[keeper.ledger.position :]:
-            self.serve(lambda keeper, entry=entry: keeper.fold(entry, self.now))
-            if self.keeper is not keeper:
+        for entry in self.log[server_core.ledger.position :]:
+            self.serve(lambda server_core, entry=entry: server_core.fold(entry, self.now))
+            if self.core is not server_core:
                 return
             if entry.seq % 7 == 0:
-                self.checkpoint(keeper)
-            if self.keeper is not keeper:
+                self.checkpoint(server_core)
+            if self.core is not server_core:
                 return
 
-    def checkpoint(self, keeper: Keeper) -> None:
+    def checkpoint(self, server_core: ServerCore) -> None:
         try:
             self.perhaps_crash("server", "before", "Checkpoint", 0.02)
-            self.checkpoints = [*self.checkpoints[-1:], freeze(keeper.ledger)]
+            self.checkpoints = [*self.checkpoints[-1:], freeze(server_core.ledger)]
             self.perhaps_crash("server", "after", "Checkpoint", 0.02)
         except CrashError:
-            self.keeper = None
+            self.core = None
             self.later(self.random.uniform(0.1, 8.0), self.boot_server)
 
     def tick_server(self, life: int) -> None:
-        if self.keeper is None or life != self.server_life:
+        if self.core is None or life != self.server_life:
             return
         self.read_log()
-        self.serve(lambda keeper: keeper.due(self.now))
+        self.serve(lambda server_core: server_core.due(self.now))
         self.later(0.2, lambda: self.tick_server(life))
 
     def perhaps_crash(self, who: str, when: str, what: str, probability: float) -> None:
@@ -326,34 +324,34 @@ class Broken:
             return
         node.life += 1
         names = (f"{node.name}-{node.life}-{self.random.random()}-{i}" for i in itertools.count())
-        node.member = self.bugs.member("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0)
+        node.core = self.bugs.core("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0)
         node.training = None
-        self.act(node, lambda member: member.start(node.disk, self.now))
+        self.act(node, lambda client_core: client_core.start(node.disk, self.now))
         self.look(node)
         self.later(0.3, lambda life=node.life: self.tick_client(node, life))
 
     def look(self, node: Node) -> None:
-        """A client that starts reads the desk that the broker has."""
-        if node.index in self.desks and self.now >= node.cut_until:
-            self.act(node, lambda member: member.hear(self.desks[node.index], self.now))
+        """A client that starts reads the assignment that the broker has."""
+        if node.index in self.assignments and self.now >= node.cut_until:
+            self.act(node, lambda client_core: client_core.hear(self.assignments[node.index], self.now))
 
     def tick_client(self, node: Node, life: int) -> None:
-        if node.member is None or node.life != life:
+        if node.core is None or node.life != life:
             return
-        if node.member.desk is None:
+        if node.core.assignment is None:
             self.look(node)
-        self.act(node, lambda member: member.tick(self.now))
+        self.act(node, lambda client_core: client_core.tick(self.now))
         self.later(0.3, lambda: self.tick_client(node, life))
 
-    def act(self, node: Node, step: Callable[[Member], list[client_side.Effect]]) -> None:
-        if node.member is None or node.error is not None:
+    def act(self, node: Node, step: Callable[[ClientCore], list[client_side.Effect]]) -> None:
+        if node.core is None or node.error is not None:
             return
-        life, before = node.life, node.member.memoir
+        life, before = node.life, node.core.state
         try:
-            effects = step(node.member)
+            effects = step(node.core)
             self.watch(node, before)
             for effect in effects:
-                if node.life != life or node.member is None:
+                if node.life != life or node.core is None:
                     return
                 self.perhaps_crash("client", "before", type(effect).__name__, 0.002)
                 self.obey_client(node, effect)
@@ -363,16 +361,18 @@ class Broken:
 
     def watch(self, node: Node, before: Any) -> None:
         """Note what this client has come to know as applied."""
-        member = node.member
-        if member is None or member.desk is None or before is None or before.pending is None:
+        client_core = node.core
+        if client_core is None or client_core.assignment is None or before is None or before.pending is None:
             return
-        pending, desk = before.pending, member.desk
-        resolved = member.memoir is not before and (member.memoir is None or member.memoir.pending is not pending)
-        if resolved and desk.last == (pending.epoch, pending.seq) and desk.verdict == APPLIED:
-            self.acknowledged.add((node.index, desk.nonce, pending.seq))
+        pending, assignment = before.pending, client_core.assignment
+        resolved = client_core.state is not before and (
+            client_core.state is None or client_core.state.pending is not pending
+        )
+        if resolved and assignment.last == (pending.epoch, pending.seq) and assignment.verdict == APPLIED:
+            self.acknowledged.add((node.index, assignment.nonce, pending.seq))
 
     def kill(self, node: Node) -> None:
-        node.member, node.training = None, None
+        node.core, node.training = None, None
         node.life += 1
         if not node.zombie:
             life = node.life
@@ -390,7 +390,7 @@ class Broken:
             case client_side.Tell(data):
                 self.carry("tell", lambda: self.store(name, data), node)
             case client_side.Sign(data):
-                self.carry("sign", lambda: self.serve(lambda keeper: keeper.beat(name, data, self.now)), node)
+                self.carry("sign", lambda: self.serve(lambda server_core: server_core.beat(name, data, self.now)), node)
             case client_side.Fetch(digest):
                 found = self.models.get(digest)
                 self.carry("fetch", lambda: self.act(node, lambda m: m.fetched(digest, found, self.now)), node)
@@ -404,26 +404,30 @@ class Broken:
                 node.error = error
 
     def mirror(self, node: Node, nonce: str, data: bytes) -> None:
-        stored, offered = self.mirrors.get((node.name, nonce)), read_memoir(data)
+        stored, offered = self.mirrors.get((node.name, nonce)), read_client_state(data)
         if stored is not None:  # the broker compares and sets: what was overtaken does not overwrite
-            newest = read_memoir(stored)
+            newest = read_client_state(stored)
             if (newest.seq, newest.settled) > (offered.seq, offered.settled):
                 self.fired["mirror overtaken"] += 1
                 return
         self.mirrors[node.name, nonce] = data
-        member = node.member
-        if member is not None and member.mirror_of == data:
-            confirmed = member.mirror_of
+        client_core = node.core
+        if client_core is not None and client_core.mirror_of == data:
+            confirmed = client_core.mirror_of
             self.carry("mirrored", lambda: self.act(node, lambda m: m.mirrored(confirmed, self.now)), node)
 
     def recover(self, node: Node, nonce: str) -> None:
         found = self.mirrors.get((node.name, nonce))
-        member = node.member
-        if found is not None and member is not None and member.desk is not None:
-            pending = read_memoir(found).pending  # its verdict is heard on the copy's behalf
-            desk = member.desk
-            if pending is not None and desk.last == (pending.epoch, pending.seq) and desk.verdict == APPLIED:
-                self.acknowledged.add((node.index, desk.nonce, pending.seq))
+        client_core = node.core
+        if found is not None and client_core is not None and client_core.assignment is not None:
+            pending = read_client_state(found).pending  # its verdict is heard on the copy's behalf
+            assignment = client_core.assignment
+            if (
+                pending is not None
+                and assignment.last == (pending.epoch, pending.seq)
+                and assignment.verdict == APPLIED
+            ):
+                self.acknowledged.add((node.index, assignment.nonce, pending.seq))
         self.act(node, lambda m: m.recovered(found, self.now))
 
     def train(self, node: Node, job: Job, payload: Payload, memory: Payload) -> None:
@@ -497,8 +501,8 @@ class Broken:
 
     def haunt(self, node: Node) -> Node:
         """Perhaps the machine that is replaced is still running, cut off for a while; gives the new machine."""
-        memoir = node.member.memoir if node.member else None
-        if memoir is None or not memoir.accepted or self.random.random() > 0.6:
+        state = node.core.state if node.core else None
+        if state is None or not state.accepted or self.random.random() > 0.6:
             return node
         self.fired["zombie"] += 1
         node.zombie, node.cut_until = True, self.now + self.random.uniform(0, 20)
@@ -508,7 +512,7 @@ class Broken:
 
     def lose_disk(self, node: Node) -> None:
         if node.disk is not None:
-            self.lost_lives.add(read_memoir(node.disk).nonce)
+            self.lost_lives.add(read_client_state(node.disk).nonce)
         node.disk = None
         self.kill(node)
 
@@ -519,12 +523,12 @@ class Broken:
 
         def put_back() -> None:
             node = self.nodes[index]
-            if any(zombie.index == index and zombie.member is not None for zombie in self.zombies):
+            if any(zombie.index == index and zombie.core is not None for zombie in self.zombies):
                 return  # two processes under one name: one of them would be right to stop
-            if old is None or node.disk is None or read_memoir(old).nonce != read_memoir(node.disk).nonce:
+            if old is None or node.disk is None or read_client_state(old).nonce != read_client_state(node.disk).nonce:
                 return  # from before a disk was lost: its client would be right to stop, too
             self.fired["disk restored"] += 1
-            self.lost_lives.add(read_memoir(node.disk).nonce)
+            self.lost_lives.add(read_client_state(node.disk).nonce)
             node.disk = old
             self.kill(node)
 
@@ -533,7 +537,7 @@ class Broken:
     # What must hold
 
     def judge(self) -> None:
-        if self.keeper is None:
+        if self.core is None:
             self.violations.append("the server is not there at the end")
             return
         rows = Rows()
@@ -543,8 +547,8 @@ class Broken:
             if fresh.fold(entry) == APPLIED and entry.sender:
                 header = wire.unpack(entry.data).header
                 client = fresh.index[entry.sender]
-                applied[client, fresh.ledger.seats[client].nonce, header["seq"]] += 1
-        if not same(freeze(fresh.ledger), freeze(self.keeper.ledger)):
+                applied[client, fresh.ledger.clients[client].nonce, header["seq"]] += 1
+        if not same(freeze(fresh.ledger), freeze(self.core.ledger)):
             self.violations.append("the log folded again gives another state")
         self.judge_counts(applied, rows.rows)
         self.judge_progress(rows.rows)
@@ -568,21 +572,21 @@ class Broken:
         versions = [row.version for row in rows if row.task == 0]
         if versions != sorted(versions):
             self.violations.append("versions went back")
-        numbers = [seat.number for seat in self.keeper.ledger.seats] if self.keeper else []
+        numbers = [record.number for record in self.core.ledger.clients] if self.core else []
         for (client, number), _ in self.trained.items():
             if number >= numbers[client]:
                 self.violations.append(f"client {client} trained job {number}, which the server does not know")
 
     def judge_progress(self, rows: list[EventRow]) -> None:
-        ledger = self.keeper.ledger if self.keeper else None
+        ledger = self.core.ledger if self.core else None
         assert ledger is not None
         if ledger.stopped != "end":
             self.violations.append(f"the run is not over: {ledger.stopped!r}")
         last = {row.client: row.number for row in rows if row.event == "Arrived"}
         halfway = self.calm_event(rows)
         for node in self.nodes:
-            memoir = node.member.memoir if node.member else None
-            if node.error is None or memoir is None or memoir.pending is not None:
+            state = node.core.state if node.core else None
+            if node.error is None or state is None or state.pending is not None:
                 self.violations.append(f"{node.name} has not come to rest: {node.error}")
             if last.get(node.index, -1) < halfway:
                 self.violations.append(f"{node.name} did nothing after the faults had stopped")
@@ -598,17 +602,17 @@ class Broken:
 
     def judge_invariant(self) -> None:
         """AREA: mean(y_i) = x + u, exactly."""
-        assert self.keeper is not None
-        state, seats = self.keeper.ledger.server, self.keeper.ledger.seats
+        assert self.core is not None
+        state, clients = self.core.ledger.server, self.core.ledger.clients
         total = torch.zeros(1, dtype=torch.float64)
-        for node, seat in zip(self.nodes, seats, strict=True):
-            if seat.epoch == 0:
+        for node, record in zip(self.nodes, clients, strict=True):
+            if record.epoch == 0:
                 total += self.firsts[0]["y"]
                 continue
-            memoir = node.member.memoir if node.member else None
-            if memoir is None:
+            kept = node.core.state if node.core else None
+            if kept is None:
                 return  # said already
-            total += memoir.memory[0]["y"]
+            total += kept.memory[0]["y"]
         if not torch.equal(total / CLIENTS, state.model.vector + state.u):
             self.violations.append(
                 f"mean of y is {float(total) / CLIENTS}, x + u is {float(state.model.vector + state.u)}"

@@ -17,11 +17,11 @@ import torch
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker, free_port
+from offbeat.deploy.client_state import ClientState, read_client_state
 from offbeat.deploy.disk import newest, slots
-from offbeat.deploy.host import refold
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
-from offbeat.deploy.memoir import Memoir, read_memoir
+from offbeat.deploy.server import refold
 from offbeat.experiment.experiment import load
 from offbeat.experiment.real import Options, plan_of, run_name
 from offbeat.experiment.session import Session
@@ -182,28 +182,28 @@ def final_ledger(federation: Federation) -> Ledger:
     return asyncio.run(fold())
 
 
-def memoir_of(federation: Federation, name: str) -> Memoir:
+def state_of(federation: Federation, name: str) -> ClientState:
     folder = federation.folder / "state" / "fed" / name
     (run,) = {path.name.removesuffix(".0.state") for path in folder.glob("*.0.state")}
     _, data = newest(slots(folder, run))
     assert data is not None
-    return read_memoir(data)
+    return read_client_state(data)
 
 
 def check(federation: Federation, ledger: Ledger) -> None:
     """What clients know is what the server has applied, and AREA's sum is whole."""
     total: Any = 0.0
-    for name, seat in zip(federation.names, ledger.seats, strict=True):
-        memoir = memoir_of(federation, name)
-        if not memoir.accepted and memoir.epoch == seat.epoch + 1:  # its disk was lost when the run was all but over
-            assert memoir.settled == (seat.epoch, seat.seq), name
-            total = total + memoir.memory[0]["y"]
+    for name, record in zip(federation.names, ledger.clients, strict=True):
+        state = state_of(federation, name)
+        if not state.accepted and state.epoch == record.epoch + 1:  # its disk was lost when the run was all but over
+            assert state.settled == (record.epoch, record.seq), name
+            total = total + state.memory[0]["y"]
             continue
-        assert (memoir.epoch, memoir.nonce) == (seat.epoch, seat.nonce), name
-        assert memoir.seq == seat.seq, name
-        pending = memoir.pending  # the last one: its verdict was heard, and nothing was sent after it
-        moved = pending is not None and pending.memory is not None and seat.verdict == "applied"
-        assert pending is None or (pending.digest, pending.seq) == (seat.digest, seat.seq), name
-        total = total + (pending.memory["y"] if moved and pending and pending.memory else memoir.memory[0]["y"])
+        assert (state.epoch, state.nonce) == (record.epoch, record.nonce), name
+        assert state.seq == record.seq, name
+        pending = state.pending  # the last one: its verdict was heard, and nothing was sent after it
+        moved = pending is not None and pending.memory is not None and record.verdict == "applied"
+        assert pending is None or (pending.digest, pending.seq) == (record.digest, record.seq), name
+        total = total + (pending.memory["y"] if moved and pending and pending.memory else state.memory[0]["y"])
     state = ledger.server
     torch.testing.assert_close(total / len(federation.names), state.model.vector + state.u, atol=1e-4, rtol=0)

@@ -12,7 +12,7 @@ from offbeat.core.server import Algorithm, Server
 from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.reducer import LogEntry, Reducer
 from offbeat.local import SGD
 
 PROBLEM = Line([1.0, 2.0])
@@ -37,7 +37,7 @@ class Log:
 
     def raw(self, sender: str, data: bytes) -> str:
         self.seq += 1
-        return self.reducer.fold(Entry(self.seq, self.now, sender, data))
+        return self.reducer.fold(LogEntry(self.seq, self.now, sender, data))
 
     def begin(self, *names: str) -> Log:
         for name in names or ("a", "b"):
@@ -48,7 +48,7 @@ class Log:
     def result(self, sender: str, seq: int, job: int, value: float = 1.0, **changes: Any) -> str:
         header = {"epoch": 1, "seq": seq, "job": job, "steps": 1, **changes}
         parts = header.pop("parts", {"delta": torch.tensor([value], dtype=torch.float64)})
-        return self.add(sender, "result", parts, **header)
+        return self.add(sender, "trained", parts, **header)
 
     @property
     def refused(self) -> dict[str, int]:

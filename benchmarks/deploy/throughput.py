@@ -32,10 +32,10 @@ from offbeat.core.server import Algorithm
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
-from offbeat.deploy.host import Host
+from offbeat.deploy.client import Party, RunClient
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.site import Party, Site
+from offbeat.deploy.server import RunServer
 from offbeat.local import SGD
 from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
@@ -91,7 +91,7 @@ async def echo(url: str, folder: Path, size: int) -> None:
     await link.store("charter", b"{}")
     while True:
         entry = await inbox.get()
-        await link.say(f"bench.desk.{entry.sender}", model)
+        await link.say(f"bench.assignment.{entry.sender}", model)
 
 
 async def pinging(url: str, folder: Path, name: str, size: int, seconds: float) -> list[float]:
@@ -102,7 +102,7 @@ async def pinging(url: str, folder: Path, name: str, size: int, seconds: float) 
     async def hear(_: str, data: bytes) -> None:
         heard.put_nowait(time.perf_counter())
 
-    await link.listen(f"bench.desk.{name}", hear)
+    await link.listen(f"bench.assignment.{name}", hear)
     update, found, until = os.urandom(size), list[float](), time.perf_counter() + seconds
     while time.perf_counter() < until:
         began = time.perf_counter()
@@ -128,17 +128,17 @@ async def crew(args: argparse.Namespace) -> None:
     problem = Nothing(args.clients, args.bytes // 4)
     local = algorithm(args.algorithm).locals(1)
     clock = Times(Exponential(args.rate)).bind(args.clients, 0) if args.rate else None
-    sites, links = [], []
+    clients, links = [], []
     for name in names:
         link = Link(keys.read_creds(folder / f"{name}.creds"), args.url)
         await link.connect(60)
         number = int(name[1:])
         party = Party("bench", name, number, [problem], local, 0, clock=clock)
-        sites.append(Site(party, link, Path(args.state) / name, beat=args.beat))
+        clients.append(RunClient(party, link, Path(args.state) / name, beat=args.beat))
         links.append(link)
-    await asyncio.gather(*(site.run() for site in sites))
+    await asyncio.gather(*(client.run() for client in clients))
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"applied": sum(site.applied for site in sites), "cpu": usage.ru_utime + usage.ru_stime}))
+    print(json.dumps({"applied": sum(client.applied for client in clients), "cpu": usage.ru_utime + usage.ru_stime}))
 
 
 def spawn(args: argparse.Namespace, url: str, folder: Path, names: Sequence[str], echoing: bool) -> Any:
@@ -228,22 +228,22 @@ async def serving(args: argparse.Namespace, folder: Path, names: Sequence[str], 
                 limits=Limits(patience=60.0))  # fmt: skip
     link = Link(keys.read_creds(folder / "fed" / keys.SERVER), broker.url)
     await link.connect(20)
-    host = Host(plan, link, folder / "run", {"run": "bench"}, save_every=10.0)
+    server = RunServer(plan, link, folder / "run", {"run": "bench"}, save_every=10.0)
     arrivals = Arrivals()
-    host.keeper.reducer.listeners = [arrivals]
+    server.core.reducer.listeners = [arrivals]
     shares = [list(names[at :: args.processes]) for at in range(args.processes)]
     crews = [spawn(args, broker.url, folder / "fed", share, False) for share in shares]
-    while not host.ledger.begun:
-        if not hasattr(host, "task"):
-            host.task = asyncio.create_task(host.run())  # type: ignore[attr-defined]
+    while not server.ledger.begun:
+        if not hasattr(server, "task"):
+            server.task = asyncio.create_task(server.run())  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    await host.task  # type: ignore[attr-defined]
+    await server.task  # type: ignore[attr-defined]
     after, wall = resource.getrusage(resource.RUSAGE_SELF), min(time.perf_counter() - began, args.seconds)
     done = [json.loads(await asyncio.to_thread(lambda c=c: c.communicate(timeout=120)[0])) for c in crews]
     await link.close()
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    updates = host.ledger.tally.updates
+    updates = server.ledger.tally.updates
     trip = {} if args.rate else {"ms": quantiles(arrivals.times)}
     return {"what": f"offbeat, {args.algorithm}", "bytes": args.bytes, "clients": args.clients,
             "updates": updates, "updates_per_s": round(updates / wall, 1), **trip,
@@ -251,7 +251,7 @@ async def serving(args: argparse.Namespace, folder: Path, names: Sequence[str], 
             "server_cpu_share": round(cpu / wall, 3),
             "server_memory_mb": round(after.ru_maxrss / 1024),
             "client_cpu_ms_per_update": round(1e3 * sum(d["cpu"] for d in done) / max(updates, 1), 2),
-            "refused": host.ledger.tally.refused, "lost": host.ledger.tally.lost}  # fmt: skip
+            "refused": server.ledger.tally.refused, "lost": server.ledger.tally.lost}  # fmt: skip
 
 
 def main() -> None:

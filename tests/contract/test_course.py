@@ -15,7 +15,7 @@ from offbeat.core.course import RunState, Until
 from offbeat.core.errors import DivergedError, HandlerError
 from offbeat.core.events import Command, Job, Recall, Stop
 from offbeat.core.server import Commands, Server, View
-from offbeat.deploy.keeper import Keeper
+from offbeat.deploy.server_core import ServerCore
 from offbeat.watch.history import History
 
 LONG = Until(time=100.0)
@@ -96,7 +96,7 @@ def test_after_the_end_nothing_is_an_event_but_the_last_evaluation_is_known(cour
 def test_a_client_that_leaves_after_the_end_loses_nothing_that_counts() -> None:
     log = Log(plan(Scenario({0: [send(0), Stop()]}))).begin()
     log.add("a", "bye", epoch=1)
-    assert not log.reducer.ledger.seats[0].present
+    assert not log.reducer.ledger.clients[0].present
     assert log.reducer.ledger.tally.lost == 0
 
 
@@ -166,8 +166,8 @@ def test_a_loss_that_is_nan_is_divergence_in_the_simulator() -> None:
 def test_a_loss_that_is_nan_is_divergence_over_a_log() -> None:
     log = Log(plan(Scenario({0: [send(0)]}))).begin()
     ledger = log.reducer.ledger
-    keeper = Keeper(log.reducer.plan, ledger)
-    log.raw("", keeper.score(0, 1.0, 0, 0, {"loss": float("nan"), "accuracy": 0.5}).data)
+    server_core = ServerCore(log.reducer.plan, ledger)
+    log.raw("", server_core.score(0, 1.0, 0, 0, {"loss": float("nan"), "accuracy": 0.5}).data)
     assert ledger.stopped == "diverged"
     assert ledger.diverged == "the loss of task 0 is nan at time 1, version 0; use smaller steps"
     assert log.result("a", 1, 0) == "over"

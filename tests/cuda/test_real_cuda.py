@@ -59,7 +59,7 @@ def trained(algorithm: ob.Algorithm, device: str, steps: int) -> tuple[Payload, 
 def compare(algorithm: ob.Algorithm, steps: int) -> float:
     (here, mine), (there, theirs) = trained(algorithm, "cpu", steps), trained(algorithm, "cuda", steps)
     assert all(vector.device.type == "cpu" for vector in (*there.values(), *theirs.values()))
-    assert len(wire.unpack(wire.pack("result", {}, there)).parts) == len(here)
+    assert len(wire.unpack(wire.pack("trained", {}, there)).parts) == len(here)
     pairs = [(here[name], there[name]) for name in here] + [(mine[name], theirs[name]) for name in mine]
     return max(float((a - b).norm() / (a.norm() + 1e-6)) for a, b in pairs)
 

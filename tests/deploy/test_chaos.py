@@ -73,7 +73,7 @@ def chaos(folder: Path, seconds: float, seed: int) -> tuple[dict[str, Any], Coun
 @pytest.mark.slow
 def test_three_minutes_of_kill_minus_nine(tmp_path: Path) -> None:
     result, killed, ledger = chaos(tmp_path / "chaos", 180.0, seed=1)
-    print(dict(killed), result["updates"], ledger.tally.refused, result["metrics"], [s.epoch for s in ledger.seats])
+    print(dict(killed), result["updates"], ledger.tally.refused, result["metrics"], [s.epoch for s in ledger.clients])
     assert min(killed[what] for what in ("server", "broker", "client", "disk")) >= 3
     assert result["updates"] > 500
     calm = undisturbed(tmp_path / "calm", AREA.replace("TIME", "60"))

@@ -12,16 +12,20 @@ from faults import ALGORITHMS, Broken, Bugs
 from offbeat.core.events import Job
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
-from offbeat.deploy.desk import Desk
+from offbeat.deploy.assignment import Assignment
+from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done, Effect
-from offbeat.deploy.ledger import Seat
-from offbeat.deploy.member import Member
-from offbeat.deploy.memoir import Memoir
+from offbeat.deploy.ledger import ClientRecord
 from offbeat.deploy.reducer import Reducer
 
 # Every kind of fault; one that never happens in all schedules together fails the test.
 KINDS = {
-    *(f"{way} {what}" for way in ("drop", "double", "delay") for what in ("tell", "desk", "sign", "append", "mirror")),
+    *(
+        f"{way} {what}"
+        for way in ("drop", "double", "delay")
+        for what in ("tell", "assignment", "sign", "append", "mirror")
+    ),
     *(f"server crash {when} {what}" for when in ("before", "after") for what in ("Post", "Append", "Checkpoint")),
     *(f"client crash {when} {what}" for when in ("before", "after") for what in ("Save", "Mirror", "Tell", "Train")),
     *("client crash", "client crash in a job", "cut off", "partition", "clock forwards", "clock backwards"),
@@ -63,16 +67,16 @@ def test_without_faults_everything_is_applied_once() -> None:
 class AppliesRepeated(Reducer):
     """No de-duplication."""
 
-    def _settled(self, seat: Seat, result: wire.Result, digest: str) -> bool:
-        seat.seq = result.seq - 1
+    def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
+        record.seq = result.seq - 1
         return False
 
-    def _settle(self, client: int, result: wire.Result, message: wire.Message) -> None:
+    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
         done = self.__dict__.setdefault("done", {})
         flight = self.ledger.flights.get(result.job)
         if flight is None and result.job in done:  # the job is applied as often as it comes
             self.ledger.flights[result.job] = done[result.job]
-            self.ledger.seats[client].queue.append(result.job)
+            self.ledger.clients[client].queue.append(result.job)
         elif flight is not None:
             done[result.job] = flight
         super()._settle(client, result, message)
@@ -81,84 +85,92 @@ class AppliesRepeated(Reducer):
 class TakesOldEpochs(Reducer):
     """Old epochs are accepted."""
 
-    def _check_epoch(self, seat: Seat, epoch: int) -> None:
+    def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
         return
 
-    def _admit(self, seat: Seat, hello: wire.Hello) -> None:
+    def _admit(self, record: ClientRecord, hello: wire.Hello) -> None:
         return
 
 
-class MovesOnSend(Member):
+class MovesOnSend(ClientCore):
     """y ← x when the message is sent, whatever becomes of it."""
 
     def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
         effects = super()._pend(job, done, error)
-        memoir = self.memoir
-        if done is not None and memoir is not None and memoir.pending is not None and memoir.pending.memory is not None:
-            moved = {**memoir.memory, job.task: memoir.pending.memory}
-            return self._keep(replace(memoir, memory=moved, pending=replace(memoir.pending, memory=None)))
+        state = self.state
+        if done is not None and state is not None and state.pending is not None and state.pending.memory is not None:
+            moved = {**state.memory, job.task: state.pending.memory}
+            return self._keep(replace(state, memory=moved, pending=replace(state.pending, memory=None)))
         return effects
 
 
-class MovesOnAnyVerdict(Member):
+class MovesOnAnyVerdict(ClientCore):
     """Memory moves on even if the result was refused."""
 
     def hear(self, data: bytes, now: float) -> list[Effect]:
-        before = self.memoir
+        before = self.state
         effects = super().hear(data, now)
-        memoir, pending = self.memoir, before.pending if before else None
-        desk: Desk | None = self.desk
-        if memoir is None or pending is None or pending.memory is None or memoir.pending is not None or desk is None:
+        state, pending = self.state, before.pending if before else None
+        assignment: Assignment | None = self.assignment
+        if (
+            state is None
+            or pending is None
+            or pending.memory is None
+            or state.pending is not None
+            or assignment is None
+        ):
             return effects
-        if desk.last == (pending.epoch, pending.seq) and desk.verdict != APPLIED:
-            self.memoir = replace(memoir, memory={**memoir.memory, pending.task: pending.memory})
+        if assignment.last == (pending.epoch, pending.seq) and assignment.verdict != APPLIED:
+            self.state = replace(state, memory={**state.memory, pending.task: pending.memory})
         return effects
 
 
-class ForgetsMemory(Member):
+class ForgetsMemory(ClientCore):
     """A client without its disk begins anew."""
 
     def recovered(self, data: bytes | None, now: float) -> list[Effect]:
         self.recovering = False
-        assert self.desk is not None
+        assert self.assignment is not None
         memory = {task: first for task, first in enumerate(self.firsts) if first}
-        return self._renew(Memoir(self.run, self.client, 0, "", settled=self.desk.last, memory=memory), self.desk)
+        return self._renew(
+            ClientState(self.run, self.client, 0, "", settled=self.assignment.last, memory=memory), self.assignment
+        )
 
 
-class SendsBeforeSaving(Member):
+class SendsBeforeSaving(ClientCore):
     """The result leaves before it is on disk, and no copy is kept."""
 
-    def _keep(self, memoir: Memoir) -> list[Effect]:
-        effects = super()._keep(memoir)
+    def _keep(self, state: ClientState) -> list[Effect]:
+        effects = super()._keep(state)
         self.mirror_of = None
         return [*self._speak(), *effects[:0]]
 
 
 def forget_numbers(ledger: Any) -> Any:
     """Recovery forgets how many jobs a client was sent: its random draws begin again."""
-    for seat in ledger.seats:
-        seat.number = 0
+    for record in ledger.clients:
+        record.number = 0
     return ledger
 
 
 def apply_again(ledger: Any) -> Any:
     """Recovery folds the last entries into a state that has them already."""
     ledger.position = max(0, ledger.position - 5)
-    for seat in ledger.seats:
-        seat.seq, seat.digest = max(0, seat.seq - 1), ""
+    for record in ledger.clients:
+        record.seq, record.digest = max(0, record.seq - 1), ""
     return ledger
 
 
 BUGS = {
     "no de-duplication": Bugs(reducer=AppliesRepeated),
     "answered before it is stored": Bugs(eager=True),
-    "memory moves on sending": Bugs(member=MovesOnSend),
-    "memory moves on any verdict": Bugs(member=MovesOnAnyVerdict),
+    "memory moves on sending": Bugs(core=MovesOnSend),
+    "memory moves on any verdict": Bugs(core=MovesOnAnyVerdict),
     "random counter forgotten": Bugs(thaw=forget_numbers),
     "old epoch accepted": Bugs(reducer=TakesOldEpochs),
     "applied again on recovery": Bugs(thaw=apply_again),
-    "memory begins anew": Bugs(member=ForgetsMemory),
-    "sent before it is saved": Bugs(member=SendsBeforeSaving),
+    "memory begins anew": Bugs(core=ForgetsMemory),
+    "sent before it is saved": Bugs(core=SendsBeforeSaving),
 }
 
 

@@ -18,9 +18,9 @@ from offbeat.core.server import Algorithm
 from offbeat.deploy import keys, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
-from offbeat.deploy.host import Host
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
+from offbeat.deploy.server import RunServer
 from offbeat.local import SGD
 from offbeat.simulate.loop import Until
 
@@ -38,7 +38,7 @@ class Scene:
     def link(self, name: str) -> Link:
         return Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
 
-    async def play(self, act: Callable[[Scene, Host, Link], Awaitable[None]]) -> None:
+    async def play(self, act: Callable[[Scene, RunServer, Link], Awaitable[None]]) -> None:
         made = Algorithm(FedAsync(lr=0.1), SGD(lr=0.5))
         plan = Plan(
             "r1",
@@ -52,19 +52,19 @@ class Scene:
         server, mallory = self.link("server"), self.link("mallory")
         await server.connect(5)
         await mallory.connect(5)
-        host = Host(plan, server, self.folder / "run", {"run": "r1"})
-        serving = asyncio.create_task(host.run())
+        run_server = RunServer(plan, server, self.folder / "run", {"run": "r1"})
+        serving = asyncio.create_task(run_server.run())
         await asyncio.sleep(0.3)
         try:
-            await act(self, host, mallory)
+            await act(self, run_server, mallory)
         finally:
-            host.leave()
+            run_server.leave()
             await serving
             await mallory.close()
             await server.close()
 
 
-def staged(folder: Path, act: Callable[[Scene, Host, Link], Awaitable[None]], tls: bool = False) -> None:
+def staged(folder: Path, act: Callable[[Scene, RunServer, Link], Awaitable[None]], tls: bool = False) -> None:
     scene = Scene(folder, tls)
     scene.broker.start()
     try:
@@ -82,7 +82,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> None:
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         stranger = Link(keys.new_creds("fed", "alice", mallory.creds.ca), scene.broker.url)
         with pytest.raises(OffbeatError, match="does not know this key") as caught:
             await stranger.connect(2)
@@ -92,7 +92,7 @@ def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> N
 
 
 def test_a_key_that_was_replaced_gets_no_connection_and_the_new_one_does(tmp_path: Path) -> None:
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         fed, before = scene.folder / "fed", scene.link("alice")
         roster = keys.rotate(fed, ["alice"])
         assert list(roster.clients) == ["alice", "mallory"]
@@ -113,12 +113,12 @@ def test_a_key_that_was_replaced_gets_no_connection_and_the_new_one_does(tmp_pat
 
 
 def test_a_client_reaches_neither_another_s_subjects_nor_the_server_s(tmp_path: Path) -> None:
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         bye = wire.pack("bye", {"run": "r1", "client": "alice", "epoch": 1})
         for subject in (
             "r1.up.alice",
             "r1.log",
-            "r1.desk.mallory",
+            "r1.assignment.mallory",
             "r1.mirror.alice.x.head",
             "charter",
             "r1.beat.alice",
@@ -126,29 +126,29 @@ def test_a_client_reaches_neither_another_s_subjects_nor_the_server_s(tmp_path: 
             mallory.denied = ""
             await mallory.say(subject, bye)
             await until(lambda: "permissions violation" in mallory.denied)
-        for subject in ("r1.desk.alice", "r1.up.alice", "r1.log", ">"):
+        for subject in ("r1.assignment.alice", "r1.up.alice", "r1.log", ">"):
             mallory.denied = ""
             await mallory.client.subscribe(f"{mallory.root}.{subject}")
             await until(lambda: "permissions violation" in mallory.denied)
         mallory.denied = ""
         await mallory.client.publish(f"$JS.API.STREAM.DELETE.{mallory.stream('r1', 'log')}")
         await until(lambda: "permissions violation" in mallory.denied)
-        assert host.ledger.position == 0
+        assert run_server.ledger.position == 0
 
     staged(tmp_path, act)
 
 
 def test_rubbish_is_refused_under_its_code_counted_and_the_server_goes_on(tmp_path: Path) -> None:
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         header = {"run": "r1", "client": "mallory", "epoch": 1}
-        big = wire.pack("result", {**header, "seq": 1, "job": 0, "steps": 1}, {"delta": torch.zeros(60_000)})
+        big = wire.pack("trained", {**header, "seq": 1, "job": 0, "steps": 1}, {"delta": torch.zeros(60_000)})
         parted = wire.pack("parted", {"run": "r1", "client": "mallory", "name": "0" * 32, "count": 9, "size": 1 << 40})
         for data in (b"rubbish", big, wire.pack("bye", {**header, "client": "alice"}), parted):
             await mallory.store("r1.up.mallory", data)
         await mallory.store("r1.up.mallory", wire.pack("hello", {**header, "nonce": "m"}))
-        await until(lambda: host.ledger.position >= 5)
-        assert host.ledger.tally.refused == {"malformed": 1, "oversized": 2, "identity": 1}
-        assert host.ledger.seats[1].present
+        await until(lambda: run_server.ledger.position >= 5)
+        assert run_server.ledger.tally.refused == {"malformed": 1, "oversized": 2, "identity": 1}
+        assert run_server.ledger.clients[1].present
 
     staged(tmp_path, act)
 
@@ -156,20 +156,20 @@ def test_rubbish_is_refused_under_its_code_counted_and_the_server_goes_on(tmp_pa
 def test_the_broker_cannot_be_made_to_speak_for_the_server(tmp_path: Path) -> None:
     """A request's reply may be addressed to any subject: its answer must not count as the server's word."""
 
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         forged = wire.pack("halted", {"run": "r1", "reason": "by mallory"})
         await mallory.store("r1.mirror.mallory.x.head", forged)
-        get = f"$JS.API.DIRECT.GET.{mallory.stream('r1', 'desk')}.{mallory.root}.r1.mirror.mallory.x.head"
+        get = f"$JS.API.DIRECT.GET.{mallory.stream('r1', 'assignment')}.{mallory.root}.r1.mirror.mallory.x.head"
         await mallory.client.publish(get, b"", reply=f"{mallory.root}.r1.log")
-        await until(lambda: host.ledger.position >= 1)
-        assert host.ledger.stopped == ""
-        assert host.ledger.tally.refused == {"identity": 1}
+        await until(lambda: run_server.ledger.position >= 1)
+        assert run_server.ledger.stopped == ""
+        assert run_server.ledger.tally.refused == {"identity": 1}
 
     staged(tmp_path, act)
 
 
 def test_a_message_beyond_the_broker_s_limit_does_not_leave(tmp_path: Path) -> None:
-    async def act(scene: Scene, host: Host, mallory: Link) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         with pytest.raises(Exception, match="payload"):
             await mallory.say("r1.up.mallory", b"x" * (keys.MAX_PAYLOAD + 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mysite.py").write_text(LOADER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Federation(tmp_path / "fed", OWN, clients=2) as federation:
         federation.serve("--trim")
         wait_for(federation.out / "fedbuff-0" / "server.log", federation)

@@ -18,15 +18,15 @@ from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
 from offbeat.core.random import SERVER, Stream, key
 from offbeat.core.server import Algorithm, Server
-from offbeat.deploy import effects as client_side, keeper as server_side, wire
+from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
-from offbeat.deploy.desk import read_desk
+from offbeat.deploy.assignment import read_assignment
+from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done
-from offbeat.deploy.keeper import Keeper
-from offbeat.deploy.member import Member
-from offbeat.deploy.memoir import Memoir
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry
+from offbeat.deploy.reducer import LogEntry
+from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
 from offbeat.deploy.view import LedgerView
 from offbeat.local import SGD, Moreau
@@ -44,7 +44,7 @@ REFUSALS: dict[str, Callable[[Log], str]] = {
     "malformed": lambda log: log.raw("a", b"rubbish"),
     "oversized": lambda log: log.result("a", 1, 0, parts={"delta": torch.zeros(10_000)}),
     "run": lambda log: log.raw("a", wire.pack("hello", {"run": "other", "client": "a"})),
-    "identity": lambda log: log.raw("a", wire.pack("result", {"run": "run", "client": "b"})),
+    "identity": lambda log: log.raw("a", wire.pack("trained", {"run": "run", "client": "b"})),
     "fenced": lambda log: [log.add("a", "hello", epoch=2, nonce="z", after_epoch=1), log.result("a", 1, 0)][1],
     "epoch": lambda log: log.result("a", 1, 0, epoch=5),
     "replay": lambda log: [log.result("a", 1, 0), log.result("a", 1, 0, 2.0)][1],
@@ -71,8 +71,8 @@ def test_every_refusal_has_its_code_is_counted_and_the_run_goes_on(expected: str
     assert REFUSALS[expected](log) == expected
     assert log.refused == {expected: 1}
     if expected not in ("over", "retired"):
-        job = log.reducer.ledger.seats[1].queue[0]
-        assert log.result("b", log.reducer.ledger.seats[1].seq + 1, job) == "applied"
+        job = log.reducer.ledger.clients[1].queue[0]
+        assert log.result("b", log.reducer.ledger.clients[1].seq + 1, job) == "applied"
 
 
 def test_a_stranger_is_refused() -> None:
@@ -97,8 +97,8 @@ def test_a_refused_result_is_a_lost_job_and_its_client_gets_another() -> None:
     log.result("a", 1, 0, float("inf"))
     ledger = log.reducer.ledger
     assert ledger.tally.lost == 1
-    assert ledger.seats[0].verdict == "nonfinite"
-    assert [ledger.flights[job].job.number for job in ledger.seats[0].queue] == [1]
+    assert ledger.clients[0].verdict == "nonfinite"
+    assert [ledger.flights[job].job.number for job in ledger.clients[0].queue] == [1]
 
 
 def test_the_same_message_again_changes_nothing() -> None:
@@ -123,15 +123,15 @@ def test_steps_backwards_of_the_clock_do_not_count() -> None:
 def test_held_work_is_taken_when_recalled_and_what_is_older_never_was() -> None:
     log = Log(plan(Favano(sampled=2, period=1.0), SGD(lr=0.5, steps=4))).begin()
     ledger = log.reducer.ledger
-    assert ledger.seats[0].held == {0: [0]}
+    assert ledger.clients[0].held == {0: [0]}
     vectors = {"start": one(0.0), "delta": one(-1.0)}
     assert log.result("a", 1, 0, parts=vectors, steps=2) == "uncalled"
     log.add("", "rung", alarm=1, wait=1.0)
-    assert ledger.seats[0].recalls == {0: True}
+    assert ledger.clients[0].recalls == {0: True}
     assert log.result("a", 2, 0, parts=vectors, steps=2) == "applied"
     assert log.result("b", 1, 1, parts=vectors, steps=4) == "applied"
     assert ledger.server.model.version == 1
-    assert ledger.seats[0].held == {0: [2]}
+    assert ledger.clients[0].held == {0: [2]}
 
 
 def test_a_run_ends_at_its_time_its_updates_or_its_versions() -> None:
@@ -180,11 +180,13 @@ class Ideal:
         )
         self.problem, self.clock = problem, timing.bind(problem.clients, seed)
         self.history = History(keep_events=True)
-        self.keeper = Keeper(self.plan, None, [self.history], wait=problem.clients)
+        self.core = ServerCore(self.plan, None, [self.history], wait=problem.clients)
         self.at_work: dict[str, tuple[Training, float, float]] = {}  # by client: its job, when that began and ends
-        self.draw_as_simulated(self.keeper.reducer.draws, seed)
+        self.draw_as_simulated(self.core.reducer.draws, seed)
         firsts = [made.locals(1)[0].remember(problem.initial())]
-        self.members = [Member("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names]
+        self.client_cores = [
+            ClientCore("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names
+        ]
         self.heap: list[Any] = []
         self.counter, self.now, self.seq = itertools.count(), 0.0, 0
 
@@ -192,80 +194,83 @@ class Ideal:
         """Random numbers by the count of events, where a log has more entries than a simulation has events."""
 
         def renew(_: int) -> None:
-            view._rng = Stream(key(seed, SERVER, self.keeper.ledger.events + 1))
+            view._rng = Stream(key(seed, SERVER, self.core.ledger.events + 1))
 
         view.renew = renew  # type: ignore[method-assign]
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
 
-    def run(self) -> Keeper:
-        for member in self.members:
-            member.start(None, 0.0)
-        self.obey(self.keeper.boot(0.0))
+    def run(self) -> ServerCore:
+        for client_core in self.client_cores:
+            client_core.start(None, 0.0)
+        self.obey(self.core.boot(0.0))
         self.tick()
-        while self.heap and not self.keeper.ledger.stopped:
+        while self.heap and not self.core.ledger.stopped:
             self.now, _, action = heapq.heappop(self.heap)
             action()
-        return self.keeper
+        return self.core
 
     def tick(self) -> None:
-        self.obey(self.keeper.due(self.now))
-        wait = self.keeper.wait_for(self.now, 1e9)
+        self.obey(self.core.due(self.now))
+        wait = self.core.wait_for(self.now, 1e9)
         if wait < 1e9:
-            self.later(max(wait, 1e-9), lambda: self.obey(self.keeper.due(self.now)))
+            self.later(max(wait, 1e-9), lambda: self.obey(self.core.due(self.now)))
 
     def obey(self, effects: list[server_side.Effect]) -> None:
-        called = list(getattr(self.keeper.ledger.server, "drawn", ()))  # the simulator asks in the order of drawing
+        called = list(getattr(self.core.ledger.server, "drawn", ()))  # the simulator asks in the order of drawing
         for effect in sorted(
             effects, key=lambda e: called.index(e.client) if getattr(e, "client", -1) in called else -1
         ):
             if isinstance(effect, server_side.Append):
                 self.later(0.0, lambda data=effect.data: self.append("", data))
             elif isinstance(effect, server_side.Post):
-                member, data = self.members[effect.client], effect.data
-                self.later(0.0, lambda member=member, data=data: self.act(member, member.hear(data, self.now)))
+                client_core, data = self.client_cores[effect.client], effect.data
+                self.later(
+                    0.0,
+                    lambda client_core=client_core, data=data: self.act(client_core, client_core.hear(data, self.now)),
+                )
 
     def append(self, sender: str, data: bytes) -> None:
         self.seq += 1
-        self.obey(self.keeper.fold(Entry(self.seq, self.now, sender, data), self.now))
+        self.obey(self.core.fold(LogEntry(self.seq, self.now, sender, data), self.now))
         self.later(0.0, self.tick)
 
-    def act(self, member: Member, effects: list[client_side.Effect]) -> None:
+    def act(self, client_core: ClientCore, effects: list[client_side.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, client_side.Tell):
-                self.later(0.0, lambda data=effect.data: self.append(member.client, data))
+                self.later(0.0, lambda data=effect.data: self.append(client_core.client, data))
             elif isinstance(effect, client_side.Mirror):
-                self.act(member, member.mirrored(effect.data, self.now))
+                self.act(client_core, client_core.mirrored(effect.data, self.now))
             elif isinstance(effect, client_side.Train):
-                self.train(member, effect)
+                self.train(client_core, effect)
             elif isinstance(effect, client_side.Interrupt):
-                self.interrupt(member, effect.keep)
+                self.interrupt(client_core, effect.keep)
 
-    def train(self, member: Member, effect: client_side.Train) -> None:
+    def train(self, client_core: ClientCore, effect: client_side.Train) -> None:
         job = effect.job
         local, length = self.plan.locals[job.task], self.clock.durations(job, 0, 0).compute
         training = Training(self.problem, local, job, effect.payload, effect.memory, self.plan.seed)
-        self.at_work[member.client] = training, self.now, self.now + length
+        self.at_work[client_core.client] = training, self.now, self.now + length
 
         def finish() -> None:
-            if self.at_work.get(member.client, (None,))[0] is training:
+            if self.at_work.get(client_core.client, (None,))[0] is training:
                 while training.step():
                     pass
-                self.report(member, training)
+                self.report(client_core, training)
 
         self.later(length, finish)
 
-    def interrupt(self, member: Member, keep: bool) -> None:
-        training, start, end = self.at_work.pop(member.client, (None, 0.0, 0.0))
+    def interrupt(self, client_core: ClientCore, keep: bool) -> None:
+        training, start, end = self.at_work.pop(client_core.client, (None, 0.0, 0.0))
         if training is not None and keep:
             for _ in range(int(training.job.steps * (self.now - start) / (end - start))):
                 training.step()
-            self.report(member, training)
+            self.report(client_core, training)
 
-    def report(self, member: Member, training: Training) -> None:
-        self.at_work.pop(member.client, None)
-        self.act(member, member.done(Done(training.job, *training.result(), training.steps), self.now))
+    def report(self, client_core: ClientCore, training: Training) -> None:
+        self.at_work.pop(client_core.client, None)
+        self.act(client_core, client_core.done(Done(training.job, *training.result(), training.steps), self.now))
 
 
 COURSES = {
@@ -316,38 +321,40 @@ def test_held_work_takes_the_simulated_course_up_to_the_order_within_a_moment(na
 
 def test_a_finished_result_is_handed_out_while_newer_work_goes_on() -> None:
     log = Log(plan(DeFedAvg(sampled=1), seed=1)).begin()
-    reducer, keeper = log.reducer, Keeper(log.reducer.plan, log.reducer.ledger)
-    called, other = (0, 1) if reducer.ledger.seats[0].recalls else (1, 0)
-    member = Member("run", "ab"[other], [{}], lambda: "ab"[other], retry=1e9, beat=1e9)
-    member.memoir = Memoir("run", "ab"[other], 1, "ab"[other], accepted=True, settled=(1, 0))
+    reducer, server_core = log.reducer, ServerCore(log.reducer.plan, log.reducer.ledger)
+    called, other = (0, 1) if reducer.ledger.clients[0].recalls else (1, 0)
+    client_core = ClientCore("run", "ab"[other], [{}], lambda: "ab"[other], retry=1e9, beat=1e9)
+    client_core.state = ClientState("run", "ab"[other], 1, "ab"[other], accepted=True, settled=(1, 0))
 
     def hear() -> list[client_side.Effect]:
-        (desk,) = (e.data for e in keeper.boot(0.0) if isinstance(e, server_side.Post) and e.client == other)
-        return member.hear(desk, 0.0)
+        (assignment,) = (e.data for e in server_core.boot(0.0) if isinstance(e, server_side.Post) and e.client == other)
+        return client_core.hear(assignment, 0.0)
 
     def train(effects: list[client_side.Effect]) -> Job:
         return next(effect.job for effect in effects if isinstance(effect, client_side.Train))
 
     first = train(hear())
-    member.done(Done(first, {"delta": one(1.0)}, {}, 1), 0.0)
-    while not reducer.ledger.seats[other].recalls:  # rounds go by until this client is drawn
-        at_work = reducer.ledger.seats[called].held[0][-1]
-        log.result("ab"[called], reducer.ledger.seats[called].seq + 1, at_work)
-        if not reducer.ledger.seats[other].recalls and member.current is None:
+    client_core.done(Done(first, {"delta": one(1.0)}, {}, 1), 0.0)
+    while not reducer.ledger.clients[other].recalls:  # rounds go by until this client is drawn
+        at_work = reducer.ledger.clients[called].held[0][-1]
+        log.result("ab"[called], reducer.ledger.clients[called].seq + 1, at_work)
+        if not reducer.ledger.clients[other].recalls and client_core.current is None:
             train(hear())
-    assert member.current is not None
+    assert client_core.current is not None
     told = [effect for effect in hear() if isinstance(effect, client_side.Tell)]
     assert wire.unpack(told[0].data).header["job"] == first.id
-    assert member.current is not None  # it goes on
-    member.done(Done(member.current, {"delta": one(1.0)}, {}, 1), 0.0)  # before the verdict: kept for the next time
+    assert client_core.current is not None  # it goes on
+    client_core.done(
+        Done(client_core.current, {"delta": one(1.0)}, {}, 1), 0.0
+    )  # before the verdict: kept for the next time
     assert log.raw("ab"[other], told[0].data) == "applied"
-    assert 0 in member.kept
+    assert 0 in client_core.kept
 
 
-def test_desks_list_jobs_in_the_order_of_sending() -> None:
+def test_assignments_list_jobs_in_the_order_of_sending() -> None:
     log = Log(plan(DeFedAvg(sampled=1))).begin()
-    keeper = Keeper(log.reducer.plan, log.reducer.ledger)
-    posts = [effect for effect in keeper.boot(0.0) if isinstance(effect, server_side.Post)]
-    jobs: list[Job] = [job for post in posts for job, _ in read_desk(post.data).jobs]
+    server_core = ServerCore(log.reducer.plan, log.reducer.ledger)
+    posts = [effect for effect in server_core.boot(0.0) if isinstance(effect, server_side.Post)]
+    jobs: list[Job] = [job for post in posts for job, _ in read_assignment(post.data).jobs]
     assert [job.client for job in jobs] == [0, 1]
     assert all(job.hold for job in jobs)

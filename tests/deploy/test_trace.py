@@ -10,8 +10,8 @@ import pytest
 
 from offbeat.core.events import Job
 from offbeat.core.watcher import EventRow
-from offbeat.deploy.chronicle import Trip
-from offbeat.deploy.ledger import Flight, Ledger, Seat
+from offbeat.deploy.job_times import Trip
+from offbeat.deploy.ledger import ClientRecord, Ledger, SentJob
 from offbeat.deploy.trace import Trips, write_trace
 from offbeat.watch.record import Recorder
 
@@ -50,11 +50,11 @@ def test_work_that_was_not_done_takes_what_longer_jobs_took(tmp_path: Path, elap
 
 
 def test_what_clients_are_at_when_the_run_ends_is_traced_if_that_is_known(tmp_path: Path) -> None:
-    flights = {n: Flight(job(n, hold=n > 2), None, sent=0.5 * n, since=0.5 * n) for n in range(1, 6)}
-    queued = Seat(present=True, queue=[1, 2])  # at work on the first, since 0.5
-    waited = Seat(present=True, held={0: [3, 4]}, recalls={0: False})  # since 1.5, as nothing came in between
-    silent = Seat(present=True, held={0: [5]})  # done or not, nobody knows
-    ledger = Ledger(seats=[queued, waited, silent], now=10.0, flights=flights)
+    flights = {n: SentJob(job(n, hold=n > 2), None, sent=0.5 * n, since=0.5 * n) for n in range(1, 6)}
+    queued = ClientRecord(present=True, queue=[1, 2])  # at work on the first, since 0.5
+    waited = ClientRecord(present=True, held={0: [3, 4]}, recalls={0: False})  # since 1.5, as nothing came in between
+    silent = ClientRecord(present=True, held={0: [5]})  # done or not, nobody knows
+    ledger = Ledger(clients=[queued, waited, silent], now=10.0, flights=flights)
     trips = [Trip(client, 0, 0, 0.0, 0.0, 2.0, 0.0) for client in range(3)]
     assert traced(tmp_path, trips, ledger) == [
         (0, 1.0, 0.0),

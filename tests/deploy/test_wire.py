@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, strategies as st
 
 from offbeat.deploy import wire
-from offbeat.deploy.desk import read_desk, read_model
-from offbeat.deploy.memoir import Memoir, Pending, read_memoir, write_memoir
+from offbeat.deploy.assignment import read_assignment, read_model
+from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.wire import RefusedError, pack, read, unpack
 
 VECTORS = {"delta": torch.tensor([1.0, -2.5, 3.0]), "nu": torch.tensor([0.25], dtype=torch.float64)}
-GOOD = pack("result", {"run": "r", "seq": 3}, VECTORS)
+GOOD = pack("trained", {"run": "r", "seq": 3}, VECTORS)
 HEADERS = [value for value in vars(wire).values() if isinstance(value, type) and hasattr(value, "__dataclass_fields__")]
 
 
@@ -39,7 +39,7 @@ def outcome(decode: Callable[[], Any]) -> str:
 
 def test_vectors_come_out_as_they_went_in() -> None:
     message = unpack(GOOD)
-    assert message.kind == "result"
+    assert message.kind == "trained"
     assert message.header["seq"] == 3
     for name, vector in VECTORS.items():
         assert torch.equal(message.vector(name), vector)
@@ -48,8 +48,8 @@ def test_vectors_come_out_as_they_went_in() -> None:
 
 def test_bfloat16_halves_what_travels_and_comes_back_as_float32() -> None:
     large = {"delta": torch.randn(1000)}
-    half = pack("result", {}, large, dtype="bfloat16")
-    assert len(half) < 0.6 * len(pack("result", {}, large))
+    half = pack("trained", {}, large, dtype="bfloat16")
+    assert len(half) < 0.6 * len(pack("trained", {}, large))
     back = unpack(half).vector("delta")
     assert back.dtype == torch.float32
     torch.testing.assert_close(back, large["delta"], rtol=1e-2, atol=1e-2)
@@ -133,13 +133,21 @@ def mutations(data: bytes) -> st.SearchStrategy[bytes]:
     ).map(change)
 
 
-MEMOIR = write_memoir(
-    Memoir(
-        "r", "c", 2, "n", True, 5, (2, 4), {0: {"y": torch.ones(3)}}, Pending(2, 5, 9, 0, GOOD, {"y": torch.zeros(3)})
+CLIENT_STATE = write_client_state(
+    ClientState(
+        "r",
+        "c",
+        2,
+        "n",
+        True,
+        5,
+        (2, 4),
+        {0: {"y": torch.ones(3)}},
+        PendingResult(2, 5, 9, 0, GOOD, {"y": torch.zeros(3)}),
     )
 )
-DESK = pack(
-    "desk",
+ASSIGNMENT = pack(
+    "assignment",
     {
         "run": "r", "revision": 4, "epoch": 1, "nonce": "n", "seq": 2, "digest_last": "d", "verdict": "applied",
         "present": True, "stopped": "", "jobs": [[7, 0, 0, 3, 5, 0.1, 6, False, "m"]], "recalls": [[0, True]],
@@ -149,17 +157,17 @@ DESK = pack(
 )  # fmt: skip
 
 
-@given(st.one_of(mutations(GOOD), mutations(MEMOIR), mutations(DESK), st.binary(max_size=300)))
+@given(st.one_of(mutations(GOOD), mutations(CLIENT_STATE), mutations(ASSIGNMENT), st.binary(max_size=300)))
 def test_no_decoder_raises_anything_but_a_refusal(data: bytes) -> None:
-    for decode in (unpack, read_desk, read_memoir, lambda d: read_model(d, wire.digest(d))):
+    for decode in (unpack, read_assignment, read_client_state, lambda d: read_model(d, wire.digest(d))):
         assert outcome(lambda decode=decode: decode(data)) in ("", "malformed", "damaged", "oversized")
 
 
 def test_a_client_s_state_comes_back_from_its_disk() -> None:
-    back = read_memoir(MEMOIR)
+    back = read_client_state(CLIENT_STATE)
     assert (back.epoch, back.nonce, back.accepted, back.seq, back.settled) == (2, "n", True, 5, (2, 4))
     assert torch.equal(back.memory[0]["y"], torch.ones(3))
     assert back.pending is not None
     assert back.pending.message == GOOD
     assert back.pending.memory is not None
-    assert read_desk(DESK).jobs[0][0].version == 3
+    assert read_assignment(ASSIGNMENT).jobs[0][0].version == 3

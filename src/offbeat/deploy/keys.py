@@ -1,7 +1,7 @@
 """Who may take part: one key pair for each client and the server, the roster, and the broker's configuration.
 
 Keys are NKeys (Ed25519), which NATS checks by having a nonce signed; a seed never leaves its file. The broker's
-permissions are the first fence: a client can add only to its own updates and read only its own desk.
+permissions are the first fence: a client can add only to its own updates and read only its own assignment.
 """
 
 from __future__ import annotations
@@ -217,9 +217,9 @@ def permissions(federation: str, client: str) -> tuple[list[str], list[str]]:
     """(subjects that a client may write to, those it may read): its own, and what is for everybody."""
     ours, get = f"offbeat.{federation}", "$JS.API.DIRECT.GET.*"
     mine = [f"{ours}.*.{what}" for what in (f"up.{client}", f"beat.{client}", f"part.{client}.>", f"mirror.{client}.>")]
-    read = [f"{ours}.*.desk.{client}", f"{ours}.*.model.>", f"{ours}.*.mirror.{client}.>", f"{ours}.charter"]
+    read = [f"{ours}.*.assignment.{client}", f"{ours}.*.model.>", f"{ours}.*.mirror.{client}.>", f"{ours}.charter"]
     publish = [*mine, *(f"{get}.{subject}" for subject in read), f"{ours}.ask"]
-    return publish, [f"{ours}.*.desk.{client}", f"{ours}.charter", f"_INBOX.{federation}.{client}.>"]
+    return publish, [f"{ours}.*.assignment.{client}", f"{ours}.charter", f"_INBOX.{federation}.{client}.>"]
 
 
 def _user(public: str, publish: Sequence[str], subscribe: Sequence[str]) -> str:

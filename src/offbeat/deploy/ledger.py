@@ -12,11 +12,11 @@ from offbeat.core.vectors import Payload, Vector
 
 
 @dataclass
-class Flight(State):
+class SentJob(State):
     """A job between its sending and its end. `since`: when it came to the head of its client's queue."""
 
     job: Job
-    payload: Payload | None  # None for held work that newer work has replaced on the desk
+    payload: Payload | None  # None for held work that newer work has replaced on the assignment
     sent: float
     since: float
 
@@ -33,10 +33,11 @@ class Flight(State):
 
 
 @dataclass
-class Seat(State):
+class ClientRecord(State):
     """One client as the server knows it.
 
-    epoch, nonce: who sits here; a client that lost its disk comes back with a larger epoch, and the old one is fenced.
+    epoch, nonce: which copy of the client counts; one that lost its disk comes back with a larger epoch, and the old
+    one is fenced.
     seq, digest, verdict: the last message of this epoch that was settled, and how: "applied", or why it was refused.
     """
 
@@ -51,7 +52,7 @@ class Seat(State):
     queue: list[int] = field(default_factory=list)  # its plain jobs in flight, in the order of sending
     held: dict[int, list[int]] = field(default_factory=dict)  # task -> its held jobs, the newest last
     recalls: dict[int, bool] = field(default_factory=dict)  # task -> whether what is done so far is wanted
-    revision: int = 0  # of its desk: the position in the log at which that last changed
+    revision: int = 0  # of its assignment: the position in the log at which that last changed
     turned_away: tuple[str, str] = ("", "")  # (nonce, code) of the last greeting that was refused
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
 
@@ -61,7 +62,7 @@ class Seat(State):
 
 
 @dataclass
-class Tally(course.Tally):
+class LogTally(course.Tally):
     """Counts of a run so far, of messages as well."""
 
     refused: dict[str, int] = field(default_factory=dict)  # code -> messages
@@ -86,13 +87,13 @@ class Judging(State):
 class Ledger(RunState):
     """The state of a run. `seconds` is its time in the log's clock, of which steps backwards are left out."""
 
-    seats: list[Seat]
-    tally: Tally = field(default_factory=Tally)
+    clients: list[ClientRecord]
+    tally: LogTally = field(default_factory=LogTally)
     position: int = 0  # in the log
     begun: bool = False
     stamp: float = 0.0  # of the last entry
     seconds: float = 0.0  # since the run began; `now` is the same in the experiment's unit of time
-    flights: dict[int, Flight] = field(default_factory=dict)
+    flights: dict[int, SentJob] = field(default_factory=dict)
     counter: int = 0  # of alarms
     alarms: dict[int, tuple[float, str]] = field(default_factory=dict)  # number -> (when, key)
     turns: dict[int, tuple[float, int]] = field(default_factory=dict)  # number -> (when, task that opens or closes)

@@ -3,7 +3,7 @@
 offbeat.FED.charter              what is being run, for everybody (the last one counts)
 offbeat.FED.RUN.up.CLIENT        what a client adds to the log
 offbeat.FED.RUN.log              what the server adds to it
-offbeat.FED.RUN.desk.CLIENT      a client's desk (the last one counts)
+offbeat.FED.RUN.assignment.CLIENT  a client's assignment (the last one counts)
 offbeat.FED.RUN.model.DIGEST.i   a large model, in pieces
 offbeat.FED.RUN.part.CLIENT.DIGEST.i   a large update, in pieces that cannot be changed afterwards
 offbeat.FED.RUN.mirror.CLIENT.NONCE.…  a client's sealed state
@@ -29,7 +29,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy.keys import Creds
-from offbeat.deploy.reducer import Entry
+from offbeat.deploy.reducer import LogEntry
 from offbeat.deploy.wire import digest
 
 log = logging.getLogger("offbeat.deploy")
@@ -229,7 +229,7 @@ class Link:
         newest = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.OLD}
         await make(self.board, [f"{self.root}.charter"], **newest)
         await make(self.stream(run, "log"), [f"{ours}.up.*", f"{ours}.log"])
-        await make(self.stream(run, "desk"), [f"{ours}.desk.*", f"{ours}.mirror.>"], **newest)
+        await make(self.stream(run, "assignment"), [f"{ours}.assignment.*", f"{ours}.mirror.>"], **newest)
         await make(self.stream(run, "model"), [f"{ours}.model.>"], max_bytes=models, **newest)
         fixed = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.NEW, "discard_new_per_subject": True}
         await make(self.stream(run, "part"), [f"{ours}.part.>"], **fixed)
@@ -255,7 +255,7 @@ class Link:
 
     async def drop_streams(self, run: str) -> None:
         """Remove what the broker keeps of a run."""
-        for what in ("log", "desk", "model", "part"):
+        for what in ("log", "assignment", "model", "part"):
             with contextlib.suppress(NotFoundError):
                 await self.js.delete_stream(self.stream(run, what))
 
@@ -266,7 +266,7 @@ class LogReader:
     take: called with every entry.
     """
 
-    def __init__(self, link: Link, run: str, take: Callable[[Entry], None]) -> None:
+    def __init__(self, link: Link, run: str, take: Callable[[LogEntry], None]) -> None:
         self.link, self.run, self.take = link, run, take
         self.position = 0
         self.delivered = 0  # by the present consumer; a number left out means that something was lost
@@ -326,7 +326,7 @@ class LogReader:
         if "Nats-Subject" in headers or "Nats-Stream" in headers:
             # The broker's answer to somebody's request, which had asked for it to be sent here: nobody vouches for it.
             sender = REFLECTED
-        self.take(Entry(number, data.timestamp.timestamp(), sender, message.data))
+        self.take(LogEntry(number, data.timestamp.timestamp(), sender, message.data))
 
     async def watch(self) -> None:
         """Begin again if the broker has been silent for too long: it was restarted, and has forgotten us."""

@@ -9,17 +9,17 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from offbeat.deploy.host import Host
+from offbeat.deploy.server import RunServer
 
 
 class RunCollector(Collector):
     """A run's numbers, as they are when they are asked for."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, server: RunServer) -> None:
+        self.server = server
 
     def collect(self) -> Iterator[Metric]:
-        host, ledger, link = self.host, self.host.ledger, self.host.link
+        server, ledger, link = self.server, self.server.ledger, self.server.link
         tally = ledger.tally
         for name, text, count in (
             ("updates", "Results that were applied.", tally.updates),
@@ -32,11 +32,11 @@ class RunCollector(Collector):
             yield CounterMetricFamily(f"offbeat_{name}", text, count)
         for name, text, value in (
             ("staleness_max", "Largest staleness so far.", tally.staleness_max),
-            ("clients_present", "Clients that are connected.", sum(seat.present for seat in ledger.seats)),
-            ("jobs_in_flight", "Jobs between sending and end.", host.keeper.reducer.view.flying),
+            ("clients_present", "Clients that are connected.", sum(record.present for record in ledger.clients)),
+            ("jobs_in_flight", "Jobs between sending and end.", server.core.reducer.view.flying),
             ("log_position", "Entries of the log that were folded.", ledger.position),
-            ("log_waiting", "Entries that were read and not folded yet.", host.entries.qsize()),
-            ("lag_seconds", "From an entry's time stamp to its being folded.", host.lag),
+            ("log_waiting", "Entries that were read and not folded yet.", server.entries.qsize()),
+            ("lag_seconds", "From an entry's time stamp to its being folded.", server.lag),
         ):
             yield GaugeMetricFamily(f"offbeat_{name}", text, value)
         refused = CounterMetricFamily("offbeat_refused", "Messages that were refused, by code.", labels=["code"])
@@ -44,24 +44,24 @@ class RunCollector(Collector):
             refused.add_metric([code], count)
         yield refused
         version = GaugeMetricFamily("offbeat_version", "Server steps of each task.", labels=["task"])
-        for task, model in enumerate(host.plan.server.models(ledger.server)):
+        for task, model in enumerate(server.plan.server.models(ledger.server)):
             version.add_metric([str(task)], model.version)
         yield version
 
 
 @contextmanager
-def exposed(host: Host, port: int | None, address: str = "127.0.0.1") -> Iterator[None]:
+def exposed(server: RunServer, port: int | None, address: str = "127.0.0.1") -> Iterator[None]:
     """Within, the numbers of the run and of this process can be read on this port; None: they cannot."""
     if port is None:
         yield
         return
     registry = CollectorRegistry()
-    registry.register(RunCollector(host))
+    registry.register(RunCollector(server))
     ProcessCollector(registry=registry)
-    server, thread = start_http_server(port, address, registry)
+    http, thread = start_http_server(port, address, registry)
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
+        http.shutdown()
+        http.server_close()
         thread.join()

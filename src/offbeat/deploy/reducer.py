@@ -11,8 +11,8 @@ The rules, before the code:
 4. A client moves its memory on if the verdict is "applied" and in no other case. AREA's mean(y_i) = x + u rests on it.
 5. A greeting with a larger epoch fences all smaller ones: what they had in flight is lost. It counts only if the
    greeting names the last message that was settled: the client's memory is then the one that the server knows of.
-6. What goes out is a function of the state: every client's desk (its jobs, recalls, last verdict). It may be lost,
-   doubled or overtaken; the newest one says everything.
+6. What goes out is a function of the state: every client's full assignment (its jobs, recalls, last verdict). It may be
+   lost, doubled or overtaken; the newest one says everything.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, admit
-from offbeat.deploy.chronicle import Clockwatcher, times, trips
-from offbeat.deploy.ledger import Flight, Judging, Ledger, Seat
+from offbeat.deploy.job_times import TripWatcher, times, trips
+from offbeat.deploy.ledger import ClientRecord, Judging, Ledger, SentJob
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.traffic import Traffic
+from offbeat.deploy.traffic import LoggedTraffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import Message, RefusedError
 
 _NAN = float("nan")
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One entry of the log. sender: a client's name as the broker vouches for it, "" for the server."""
 
     seq: int
@@ -47,15 +47,15 @@ class Entry(NamedTuple):
     data: bytes
 
 
-class Reducer(Course[Flight]):
-    """Folds log entries into a ledger. `changed` names the clients whose desks are different since it was cleared."""
+class Reducer(Course[SentJob]):
+    """Folds log entries into a ledger. `changed`: the clients whose assignments have changed since it was cleared."""
 
     def __init__(self, plan: Plan, ledger: Ledger | None = None, watchers: Sequence[Watcher] = ()) -> None:
         self.plan = plan
         self.index = {name: number for number, name in enumerate(plan.roster)}
         self.expected = [plan.expected(task) for task in range(len(plan.locals))]
-        self.ledger = Ledger(seats=[Seat() for _ in plan.roster]) if ledger is None else ledger
-        self.traffic = Traffic(self.ledger, plan)
+        self.ledger = Ledger(clients=[ClientRecord() for _ in plan.roster]) if ledger is None else ledger
+        self.traffic = LoggedTraffic(self.ledger, plan)
         self.within = 0  # events of the present entry
         self.draws = LedgerView(self.ledger, plan.seed)
         super().__init__(
@@ -76,7 +76,7 @@ class Reducer(Course[Flight]):
 
     # Folding
 
-    def fold(self, entry: Entry) -> str:
+    def fold(self, entry: LogEntry) -> str:
         """Take one entry in; gives "applied", "", or the code under which it was refused."""
         ledger = self.ledger
         if entry.seq <= ledger.position:
@@ -107,7 +107,7 @@ class Reducer(Course[Flight]):
                 ledger.now = limit
                 self.end("time")
 
-    def _client(self, entry: Entry, message: Message) -> str:
+    def _client(self, entry: LogEntry, message: Message) -> str:
         client = self.index.get(entry.sender)
         if client is None or message.header.get("client") != entry.sender:
             raise RefusedError("identity", f"sent as {entry.sender!r}")
@@ -115,7 +115,7 @@ class Reducer(Course[Flight]):
         match header:
             case wire.Hello():
                 return self._hello(client, header)
-            case wire.Result():
+            case wire.Trained():
                 return self._result(client, header, message, wire.digest(entry.data))
             case wire.Bye():
                 return self._bye(client, header)
@@ -139,7 +139,7 @@ class Reducer(Course[Flight]):
                 if flight is not None and not ledger.stopped:
                     self.lose(flight, "expired")
             case wire.Gone():
-                if header.client < len(ledger.seats) and ledger.seats[header.client].epoch == header.epoch:
+                if header.client < len(ledger.clients) and ledger.clients[header.client].epoch == header.epoch:
                     self._leave(header.client)
             case wire.Scored():
                 self._scored(header)
@@ -148,84 +148,84 @@ class Reducer(Course[Flight]):
             case wire.Halted():
                 self.end(header.reason)
             case wire.Retired():
-                if header.client < len(ledger.seats):
-                    ledger.seats[header.client].retired = True
+                if header.client < len(ledger.clients):
+                    ledger.clients[header.client].retired = True
                     self._leave(header.client)
         return ""
 
     # Clients
 
     def _hello(self, client: int, hello: wire.Hello) -> str:
-        seat = self.ledger.seats[client]
+        record = self.ledger.clients[client]
         try:
-            self._admit(seat, hello)
+            self._admit(record, hello)
         except RefusedError as error:
-            seat.turned_away = (hello.nonce, error.code)
+            record.turned_away = (hello.nonce, error.code)
             self.traffic.touch(client)
             raise
-        if hello.epoch > seat.epoch:
+        if hello.epoch > record.epoch:
             self._leave(client)
-            seat.epoch, seat.nonce = hello.epoch, hello.nonce
-            seat.seq, seat.digest, seat.verdict = 0, "", ""
+            record.epoch, record.nonce = hello.epoch, hello.nonce
+            record.seq, record.digest, record.verdict = 0, "", ""
         self.traffic.touch(client)
-        if not seat.present and not self.ledger.stopped:
+        if not record.present and not self.ledger.stopped:
             self.joined(client)
         return ""
 
-    def _admit(self, seat: Seat, hello: wire.Hello) -> None:
-        if seat.retired:
+    def _admit(self, record: ClientRecord, hello: wire.Hello) -> None:
+        if record.retired:
             raise RefusedError("retired", "this client was retired")
-        if hello.epoch < seat.epoch or (hello.epoch == seat.epoch and hello.nonce != seat.nonce):
+        if hello.epoch < record.epoch or (hello.epoch == record.epoch and hello.nonce != record.nonce):
             raise RefusedError("fenced", "another copy of this client has taken over")
-        if hello.epoch > seat.epoch and (hello.after_epoch, hello.after_seq) != (seat.epoch, seat.seq):
+        if hello.epoch > record.epoch and (hello.after_epoch, hello.after_seq) != (record.epoch, record.seq):
             raise RefusedError("behind", "the client does not know of its last message that was settled")
 
     def _bye(self, client: int, bye: wire.Bye) -> str:
-        self._check_epoch(self.ledger.seats[client], bye.epoch)
+        self._check_epoch(self.ledger.clients[client], bye.epoch)
         self._leave(client)
         return ""
 
     def _leave(self, client: int) -> None:
-        if self.ledger.seats[client].present:
+        if self.ledger.clients[client].present:
             self.left(client)
 
-    def _check_epoch(self, seat: Seat, epoch: int) -> None:
-        if epoch < seat.epoch:
+    def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
+        if epoch < record.epoch:
             raise RefusedError("fenced", "from before another copy of this client took over")
-        if epoch > seat.epoch:
+        if epoch > record.epoch:
             raise RefusedError("epoch", "from an epoch that has not been greeted")
 
-    def _result(self, client: int, result: wire.Result, message: Message, digest: str) -> str:
-        seat = self.ledger.seats[client]
-        self._check_epoch(seat, result.epoch)
-        if self._settled(seat, result, digest):
-            self.traffic.changed.add(client)  # it has missed the answer: its desk goes out again
+    def _result(self, client: int, result: wire.Trained, message: Message, digest: str) -> str:
+        record = self.ledger.clients[client]
+        self._check_epoch(record, result.epoch)
+        if self._settled(record, result, digest):
+            self.traffic.changed.add(client)  # it has missed the answer: its assignment goes out again
             self.ledger.tally.repeated += 1
             return ""
-        seat.seq, seat.digest = result.seq, digest
+        record.seq, record.digest = result.seq, digest
         self.traffic.touch(client)
-        seat.verdict = APPLIED  # unless something below objects; handlers run last
+        record.verdict = APPLIED  # unless something below objects; handlers run last
         try:
             self._settle(client, result, message)
         except RefusedError as error:
-            seat.verdict = error.code
+            record.verdict = error.code
             flight = self.ledger.flights.get(result.job)
             if flight is not None and flight.job.client == client and error.code not in ("uncalled", "over"):
                 self.lose(flight, f"refused: {error.code}")
             raise
         return APPLIED
 
-    def _settled(self, seat: Seat, result: wire.Result, digest: str) -> bool:
+    def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
         """Whether this message has had its verdict."""
-        if result.seq == seat.seq and digest == seat.digest:
+        if result.seq == record.seq and digest == record.digest:
             return True
-        if result.seq <= seat.seq:
+        if result.seq <= record.seq:
             raise RefusedError("replay", "a number that is settled, with another content")
-        if result.seq != seat.seq + 1:
-            raise RefusedError("order", f"number {result.seq} after {seat.seq}")
+        if result.seq != record.seq + 1:
+            raise RefusedError("order", f"number {result.seq} after {record.seq}")
         return False
 
-    def _settle(self, client: int, result: wire.Result, message: Message) -> None:
+    def _settle(self, client: int, result: wire.Trained, message: Message) -> None:
         ledger, plan = self.ledger, self.plan
         if ledger.stopped:
             raise RefusedError("over", "the run is over")
@@ -236,24 +236,24 @@ class Reducer(Course[Flight]):
         if result.error:
             self.lose(flight, f"failed: {result.error[:200]}")
             return
-        if job.hold and job.task not in ledger.seats[client].recalls:
+        if job.hold and job.task not in ledger.clients[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")
-        partial = job.hold and ledger.seats[client].recalls[job.task]
+        partial = job.hold and ledger.clients[client].recalls[job.task]
         if result.steps > job.steps or (result.steps < job.steps and not partial):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
-        self._fresh(ledger.seats[client], job, version)
+        self._fresh(ledger.clients[client], job, version)
         dtype = wire._NAMES[plan.initial[job.task].dtype]
         vectors = admit(message, self.expected[job.task], dtype, plan.limits)
-        ledger.seats[client].slots[job.task] = version
+        ledger.clients[client].slots[job.task] = version
         ledger.tally.computed += 1
         self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
 
-    def _fresh(self, seat: Seat, job: Job, version: int) -> None:
+    def _fresh(self, record: ClientRecord, job: Job, version: int) -> None:
         limits = self.plan.limits
         if limits.window is not None and version - job.version > limits.window:
             raise RefusedError("stale", f"{version - job.version} versions old, at most {limits.window} are taken")
-        if limits.slot and seat.slots.get(job.task) == version:
+        if limits.slot and record.slots.get(job.task) == version:
             raise RefusedError("slot", "its second update since the last server step")
 
     # The server's own entries
@@ -303,7 +303,7 @@ class Reducer(Course[Flight]):
             self.traffic.touch(client)
 
     def _judged(self, client: int, judged: wire.Judged) -> str:
-        self._check_epoch(self.ledger.seats[client], judged.epoch)
+        self._check_epoch(self.ledger.clients[client], judged.epoch)
         for judging in self.ledger.judging.values():
             if judging.number == judged.number and judged.right <= judged.total:
                 judging.counts[client] = (judged.right, judged.total, _NAN if judged.diverged else judged.loss)
@@ -329,7 +329,7 @@ class Reducer(Course[Flight]):
 
     # What the course of events leaves to a runtime
 
-    def handle(self, event: Event, flight: Flight | None = None, staleness: int = -1, result: Any = None) -> None:
+    def handle(self, event: Event, flight: SentJob | None = None, staleness: int = -1, result: Any = None) -> None:
         if self.ledger.begun:
             self.within += 1
             self.draws.renew(self.within)
@@ -343,16 +343,16 @@ class Reducer(Course[Flight]):
         self.ledger.counter += 1
         self.ledger.alarms[self.ledger.counter] = (time, key)
 
-    def times(self, flight: Flight, result: wire.Result | None) -> tuple[float, float, float]:
+    def times(self, flight: SentJob, result: wire.Trained | None) -> tuple[float, float, float]:
         return times(self.plan, self.ledger, flight, result)
 
     def place(self) -> str:
         return f"at log position {self.ledger.position}"
 
-    def report(self, event: Event, flight: Flight | None, staleness: int, result: wire.Result | None) -> None:
+    def report(self, event: Event, flight: SentJob | None, staleness: int, result: wire.Trained | None) -> None:
         super().report(event, flight, staleness, result)
         for watcher in self.listeners:
-            if isinstance(watcher, Clockwatcher) and flight is not None and result is not None:
+            if isinstance(watcher, TripWatcher) and flight is not None and result is not None:
                 for trip in trips(self.plan, self.ledger, flight, result):
                     watcher.trip(trip)
 
@@ -360,5 +360,5 @@ class Reducer(Course[Flight]):
         if self.ledger.asked:  # the clients evaluate: once more, at the end
             for task in range(len(self.locals)):
                 self._ask(task)
-        for client in range(len(self.ledger.seats)):
+        for client in range(len(self.ledger.clients)):
             self.traffic.touch(client)

@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from offbeat.core.errors import FolderError
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
-from offbeat.deploy.chronicle import Clockwatcher, Trip
-from offbeat.deploy.ledger import Flight, Ledger
+from offbeat.deploy.job_times import Trip, TripWatcher
+from offbeat.deploy.ledger import Ledger, SentJob
 from offbeat.watch.files import EVENTS, TRIPS, drop_parts, part_name, read_table, write_table
 
 _TIMES = ("compute", "download", "upload")
 
 
-class Trips(Clockwatcher):
+class Trips(TripWatcher):
     """A watcher that writes `trips/part-*.parquet`: seconds of download, waiting, computing and upload of every job."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
@@ -54,21 +54,21 @@ class Trips(Clockwatcher):
         if self.ended:
             return
         self.ended = True
-        for client, seat in enumerate(ledger.seats):
+        for client, record in enumerate(ledger.clients):
             flight, since = self._at_work(ledger, client)
-            if flight is not None and seat.present:
+            if flight is not None and record.present:
                 elapsed = max(0.0, (ledger.now - since) * unit)
                 self.rows.append(Trip(client, flight.job.id, flight.job.task, 0.0, 0.0, elapsed, 0.0, known=False))
 
-    def _at_work(self, ledger: Ledger, client: int) -> tuple[Flight | None, float]:
+    def _at_work(self, ledger: Ledger, client: int) -> tuple[SentJob | None, float]:
         """What a client is certainly at, and since when: the head of its queue, or held work that is waited for."""
-        seat = ledger.seats[client]
-        if seat.queue:
-            flight = ledger.flights[seat.queue[0]]
+        record = ledger.clients[client]
+        if record.queue:
+            flight = ledger.flights[record.queue[0]]
             return flight, flight.since
-        for task, partial in seat.recalls.items():
+        for task, partial in record.recalls.items():
             if not partial:
-                flight = ledger.flights[seat.held[task][0]]
+                flight = ledger.flights[record.held[task][0]]
                 return flight, max(flight.sent, self.landed.get(client, 0.0))
         return None, 0.0
 

@@ -29,7 +29,7 @@ class LedgerView:
 
     @property
     def clients(self) -> int:
-        return len(self._ledger.seats)
+        return len(self._ledger.clients)
 
     @property
     def tasks(self) -> Sequence[int]:
@@ -37,16 +37,16 @@ class LedgerView:
 
     @property
     def flying(self) -> int:
-        return sum(len(seat.queue) + len(seat.held) for seat in self._ledger.seats)
+        return sum(len(record.queue) + len(record.held) for record in self._ledger.clients)
 
     def present(self, client: int) -> bool:
-        return self._ledger.seats[client].present
+        return self._ledger.clients[client].present
 
     def everyone(self) -> Iterable[int]:
-        return [client for client, seat in enumerate(self._ledger.seats) if seat.present]
+        return [client for client, record in enumerate(self._ledger.clients) if record.present]
 
     def idle(self, count: int) -> list[int]:
-        free = [client for client, seat in enumerate(self._ledger.seats) if seat.present and not seat.busy]
+        free = [client for client, record in enumerate(self._ledger.clients) if record.present and not record.busy]
         return self._rng.sample(free, count)
 
     def available(self, count: int) -> list[int]:

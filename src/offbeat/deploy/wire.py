@@ -202,7 +202,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Result:
+class Trained:
     """A job is done, or cannot be done (`error`). Times are seconds, measured by the client.
 
     others: job -> what it took to compute, of held results since the last message that nobody asked for.
@@ -334,7 +334,7 @@ class Retired:
 
 @dataclass(frozen=True)
 class Beat:
-    """A client's sign of life; not part of the log. seen: one more than the revision of the newest desk it knows."""
+    """A client's heartbeat; not part of the log. seen: one more than the revision of the newest assignment it knows."""
 
     run: str
     client: str
@@ -345,7 +345,7 @@ class Beat:
     working: bool = False
 
 
-FromClient: TypeAlias = Hello | Result | Parted | Oversized | Bye | Judged
+FromClient: TypeAlias = Hello | Trained | Parted | Oversized | Bye | Judged
 FromServer: TypeAlias = Begun | Rung | Expired | Gone | Scored | Asked | Halted | Retired
 Header: TypeAlias = FromClient | FromServer | Beat
 

@@ -191,9 +191,9 @@ class ClientDataTable:
         return build_model(self.model.name, self.shape, self.classes, key(seed, MODEL), **self.model.options)
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
-        from offbeat.deploy.own import Blank
+        from offbeat.deploy.client_data import ModelOnly
 
-        return Blank(name or "own", self.module(seed), self.clients)
+        return ModelOnly(name or "own", self.module(seed), self.clients)
 
 
 PROBLEMS: Mapping[str, type[Any]] = {"quadratic": QuadraticTable, "own": ClientDataTable}  # all others: supervised

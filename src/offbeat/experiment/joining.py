@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from offbeat.deploy.client import RunClient, read_charter
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Link
-from offbeat.deploy.site import Site, read_charter
 from offbeat.experiment.real import Partner
 
 
@@ -25,8 +25,8 @@ async def take_part(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leaving.set)
-    members = [_member(each, url, partner, state, once, until_closed, leaving) for each in creds]
-    found = await asyncio.gather(*members)
+    client_cores = [_member(each, url, partner, state, once, until_closed, leaving) for each in creds]
+    found = await asyncio.gather(*client_cores)
     return "; ".join(error for error in found if error)
 
 
@@ -51,14 +51,14 @@ async def _member(
             run = str(charter["run"])
             _say(f"{creds.client}: takes part in {run}")
             party = partner.party(charter, creds.client)
-            site = Site(party, link, state / creds.federation / creds.client, beat=float(charter["beat"]))
-            watch = asyncio.create_task(_watch(site, leaving))
+            client = RunClient(party, link, state / creds.federation / creds.client, beat=float(charter["beat"]))
+            watch = asyncio.create_task(_watch(client, leaving))
             try:
-                error = await site.run()
+                error = await client.run()
             finally:
                 watch.cancel()
             done.add(run)
-            _say(f"{creds.client}: {run} is over; {site.applied} updates applied, {site.refused} refused")
+            _say(f"{creds.client}: {run} is over; {client.applied} updates applied, {client.refused} refused")
             if error or once:
                 return f"{creds.client}: {error}" if error else ""
         return ""
@@ -78,7 +78,7 @@ async def _unless(leaving: asyncio.Event, action: Coroutine[Any, Any, None]) -> 
     return False
 
 
-async def _watch(site: Site, leaving: asyncio.Event) -> None:
+async def _watch(client: RunClient, leaving: asyncio.Event) -> None:
     """A line about this client now and then on a terminal; leave when asked."""
     shown = time.monotonic()
     while not leaving.is_set():
@@ -86,10 +86,10 @@ async def _watch(site: Site, leaving: asyncio.Event) -> None:
             await asyncio.wait_for(leaving.wait(), 0.5)
         if sys.stderr.isatty() and time.monotonic() - shown > 5:
             shown = time.monotonic()
-            job = site.member.current
+            job = client.core.current
             doing = f"job {job.id}, {job.steps} steps from version {job.version}" if job else "waiting for work"
-            _say(f"{site.party.client}: {site.applied} updates applied, {site.refused} refused; {doing}")
-    site.leave()
+            _say(f"{client.party.client}: {client.applied} updates applied, {client.refused} refused; {doing}")
+    client.leave()
 
 
 def _say(line: str) -> None:

@@ -17,11 +17,11 @@ from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits as Limits
-from offbeat.deploy.host import Host, Measure
+from offbeat.deploy.client import Party
+from offbeat.deploy.client_data import ClientProblem, ModelOnly, dataset
 from offbeat.deploy.ledger import Ledger
-from offbeat.deploy.own import Blank, Own, dataset
 from offbeat.deploy.plan import Plan, check_name
-from offbeat.deploy.site import Party
+from offbeat.deploy.server import Measure, RunServer
 from offbeat.experiment import names
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, Spec
@@ -50,15 +50,15 @@ class Options:
 class DeployedRun:
     """A real run as displays, summaries and measures see it."""
 
-    def __init__(self, host: Host, problems: Sequence[Problem]) -> None:
-        self.host, self.problems = host, problems
-        self.server, self.locals = host.plan.server, host.plan.locals
-        self.until, self.clients = host.plan.until, len(host.plan.roster)
+    def __init__(self, run: RunServer, problems: Sequence[Problem]) -> None:
+        self.run, self.problems = run, problems
+        self.server, self.locals = run.plan.server, run.plan.locals
+        self.until, self.clients = run.plan.until, len(run.plan.roster)
         self.executor = Executor(stacked=False)
 
     @property
     def world(self) -> Ledger:
-        return self.host.ledger
+        return self.run.ledger
 
 
 class LateClock:
@@ -116,7 +116,7 @@ def problems_of(session: Session, spec: Spec) -> list[Problem]:
 
 def measure_of(problems: Sequence[Problem]) -> Measure | None:
     """How the server evaluates; None where it has no data, and the clients do it."""
-    if any(isinstance(problem, Blank) for problem in problems):
+    if any(isinstance(problem, ModelOnly) for problem in problems):
         return None
     return lambda task, vector: problems[task].measure(vector.unsqueeze(0))[0]
 
@@ -166,7 +166,7 @@ class Partner:
 
         def judge(task: int, vector: Vector) -> tuple[int, int, float]:
             problem = problems[task]
-            return problem.judge(vector) if isinstance(problem, Own) else (0, 0, 0.0)
+            return problem.judge(vector) if isinstance(problem, ClientProblem) else (0, 0, 0.0)
 
         return Party(
             check_name("run", str(charter["run"])),
@@ -209,7 +209,7 @@ class Partner:
             found = dataset(part, table.classes, table.shape, self.holdout)
             seed = spec.seed if number == 0 else key(spec.seed, TASK, number) >> 1
             name = task.name or "own"
-            made.append(Own(name, table.module(seed), clients, found, table.l2, experiment.device))
+            made.append(ClientProblem(name, table.module(seed), clients, found, table.l2, experiment.device))
         return made
 
 

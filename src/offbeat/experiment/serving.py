@@ -21,11 +21,11 @@ from rich.console import Console
 from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
-from offbeat.deploy.host import Host, fingerprint, refold
+from offbeat.deploy.client import read_charter
 from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.metrics import exposed
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.site import read_charter
+from offbeat.deploy.server import RunServer, fingerprint, refold
 from offbeat.experiment.experiment import Spec
 from offbeat.experiment.real import DeployedRun, Options, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.experiment.session import Session
@@ -156,15 +156,15 @@ async def _serve_one(
     plan = plan_of(session, spec, name, roster, options)
     shown.begin(spec.name)
 
-    def tick(host: Host) -> None:
+    def tick(server: RunServer) -> None:
         if crew is not None:
             crew.look()
-        shown.tick(watched, host.recorder)
+        shown.tick(watched, server.recorder)
         if (line := shown.progress.line) and "there" not in line:
-            shown.progress.line = f"{line}\n{_around(host)}"
+            shown.progress.line = f"{line}\n{_around(server)}"
 
     with _journal(place / SERVER_LOG):
-        host = Host(
+        server = RunServer(
             plan,
             link,
             place,
@@ -177,28 +177,28 @@ async def _serve_one(
             replicas=options.replicas,
             models=max(1 << 30, 32 * max(x.numel() * x.element_size() for x in plan.initial)),
         )
-        watched = DeployedRun(host, problems)
+        watched = DeployedRun(server, problems)
         try:
-            await _serving(host, metrics)
+            await _serving(server, metrics)
         except DivergedError as error:  # the other runs of the experiment still count
             shown.end(f"{spec.name}: diverged")
             result = Result(spec.label, spec.seed, error=str(error), folder=place)
             RunFolder(place).finish(result)
             return result
-    if host.asked:
-        raise InterruptedRunError(f"{spec.name}: stopped at time {host.ledger.now:g} and saved")
-    tally = host.ledger.tally
+    if server.asked:
+        raise InterruptedRunError(f"{spec.name}: stopped at time {server.ledger.now:g} and saved")
+    tally = server.ledger.tally
     targets = experiment.targets
     result = replace(
-        summary(watched, host.recorder, host.wall, targets, algorithm=spec.label, seed=spec.seed),
+        summary(watched, server.recorder, server.wall, targets, algorithm=spec.label, seed=spec.seed),
         measures=measure(place, watched) if tally.updates else None,
         refused=dict(tally.refused),
         real=Deployment(
             run=name,
             unit=options.unit,
-            position=host.ledger.position,
+            position=server.ledger.position,
             repeated=tally.repeated,
-            fingerprint=fingerprint(host.ledger),
+            fingerprint=fingerprint(server.ledger),
             limits=vars(options.limits),
             dtype=options.dtype,
         ),
@@ -206,27 +206,27 @@ async def _serve_one(
     )
     RunFolder(place).finish(result, watched)
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result.metrics.items())
-    shown.end(f"{spec.name}: {said or host.ledger.stopped} after {result.updates:,} updates in {host.wall:.1f} s")
+    shown.end(f"{spec.name}: {said or server.ledger.stopped} after {result.updates:,} updates in {server.wall:.1f} s")
     return result
 
 
-def _around(host: Host) -> str:
+def _around(server: RunServer) -> str:
     """Who is there and how the log goes, in one line."""
-    ledger = host.ledger
-    there = sum(seat.present for seat in ledger.seats)
+    ledger = server.ledger
+    there = sum(record.present for record in ledger.clients)
     refused = sum(ledger.tally.refused.values())
-    parts = [f"{there} of {len(ledger.seats)} clients there", f"{ledger.tally.lost} jobs lost", f"{refused} refused"]
-    return " · ".join([*parts, f"log {ledger.position:,}, {1e3 * host.lag:.0f} ms behind"])
+    parts = [f"{there} of {len(ledger.clients)} clients there", f"{ledger.tally.lost} jobs lost", f"{refused} refused"]
+    return " · ".join([*parts, f"log {ledger.position:,}, {1e3 * server.lag:.0f} ms behind"])
 
 
-async def _serving(host: Host, metrics: int | None) -> None:
+async def _serving(server: RunServer, metrics: int | None) -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, host.leave)
+        loop.add_signal_handler(number, server.leave)
     try:
-        with exposed(host, metrics):
-            await host.run()
+        with exposed(server, metrics):
+            await server.run()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -21,7 +21,7 @@ from offbeat.problems.supervised import Supervised
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
-class Blank:
+class ModelOnly:
     """A task of which only the model is known: what a server without data has."""
 
     stacks = False
@@ -40,7 +40,7 @@ class Blank:
         raise SettingError(f"{self.name}: the server has no data to evaluate on")
 
 
-class Own(Blank):
+class ClientProblem(ModelOnly):
     """One client's own task: its samples, under whatever number it has in the federation."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The server of a run on its network and disk: reads the log, folds it, sends desks, evaluates, saves."""
+"""The server of a run on its network and disk: reads the log, folds it, sends assignments, evaluates, saves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
-from offbeat.deploy.keeper import Append, Effect, Keeper, Post, Put
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import AT_ONCE, FAILURES, Link, LogReader, as_json
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.reducer import LogEntry, Reducer
+from offbeat.deploy.server_core import Append, Effect, Post, Put, ServerCore
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import RefusedError
 from offbeat.watch import checkpoint
@@ -42,7 +42,7 @@ def note(event: str, **fields: Any) -> None:
 Measure = Callable[[int, Vector], Mapping[str, float]]
 
 
-class Host:
+class RunServer:
     """One run's server. `folder` holds its checkpoint and its record; begun again there, it goes on.
 
     measure: metrics of a task's model; None: the clients evaluate.   charter: what clients are told about the run.
@@ -65,7 +65,7 @@ class Host:
         models: int = 1 << 30,
         replicas: int = 1,
         trim: bool = False,
-        tick: Callable[[Host], None] | None = None,
+        tick: Callable[[RunServer], None] | None = None,
     ) -> None:
         self.plan, self.link, self.folder, self.charter = plan, link, folder, charter
         self.measure, self.save_every, self.kept_models, self.tick = measure, save_every, models, tick
@@ -76,7 +76,7 @@ class Host:
         self.recorder = Recorder(folder, extra.get("record"))
         self.trips = Trips(folder, extra.get("trips"))
         self.worked = float(extra.get("worked", 0.0))
-        self.keeper = Keeper(
+        self.core = ServerCore(
             plan,
             ledger,
             [self.recorder, self.trips],
@@ -85,7 +85,7 @@ class Host:
             wait=wait,
         )
         self.reader = LogReader(link, plan.run, self._take)
-        self.entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self.entries: asyncio.Queue[LogEntry] = asyncio.Queue()
         self.waiting = asyncio.Event()
         self.lag = 0.0  # seconds between an entry's time stamp and its being folded
         self.evaluating: set[asyncio.Task[None]] = set()
@@ -97,7 +97,7 @@ class Host:
 
     @property
     def ledger(self) -> Ledger:
-        return self.keeper.ledger
+        return self.core.ledger
 
     @property
     def wall(self) -> float:
@@ -112,7 +112,7 @@ class Host:
         await self.link.client.subscribe(f"{self.link.root}.ask", cb=self._answer)
         link.reconnected.append(self._again)
         await link.insist(lambda: link.store("charter", as_json(self.charter)))
-        await self._obey(self.keeper.boot(time.monotonic()))
+        await self._obey(self.core.boot(time.monotonic()))
         note("serving", run=self.plan.run, position=self.ledger.position, clients=len(self.plan.roster))
         while not self.asked and not self._over():
             await self._round()
@@ -166,15 +166,15 @@ class Host:
             except TimeoutError:  # the broker was restarted, and has forgotten that we read
                 await self.link.insist(lambda: self.reader.start(self.reader.position))
                 continue
-            self.keeper.replay(await whole(self.link, self.plan, came), time.monotonic())
+            self.core.replay(await whole(self.link, self.plan, came), time.monotonic())
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: LogEntry) -> None:
         self.entries.put_nowait(entry)
         self.waiting.set()
 
     async def _round(self) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.waiting.wait(), self.keeper.wait_for(time.monotonic(), 0.05))
+            await asyncio.wait_for(self.waiting.wait(), self.core.wait_for(time.monotonic(), 0.05))
         self.waiting.clear()
         while not self.entries.empty():
             came = self.entries.get_nowait()
@@ -182,13 +182,13 @@ class Host:
             if entry.data is not came.data and self.trim:
                 subject = f"{self.plan.run}.part.{entry.sender}.{wire.digest(entry.data)}"
                 self.parted.append((entry.seq, subject))
-            await self._obey(self.keeper.fold(entry, time.monotonic()))
+            await self._obey(self.core.fold(entry, time.monotonic()))
             self.lag = max(0.0, time.time() - entry.stamp)
-            if self.keeper.code not in ("", APPLIED):
-                note("refused", client=entry.sender, code=self.keeper.code, position=entry.seq, bytes=len(entry.data))
+            if self.core.code not in ("", APPLIED):
+                note("refused", client=entry.sender, code=self.core.code, position=entry.seq, bytes=len(entry.data))
         clock = time.monotonic()
-        await self._obey(self.keeper.due(clock))
-        for task in self.keeper.next_evaluation(clock):
+        await self._obey(self.core.due(clock))
+        for task in self.core.next_evaluation(clock):
             job = asyncio.create_task(self._evaluate(task))
             self.evaluating.add(job)
             job.add_done_callback(self.evaluating.discard)
@@ -207,28 +207,28 @@ class Host:
         for effect in effects:
             try:
                 if isinstance(effect, Post):
-                    await self.link.say(f"{run}.desk.{self.plan.roster[effect.client]}", effect.data)
+                    await self.link.say(f"{run}.assignment.{self.plan.roster[effect.client]}", effect.data)
                 elif isinstance(effect, Append):
                     await self.link.say(f"{run}.log", effect.data)
                 elif isinstance(effect, Put):
                     await self._put(effect)
-            except FAILURES as error:  # desks and entries are sent again when they are missed
+            except FAILURES as error:  # assignments and entries are sent again when they are missed
                 log.warning("not sent: %s", error)
 
     async def _put(self, put: Put) -> None:
-        """A large model is there before a desk names it, whatever happens to the broker or one of its cluster."""
+        """A large model is stored before an assignment names it, whatever happens to the broker or its cluster."""
         done: set[int] = set()
         await self.link.insist(lambda: self.link.put(f"{self.plan.run}.model.{put.digest}", put.data, done=done))
 
     async def _again(self) -> None:
         """The broker is back: it may have missed what we sent, and has forgotten that we read."""
         await self.reader.start(self.reader.position)
-        self.keeper.put.clear()
+        self.core.put.clear()
         await self.link.store("charter", as_json(self.charter))
-        await self._obey(self.keeper.boot(time.monotonic()))
+        await self._obey(self.core.boot(time.monotonic()))
 
     async def _beat(self, sender: str, data: bytes) -> None:
-        await self._obey(self.keeper.beat(sender, data, time.monotonic()))
+        await self._obey(self.core.beat(sender, data, time.monotonic()))
 
     # Evaluating
 
@@ -239,20 +239,20 @@ class Host:
         now = (
             ledger.ends.get(task, ledger.now)
             if ledger.stopped or task in ledger.finished
-            else max(ledger.now, min(self.keeper.now(time.monotonic()), self.plan.until.time or float("inf")))
+            else max(ledger.now, min(self.core.now(time.monotonic()), self.plan.until.time or float("inf")))
         )
         if self.measure is not None:
             found = await asyncio.to_thread(self.measure, task, vector)
             metrics = {name: float(value) for name, value in found.items()}
-            await self._obey([self.keeper.score(task, now, updates, version, metrics)])
+            await self._obey([self.core.score(task, now, updates, version, metrics)])
 
     def _over(self) -> bool:
         """The run has stopped, and its last models are measured."""
         ledger = self.ledger
         if not ledger.stopped or self.evaluating:
             return False
-        if self.keeper.every is None or self.keeper.asks:
-            return not ledger.judging or time.monotonic() - self.keeper.folded_at > 5.0
+        if self.core.every is None or self.core.asks:
+            return not ledger.judging or time.monotonic() - self.core.folded_at > 5.0
         return all(
             ledger.measured[task] >= ledger.ends.get(task, ledger.now)
             for task in range(len(self.plan.locals))
@@ -263,8 +263,8 @@ class Host:
         """Wait until the clients that are there know that the run is over."""
         until = time.monotonic() + patience
         while time.monotonic() < until:
-            there = [client for client, seat in enumerate(self.ledger.seats) if seat.present]
-            if all(self.keeper.seen.get(c, 0) > self.ledger.seats[c].revision for c in there):
+            there = [client for client, record in enumerate(self.ledger.clients) if record.present]
+            if all(self.core.seen.get(c, 0) > self.ledger.clients[c].revision for c in there):
                 return
             await self._round()
 
@@ -295,18 +295,18 @@ class Host:
             "clients": [
                 {
                     "name": name,
-                    "present": seat.present,
-                    "epoch": seat.epoch,
-                    "settled": seat.seq,
-                    "jobs": len(seat.queue) + len(seat.held),
-                    "silent": clock - self.keeper.heard[c] if c in self.keeper.heard else None,
+                    "present": record.present,
+                    "epoch": record.epoch,
+                    "settled": record.seq,
+                    "jobs": len(record.queue) + len(record.held),
+                    "silent": clock - self.core.heard[c] if c in self.core.heard else None,
                 }
-                for c, (name, seat) in enumerate(zip(self.plan.roster, ledger.seats, strict=True))
+                for c, (name, record) in enumerate(zip(self.plan.roster, ledger.clients, strict=True))
             ],
         }
 
 
-async def whole(link: Link, plan: Plan, entry: Entry) -> Entry:
+async def whole(link: Link, plan: Plan, entry: LogEntry) -> LogEntry:
     """A large update lies beside the log in pieces: put it together. What does not fit stays as it came."""
     try:
         message = wire.unpack(entry.data, plan.limits.size) if len(entry.data) < 4096 else None
@@ -323,7 +323,7 @@ async def whole(link: Link, plan: Plan, entry: Entry) -> Entry:
     return entry._replace(data=await _parts(link, plan.run, entry, parted) or entry.data)
 
 
-async def _parts(link: Link, run: str, entry: Entry, parted: wire.Parted) -> bytes | None:
+async def _parts(link: Link, run: str, entry: LogEntry, parted: wire.Parted) -> bytes | None:
     """The pieces put together, if they were there when the entry was made and are what it says."""
     stream, found = link.stream(run, "part"), bytearray()
     subject = f"{run}.part.{entry.sender}.{parted.name}"
@@ -346,7 +346,7 @@ async def _part(link: Link, stream: str, subject: str) -> tuple[float, bytes]:
 
 async def refold(link: Link, plan: Plan, end: int | None = None, watchers: Sequence[Watcher] = ()) -> Ledger:
     """The log of a run folded again, from its first entry up to this position."""
-    reducer, entries = Reducer(plan, None, watchers), asyncio.Queue[Entry]()
+    reducer, entries = Reducer(plan, None, watchers), asyncio.Queue[LogEntry]()
     info = await link.js.stream_info(link.stream(plan.run, "log"))
     if info.state.first_seq > 1:
         raise FolderError(f"the log of {plan.run} begins at {info.state.first_seq}: its first entries were removed")

@@ -2,7 +2,7 @@
 
 Nothing here is decided outside the log. What time brings (an alarm, a lease that is over, a client not heard of) is
 asked for as an entry and takes effect when that entry is folded. What goes out is a function of the ledger: after a
-crash the server loads its checkpoint, folds the rest of the log and sends every desk again.
+crash the server loads its checkpoint, folds the rest of the log and sends every assignment again.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
-from offbeat.deploy.desk import INLINE, Models, write_desk
+from offbeat.deploy.assignment import INLINE, Models, write_assignment
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import Entry, Reducer
+from offbeat.deploy.reducer import LogEntry, Reducer
 from offbeat.deploy.wire import RefusedError
 
 SCAN = 0.2  # seconds between two looks at all clients
@@ -34,7 +34,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Post:
-    """Put this desk before this client."""
+    """Send this assignment to its client."""
 
     client: int
     data: bytes
@@ -50,7 +50,7 @@ class Append:
 Effect: TypeAlias = Put | Post | Append
 
 
-class Keeper:
+class ServerCore:
     """One run's server.
 
     every: time between evaluations, in the experiment's unit; None: none.   asks: whether the clients evaluate, for a
@@ -77,7 +77,7 @@ class Keeper:
         self.put: dict[str, None] = {}  # models that are available already
         self.heard: dict[int, float] = {}  # client -> when it last gave a sign of life
         self.posted: dict[int, float] = {}
-        self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest desk it is known to have
+        self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest assignment it has
         self.pending: dict[wire.FromServer | tuple[str, int], float] = {}  # entries asked for and not folded yet
         self.folded_at = 0.0
         self.scanned = float("-inf")
@@ -87,34 +87,34 @@ class Keeper:
     def ledger(self) -> Ledger:
         return self.reducer.ledger
 
-    def fold(self, entry: Entry, clock: float) -> list[Effect]:
+    def fold(self, entry: LogEntry, clock: float) -> list[Effect]:
         """Take an entry in and say what is to be sent."""
         self.code = self.reducer.fold(entry)
         self.folded_at = clock
         client = self.reducer.index.get(entry.sender)
         if client is not None:
             self.heard[client] = clock
-        return self.desks(clock)
+        return self.assignments(clock)
 
-    def replay(self, entry: Entry, clock: float) -> None:
+    def replay(self, entry: LogEntry, clock: float) -> None:
         """Take an entry in while catching up; `boot` sends what is to be sent."""
         self.reducer.fold(entry)
         self.folded_at = clock
 
-    def desks(self, clock: float) -> list[Effect]:
-        """The desks that are different by now, with the models that lie on them."""
+    def assignments(self, clock: float) -> list[Effect]:
+        """The assignments that have changed, with the models that they name."""
         changed, self.reducer.traffic.changed = self.reducer.changed, set()
         return [effect for client in sorted(changed) for effect in self._post(client, clock)]
 
     def boot(self, clock: float) -> list[Effect]:
-        """All desks: after a start nobody knows what was sent."""
+        """All assignments: after a start nobody knows what was sent."""
         self.folded_at = clock
-        self.heard = {client: clock for client, seat in enumerate(self.ledger.seats) if seat.present}
+        self.heard = {client: clock for client, record in enumerate(self.ledger.clients) if record.present}
         self.reducer.traffic.changed = set(range(len(self.plan.roster)))
-        return self.desks(clock)
+        return self.assignments(clock)
 
     def beat(self, sender: str, data: bytes, clock: float) -> list[Effect]:
-        """A sign of life; a client that has missed its newest desk gets it again."""
+        """A sign of life; a client that has missed its newest assignment gets it again."""
         try:
             message = wire.unpack(data, 1 << 16)
             beat = wire.read(wire.Beat, message.header)
@@ -123,11 +123,11 @@ class Keeper:
         client = self.reducer.index.get(sender)
         if client is None or beat.client != sender or beat.run != self.plan.run:
             return []
-        seat = self.ledger.seats[client]
-        if beat.epoch == seat.epoch:
+        record = self.ledger.clients[client]
+        if beat.epoch == record.epoch:
             self.heard[client] = clock
             self.seen[client] = beat.seen
-        if beat.seen <= seat.revision and clock - self.posted.get(client, -1e9) >= 1.0:
+        if beat.seen <= record.revision and clock - self.posted.get(client, -1e9) >= 1.0:
             return self._post(client, clock)
         return []
 
@@ -138,7 +138,7 @@ class Keeper:
         if ledger.stopped:
             return []
         if not ledger.begun:
-            there = sum(seat.present for seat in ledger.seats)
+            there = sum(record.present for record in ledger.clients)
             return self._ask(clock, wire.Begun(self.plan.run)) if there >= self.wait else []
         return [effect for ask in self._asks(clock) for effect in ask]
 
@@ -184,9 +184,9 @@ class Keeper:
                 while len(self.put) > 4096:
                     self.put.pop(next(iter(self.put)))
 
-        desk = write_desk(self.plan.run, self.ledger, client, self.models, put, self.inline)
+        assignment = write_assignment(self.plan.run, self.ledger, client, self.models, put, self.inline)
         self.posted[client] = clock
-        return [*effects, Post(client, desk)]
+        return [*effects, Post(client, assignment)]
 
     def _asks(self, clock: float) -> list[list[Effect]]:
         ledger, plan, now = self.ledger, self.plan, self.now(clock)
@@ -200,9 +200,9 @@ class Keeper:
             return asks
         self.scanned = clock
         asks += self._expired(clock, now)
-        for client, seat in enumerate(ledger.seats):
-            if seat.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
-                asks.append(self._ask(clock, wire.Gone(plan.run, client, seat.epoch)))
+        for client, record in enumerate(ledger.clients):
+            if record.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
+                asks.append(self._ask(clock, wire.Gone(plan.run, client, record.epoch)))
         if self.asks and self.every is not None:
             for task, last in enumerate(ledger.measured):
                 asked = ledger.judging[task].time if task in ledger.judging else last
@@ -213,8 +213,8 @@ class Keeper:
     def _expired(self, clock: float, now: float) -> list[list[Effect]]:
         """Jobs at the heads of queues, and recalled ones, whose lease is over."""
         ledger, lease = self.ledger, self.plan.limits.lease / self.plan.unit
-        heads = [seat.queue[0] for seat in ledger.seats if seat.queue]
-        heads += [seat.held[task][-1] for seat in ledger.seats for task in seat.recalls]
+        heads = [record.queue[0] for record in ledger.clients if record.queue]
+        heads += [record.held[task][-1] for record in ledger.clients for task in record.recalls]
         late = [number for number in heads if now - ledger.flights[number].since > lease]
         return [self._ask(clock, wire.Expired(self.plan.run, number)) for number in late]
 

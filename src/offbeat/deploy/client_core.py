@@ -3,14 +3,14 @@
 The rules, before the code:
 
 1. A result is written to disk, with the memory that goes with it, before it is sent (`Save` before `Tell`). The same
-   bytes are sent again until the desk shows their verdict. One message is under way at a time.
+   bytes are sent again until the assignment shows their verdict. One message is under way at a time.
 2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
-   if the disk is lost, it reads that copy, takes in the verdict that the desk shows, and comes back with a larger
+   if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
    that is older than the copy was restored from a backup: then the copy counts.
-4. A client that was let in and finds somebody else on its seat stops: it has been fenced.
-5. Jobs are done in the order in which they lie on the desk. Held results stay here until recalled.
+4. A client that was let in and finds another copy in its place stops: it has been fenced.
+5. Jobs are done in the order of the assignment. Held results stay here until recalled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from math import isfinite
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 from offbeat.deploy import wire
-from offbeat.deploy.desk import Desk, read_desk, read_model
+from offbeat.deploy.assignment import Assignment, read_assignment, read_model
+from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.effects import (
     Done,
     Effect,
@@ -37,13 +38,12 @@ from offbeat.deploy.effects import (
     Tell,
     Train,
 )
-from offbeat.deploy.memoir import Memoir, Pending, read_memoir, write_memoir
 from offbeat.deploy.wire import RefusedError
 
 GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
 
 
-class Member:
+class ClientCore:
     """One client of one run.
 
     firsts: its memory before its first job, by task.   fresh: makes a name for a new life of this client.
@@ -63,8 +63,8 @@ class Member:
         self.run, self.client, self.firsts, self.fresh = run, client, firsts, fresh
         self.retry, self.beat, self.dtype = retry, beat, dtype
         self.remembers = any(firsts)
-        self.memoir: Memoir | None = None
-        self.desk: Desk | None = None
+        self.state: ClientState | None = None
+        self.assignment: Assignment | None = None
         self.models: dict[str, Payload] = {}
         self.kept: dict[int, Done] = {}  # task -> newest finished held result
         self.others: dict[str, float] = {}  # job -> seconds, of held results that newer ones have replaced
@@ -82,33 +82,35 @@ class Member:
     # What a client hears
 
     def start(self, disk: bytes | None, now: float = 0.0) -> list[Effect]:
-        """Begin with what the disk holds; nothing happens before the first desk."""
+        """Begin with what the disk holds; nothing happens before the first assignment."""
         self.now = now
         if disk is not None:
-            found = read_memoir(disk)
+            found = read_client_state(disk)
             if (found.run, found.client) != (self.run, self.client):
                 return self._exit(f"the state on disk is that of {found.client} in {found.run}")
-            self.memoir = found
+            self.state = found
             if self.remembers:
                 return self._compare(found)
         return []
 
     def hear(self, data: bytes, now: float) -> list[Effect]:
-        """A desk has come."""
+        """An assignment has come."""
         self.now = now
         try:
-            desk = read_desk(data)
+            assignment = read_assignment(data)
         except RefusedError:
             return []  # the next one will do
-        if desk.run != self.run or (self.desk is not None and desk.revision < self.desk.revision):
+        if assignment.run != self.run or (
+            self.assignment is not None and assignment.revision < self.assignment.revision
+        ):
             return []
-        self.desk = desk
-        for name, model in desk.models.items():
+        self.assignment = assignment
+        for name, model in assignment.models.items():
             try:
                 self.models[name] = read_model(model, name)
             except RefusedError:
                 return []
-        return self._move(desk)
+        return self._move(assignment)
 
     def mirrored(self, data: bytes, now: float) -> list[Effect]:
         """The broker has it."""
@@ -121,25 +123,25 @@ class Member:
     def recovered(self, data: bytes | None, now: float) -> list[Effect]:
         """What was left with the broker, or None if there is nothing."""
         self.now = now
-        if self.comparing and self.memoir is not None:
-            return self._compared(self.memoir, data)
-        desk = self.desk
-        if not self.recovering or desk is None:
+        if self.comparing and self.state is not None:
+            return self._compared(self.state, data)
+        assignment = self.assignment
+        if not self.recovering or assignment is None:
             return []
         self.recovering = False
         try:
-            found = None if data is None else read_memoir(data)
+            found = None if data is None else read_client_state(data)
         except RefusedError:
             found = None
         if found is None or (found.run, found.client) != (self.run, self.client):
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
-        if found.nonce != desk.nonce:
-            return self._move(desk)  # somebody else took the seat meanwhile: look again
-        if not found.agrees(desk):
-            if found.settled > desk.last:
-                return []  # this desk is an old one; a newer one will come
+        if found.nonce != assignment.nonce:
+            return self._move(assignment)  # another copy was let in meanwhile: look again
+        if not found.agrees(assignment):
+            if found.settled > assignment.last:
+                return []  # this assignment is an old one; a newer one will come
             return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
-        return self._renew(found.after(desk), desk)
+        return self._renew(found.after(assignment), assignment)
 
     def fetched(self, name: str, data: bytes | None, now: float) -> list[Effect]:
         """A model, or None if it is not there any more."""
@@ -150,12 +152,12 @@ class Member:
         try:
             if data is not None:
                 self.models[name] = read_model(data, name)
-                return self._move(self.desk) if self.desk and self.desk.stopped else self._work()
+                return self._move(self.assignment) if self.assignment and self.assignment.stopped else self._work()
         except RefusedError:
             pass
-        gone = [number for number, _, model in (self.desk.judge if self.desk else ()) if model == name]
+        gone = [number for number, _, model in (self.assignment.judge if self.assignment else ()) if model == name]
         self.judging = max([self.judging, *gone])  # a model that is not there any more is not evaluated
-        job = next((job for job, payload in (self.desk.jobs if self.desk else ()) if payload == name), None)
+        job = next((job for job, payload in (self.assignment.jobs if self.assignment else ()) if payload == name), None)
         return [] if job is None else self._pend(job, None, "its model is not there any more")
 
     def done(self, done: Done, now: float) -> list[Effect]:
@@ -164,8 +166,8 @@ class Member:
         if self.current is None or self.current.id != done.job.id:
             return []
         self.current, self.interrupted = None, False
-        called = self.desk is not None and done.job.task in self.desk.recalls
-        busy = self.memoir is not None and self.memoir.pending is not None  # with the result before: that was called
+        called = self.assignment is not None and done.job.task in self.assignment.recalls
+        busy = self.state is not None and self.state.pending is not None  # with the result before: that was called
         if done.job.hold and (busy or not called):
             if done.steps == done.job.steps:
                 self._replace(done)
@@ -190,21 +192,21 @@ class Member:
     def judged(self, number: int, right: int, total: int, loss: float, now: float) -> list[Effect]:
         """An evaluation is done."""
         self.now, self.answering = now, False
-        if self.memoir is None or self.desk is None:
+        if self.state is None or self.assignment is None:
             return []
         loss, diverged = (loss, False) if isfinite(loss) else (0.0, True)
-        header = wire.Judged(self.run, self.client, self.memoir.epoch, number, right, total, loss, diverged)
-        tell = Tell(wire.say(header), f"{self.memoir.nonce}.judged.{number}")
-        over = self.desk.stopped and self.memoir.pending is None
-        return [tell, *(self._evaluate(self.desk) or self._done_with(self.desk) if over else self._work())]
+        header = wire.Judged(self.run, self.client, self.state.epoch, number, right, total, loss, diverged)
+        tell = Tell(wire.say(header), f"{self.state.nonce}.judged.{number}")
+        over = self.assignment.stopped and self.state.pending is None
+        return [tell, *(self._evaluate(self.assignment) or self._done_with(self.assignment) if over else self._work())]
 
     def leave(self, now: float) -> list[Effect]:
         """Go away, and say so; work that is not done is lost."""
         self.now, self.leaving, self.over = now, True, True
-        if self.memoir is None or not self.memoir.accepted:
+        if self.state is None or not self.state.accepted:
             return [Exit("")]
-        bye = wire.Bye(self.run, self.client, self.memoir.epoch)
-        return [Tell(wire.say(bye), f"{self.memoir.nonce}.bye.{now}"), Exit("")]
+        bye = wire.Bye(self.run, self.client, self.state.epoch)
+        return [Tell(wire.say(bye), f"{self.state.nonce}.bye.{now}"), Exit("")]
 
     def tick(self, now: float) -> list[Effect]:
         """Some time has passed."""
@@ -215,14 +217,14 @@ class Member:
         if now - self.signed >= self.beat:
             self.signed = now
             effects.append(Sign(self.sign()))
-        if self.comparing and self.memoir is not None and now - self.asked >= self.retry:
-            effects += self._compare(self.memoir)
-        if self.desk is None:
+        if self.comparing and self.state is not None and now - self.asked >= self.retry:
+            effects += self._compare(self.state)
+        if self.assignment is None:
             return effects
         if now - self.stopped > GRACE:  # nobody listens any more; what is not settled by now will not be applied
             return [*effects, *self._exit("")]
         if self.recovering and now - self.asked >= self.retry:
-            effects += self._recover(self.desk)
+            effects += self._recover(self.assignment)
         if now - self.told >= self.retry:
             effects += self._speak()
         if self.wanted and now - self.asked >= self.retry:
@@ -232,175 +234,190 @@ class Member:
 
     # Who we are
 
-    def _move(self, desk: Desk) -> list[Effect]:
-        """Take in what the newest desk says."""
+    def _move(self, assignment: Assignment) -> list[Effect]:
+        """Take in what the newest assignment says."""
         if self.over or self.recovering or self.comparing:
             return []
-        if desk.turned_away[1] == "retired" and self.memoir is not None and desk.turned_away[0] == self.memoir.nonce:
+        if (
+            assignment.turned_away[1] == "retired"
+            and self.state is not None
+            and assignment.turned_away[0] == self.state.nonce
+        ):
             return self._exit("this client was retired")
-        if self.memoir is None:
-            return self._first(desk)
-        before = self.memoir
-        sits = (desk.epoch, desk.nonce) == (before.epoch, before.nonce)
-        if before.accepted and not sits and desk.epoch >= before.epoch:
+        if self.state is None:
+            return self._first(assignment)
+        before = self.state
+        mine = (assignment.epoch, assignment.nonce) == (before.epoch, before.nonce)
+        if before.accepted and not mine and assignment.epoch >= before.epoch:
             return self._exit("fenced: another copy of this client has taken over")
-        if not before.accepted and not sits and desk.epoch >= before.epoch:
-            return self._first(desk)  # somebody was faster; ask again, with a larger epoch
-        after = before.after(desk)
-        if after.settled > desk.last:
-            return self._speak()  # an old desk; the answer to what we say will be a newer one
-        if after.settled != desk.last:
-            return self._first(desk)  # our disk is older than what the server has settled
-        self.memoir = after
-        if desk.stopped:
+        if not before.accepted and not mine and assignment.epoch >= before.epoch:
+            return self._first(assignment)  # somebody was faster; ask again, with a larger epoch
+        after = before.after(assignment)
+        if after.settled > assignment.last:
+            return self._speak()  # an old assignment; the answer to what we say will be a newer one
+        if after.settled != assignment.last:
+            return self._first(assignment)  # our disk is older than what the server has settled
+        self.state = after
+        if assignment.stopped:
             self.stopped = min(self.stopped, self.now)
-        if desk.stopped and after.pending is None:
-            return self._evaluate(desk) or self._done_with(desk)
+        if assignment.stopped and after.pending is None:
+            return self._evaluate(assignment) or self._done_with(assignment)
         if not after.accepted and after is not before:
             return self._keep(after)  # a doubt was settled: written down before the next greeting relies on it
-        unheard = after.pending is not None or not after.accepted or not desk.present
+        unheard = after.pending is not None or not after.accepted or not assignment.present
         return [*(self._speak() if unheard else []), *self._work()]
 
-    def _first(self, desk: Desk) -> list[Effect]:
+    def _first(self, assignment: Assignment) -> list[Effect]:
         """We have no state that counts: a new client, or one that lost its disk."""
-        if desk.epoch == 0:
+        if assignment.epoch == 0:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
-            return self._renew(Memoir(self.run, self.client, 0, "", memory=memory), desk)
+            return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
         if not self.remembers:
-            return self._renew(Memoir(self.run, self.client, desk.epoch, "", settled=desk.last), desk)
-        return self._recover(desk)
+            return self._renew(
+                ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last), assignment
+            )
+        return self._recover(assignment)
 
-    def _compare(self, mine: Memoir) -> list[Effect]:
+    def _compare(self, mine: ClientState) -> list[Effect]:
         """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
         self.comparing, self.asked = True, self.now
         return [Recover(mine.nonce)]
 
-    def _compared(self, mine: Memoir, data: bytes | None) -> list[Effect]:
+    def _compared(self, mine: ClientState, data: bytes | None) -> list[Effect]:
         self.comparing = False
         effects = list[Effect]()
         try:
-            left = None if data is None else read_memoir(data)
+            left = None if data is None else read_client_state(data)
         except RefusedError:
             left = None
         if left is not None and (left.run, left.client, left.nonce) == (mine.run, mine.client, mine.nonce):
             if (left.seq, left.settled) > (mine.seq, mine.settled) and data is not None:
-                self.memoir = left
+                self.state = left
                 effects.append(Save(data))
         else:
             left = None
         if left is None or (left.seq, left.settled) < (mine.seq, mine.settled):
-            self.mirror_of = write_memoir(mine)
-        return [*effects, *(self._move(self.desk) if self.desk is not None else [])]
+            self.mirror_of = write_client_state(mine)
+        return [*effects, *(self._move(self.assignment) if self.assignment is not None else [])]
 
-    def _recover(self, desk: Desk) -> list[Effect]:
+    def _recover(self, assignment: Assignment) -> list[Effect]:
         self.recovering, self.asked = True, self.now
-        return [Recover(desk.nonce)]
+        return [Recover(assignment.nonce)]
 
-    def _renew(self, memoir: Memoir, desk: Desk) -> list[Effect]:
+    def _renew(self, state: ClientState, assignment: Assignment) -> list[Effect]:
         """Come back under a new name and with a larger epoch."""
         self._forget_work()
         fresh = self.fresh()
-        return self._keep(replace(memoir, epoch=desk.epoch + 1, nonce=fresh, accepted=False, seq=0, settled=desk.last))
+        return self._keep(
+            replace(state, epoch=assignment.epoch + 1, nonce=fresh, accepted=False, seq=0, settled=assignment.last)
+        )
 
     def _forget_work(self) -> None:
         self.kept, self.current, self.interrupted = {}, None, False
 
     # What we say
 
-    def _keep(self, memoir: Memoir) -> list[Effect]:
+    def _keep(self, state: ClientState) -> list[Effect]:
         """This is the state now: write it down, leave a copy where that is needed, and only then speak."""
-        self.memoir = memoir
-        data = write_memoir(memoir)
+        self.state = state
+        data = write_client_state(state)
         self.mirror_of = data if self.remembers else None
         return [Save(data), *self._speak()]
 
     def _speak(self) -> list[Effect]:
         """Say what is unheard, at most once in a while."""
-        memoir, desk = self.memoir, self.desk
-        if self.over or self.recovering or self.comparing or memoir is None or desk is None:
+        state, assignment = self.state, self.assignment
+        if self.over or self.recovering or self.comparing or state is None or assignment is None:
             return []
         if self.mirror_of is not None:
             self.told = self.now
-            return [Mirror(memoir.nonce, self.mirror_of)]
+            return [Mirror(state.nonce, self.mirror_of)]
         effects: list[Effect] = []
-        sits = (desk.epoch, desk.nonce) == (memoir.epoch, memoir.nonce)
-        if not sits or not desk.present:
-            if desk.stopped and memoir.pending is None:
+        mine = (assignment.epoch, assignment.nonce) == (state.epoch, state.nonce)
+        if not mine or not assignment.present:
+            if assignment.stopped and state.pending is None:
                 return []
             self._forget_work()
-            hello = wire.Hello(self.run, self.client, memoir.epoch, memoir.nonce, *memoir.settled)
+            hello = wire.Hello(self.run, self.client, state.epoch, state.nonce, *state.settled)
             effects.append(Interrupt(False))
-            effects.append(Tell(wire.say(hello), f"{memoir.nonce}.hello.{self.now}"))
-        if sits and memoir.pending is not None:
-            effects.append(Tell(memoir.pending.message, f"{memoir.nonce}.{memoir.pending.seq}"))
+            effects.append(Tell(wire.say(hello), f"{state.nonce}.hello.{self.now}"))
+        if mine and state.pending is not None:
+            effects.append(Tell(state.pending.message, f"{state.nonce}.{state.pending.seq}"))
         if effects:
             self.told = self.now
         return effects
 
     def sign(self) -> bytes:
         """A sign of life."""
-        epoch = self.memoir.epoch if self.memoir else 0
-        seen = self.desk.revision + 1 if self.desk else 0
+        epoch = self.state.epoch if self.state else 0
+        seen = self.assignment.revision + 1 if self.assignment else 0
         job = self.current.id if self.current else 0
         beat = wire.Beat(self.run, self.client, epoch, seen, job, 0, self.current is not None)
         return wire.say(beat)
 
     def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
         """Write a result down and send it."""
-        memoir = self.memoir
-        if memoir is None or memoir.pending is not None:
+        state = self.state
+        if state is None or state.pending is not None:
             return []
         steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
-        header = wire.Result(
-            self.run, self.client, memoir.epoch, memoir.seq + 1, job.id, steps, *times, error[:1000], self.others
+        header = wire.Trained(
+            self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, error[:1000], self.others
         )
         self.others = {}
         message = wire.say(header, dict(done.upload) if done else {}, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
-        pending = Pending(memoir.epoch, memoir.seq + 1, job.id, job.task, message, moved)
-        return self._keep(replace(memoir, seq=memoir.seq + 1, pending=pending))
+        pending = PendingResult(state.epoch, state.seq + 1, job.id, job.task, message, moved)
+        return self._keep(replace(state, seq=state.seq + 1, pending=pending))
 
     # What we do
 
     def _work(self) -> list[Effect]:
-        """Go on with what lies on the desk."""
-        memoir, desk = self.memoir, self.desk
-        if self.over or memoir is None or desk is None or not memoir.accepted or not desk.present or desk.stopped:
+        """Go on with the assignment."""
+        state, assignment = self.state, self.assignment
+        if (
+            self.over
+            or state is None
+            or assignment is None
+            or not state.accepted
+            or not assignment.present
+            or assignment.stopped
+        ):
             return []
-        if (desk.epoch, desk.nonce) != (memoir.epoch, memoir.nonce) or self.recovering or self.comparing:
+        if (assignment.epoch, assignment.nonce) != (state.epoch, state.nonce) or self.recovering or self.comparing:
             return []
-        return [*self._evaluate(desk), *self._go_on(desk, memoir)]
+        return [*self._evaluate(assignment), *self._go_on(assignment, state)]
 
-    def _go_on(self, desk: Desk, memoir: Memoir) -> list[Effect]:
-        for task, partial in desk.recalls.items() if memoir.pending is None else ():
+    def _go_on(self, assignment: Assignment, state: ClientState) -> list[Effect]:
+        for task, partial in assignment.recalls.items() if state.pending is None else ():
             # What is done goes out at once, while newer work goes on: unless that is wanted too, or built on the same
             # memory, in which case there is only one of the two.
             alone = partial or bool(self.firsts[task])
             if task in self.kept and (self.current is None or not alone):
                 told = self._pend(self.kept[task].job, self.kept.pop(task))
-                return [*told, *(self._next(desk) if self.current is None else [])]
+                return [*told, *(self._next(assignment) if self.current is None else [])]
         if self.current is not None:
-            return self._watch(desk, self.current)
-        return self._next(desk)
+            return self._watch(assignment, self.current)
+        return self._next(assignment)
 
-    def _watch(self, desk: Desk, current: Job) -> list[Effect]:
+    def _watch(self, assignment: Assignment, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
-        listed = any(job.id == current.id for job, _ in desk.jobs)
-        newer = any(job.hold and job.task == current.task and job.number > current.number for job, _ in desk.jobs)
+        listed = any(job.id == current.id for job, _ in assignment.jobs)
+        newer = any(job.hold and job.task == current.task and job.number > current.number for job, _ in assignment.jobs)
         if not listed and not (current.hold and newer):
             self.current, self.interrupted = None, False
             return [Interrupt(False), *self._work()]
-        if current.hold and desk.recalls.get(current.task) and not self.interrupted:
+        if current.hold and assignment.recalls.get(current.task) and not self.interrupted:
             self.interrupted = True
             return [Interrupt(True)]
         return []
 
-    def _next(self, desk: Desk) -> list[Effect]:
-        memoir = self.memoir  # the newest: a result may have been written down a moment ago
-        if memoir is None:
+    def _next(self, assignment: Assignment) -> list[Effect]:
+        state = self.state  # the newest: a result may have been written down a moment ago
+        if state is None:
             return []
-        pending = memoir.pending
-        for job, name in desk.jobs:
+        pending = state.pending
+        for job, name in assignment.jobs:
             # While a result is on its way, only work that waits to be called may begin, if it needs no memory of it.
             if pending is not None and (not job.hold or self.firsts[job.task] or job.id <= pending.job):
                 continue
@@ -409,18 +426,18 @@ class Member:
                 continue
             if name not in self.models:
                 return self._get(name)
-            if job.hold and desk.recalls.get(job.task):
+            if job.hold and assignment.recalls.get(job.task):
                 job = job._replace(steps=0)  # wanted at once, before its first step
             self.current = job
             payload = self.models[name]
-            named = {digest for _, digest in desk.jobs} | {digest for _, _, digest in desk.judge}
+            named = {digest for _, digest in assignment.jobs} | {digest for _, _, digest in assignment.judge}
             self.models = {digest: model for digest, model in self.models.items() if digest in named}
-            return [Train(job, payload, memoir.memory.get(job.task, {}))]
+            return [Train(job, payload, state.memory.get(job.task, {}))]
         return []
 
-    def _evaluate(self, desk: Desk) -> list[Effect]:
+    def _evaluate(self, assignment: Assignment) -> list[Effect]:
         """Begin the next evaluation that is asked for, beside whatever job is at work."""
-        for number, task, name in desk.judge if not self.answering else ():
+        for number, task, name in assignment.judge if not self.answering else ():
             if number > self.judging:
                 if name not in self.models:
                     return self._get(name)
@@ -435,9 +452,9 @@ class Member:
         self.wanted, self.asked = name, self.now
         return [Fetch(name)]
 
-    def _done_with(self, desk: Desk) -> list[Effect]:
+    def _done_with(self, assignment: Assignment) -> list[Effect]:
         """The run is over; leave as soon as nothing is asked for any more."""
-        waiting = self.answering or any(number > self.judging for number, _, _ in desk.judge)
+        waiting = self.answering or any(number > self.judging for number, _, _ in assignment.judge)
         return [] if waiting else self._exit("")
 
     def _exit(self, error: str) -> list[Effect]:

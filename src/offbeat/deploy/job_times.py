@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from offbeat.deploy import wire
-from offbeat.deploy.ledger import Flight, Ledger
+from offbeat.deploy.ledger import Ledger, SentJob
 from offbeat.deploy.plan import Plan
 
 _NAN = float("nan")
@@ -28,7 +28,7 @@ class Trip(NamedTuple):
     known: bool = True
 
 
-class Clockwatcher:
+class TripWatcher:
     """A watcher that is told what each job took; subclass it."""
 
     def trip(self, trip: Trip) -> None:
@@ -36,7 +36,7 @@ class Clockwatcher:
         raise NotImplementedError
 
 
-def times(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result | None) -> tuple[float, float, float]:
+def times(plan: Plan, ledger: Ledger, flight: SentJob, result: wire.Trained | None) -> tuple[float, float, float]:
     """When a job was sent, begun and done, as its client measured it."""
     if result is None:
         return flight.sent, flight.since, flight.since
@@ -44,7 +44,7 @@ def times(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result | None
     return flight.sent, started, min(ledger.now, started + result.compute / plan.unit)
 
 
-def trips(plan: Plan, ledger: Ledger, flight: Flight, result: wire.Result) -> list[Trip]:
+def trips(plan: Plan, ledger: Ledger, flight: SentJob, result: wire.Trained) -> list[Trip]:
     """What the job took, and others of its client that nobody asked for.
 
     One that was interrupted would have taken longer, by the steps that were left.

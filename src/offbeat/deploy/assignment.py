@@ -1,7 +1,8 @@
-"""A client's desk: all that the server wants of it and has to tell it, in one message that replaces the last.
+"""A client's assignment: all that the server wants of it and has to tell it, in one message that replaces the last.
 
-The newest desk says everything, so that one may be lost, doubled or overtaken. It lists the jobs in flight, the
-recalls, and the verdict on the client's last message. Small models lie on it; large ones are named by their digest.
+The newest assignment says everything, so that one may be lost, doubled or overtaken. It lists the jobs in flight, the
+recalls, and the verdict on the client's last message. Small models come with it; large ones are named by
+their digest.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from offbeat.deploy import wire
 from offbeat.deploy.ledger import Judging, Ledger
 from offbeat.deploy.wire import Message, RefusedError
 
-INLINE = 1 << 17  # bytes of models that travel with a desk
+INLINE = 1 << 17  # bytes of models that travel with an assignment
 _CACHE = 1 << 27  # bytes of models that are kept packed
 
 
 @dataclass(frozen=True)
-class Desk:
-    """A desk as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
+class Assignment:
+    """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
 
     run: str
     revision: int
@@ -75,12 +76,12 @@ def read_model(data: bytes, name: str) -> Payload:
     return {part: message.vector(part) for part in message.parts}
 
 
-def write_desk(
+def write_assignment(
     run: str, ledger: Ledger, client: int, models: Models, put: Callable[[str, bytes], None], inline: int = INLINE
 ) -> bytes:
-    """The desk of a client. `put` is called with every model that does not lie on it."""
-    seat = ledger.seats[client]
-    wanted = sorted([*seat.queue, *(number for held in seat.held.values() for number in held)])
+    """The assignment of a client. `put` is called with every model that it does not carry."""
+    record = ledger.clients[client]
+    wanted = sorted([*record.queue, *(number for held in record.held.values() for number in held)])
     jobs, found = [], dict[str, bytes]()
     for number in wanted:
         flight = ledger.flights[number]
@@ -100,39 +101,39 @@ def write_desk(
             put(name, data)
     header = {
         "run": run,
-        "revision": seat.revision,
-        "epoch": seat.epoch,
-        "nonce": seat.nonce,
-        "seq": seat.seq,
-        "digest_last": seat.digest,
-        "verdict": seat.verdict,
-        "present": seat.present,
+        "revision": record.revision,
+        "epoch": record.epoch,
+        "nonce": record.nonce,
+        "seq": record.seq,
+        "digest_last": record.digest,
+        "verdict": record.verdict,
+        "present": record.present,
         "stopped": ledger.stopped,
         "jobs": jobs,
-        "recalls": [[task, partial] for task, partial in seat.recalls.items()],
-        "turned_away": list(seat.turned_away),
+        "recalls": [[task, partial] for task, partial in record.recalls.items()],
+        "turned_away": list(record.turned_away),
         "judge": judge,
     }
-    return wire.pack("desk", header, on)
+    return wire.pack("assignment", header, on)
 
 
 def _unanswered(ledger: Ledger, client: int) -> list[Judging]:
-    there = ledger.seats[client].present
+    there = ledger.clients[client].present
     return [judging for judging in ledger.judging.values() if there and client not in judging.counts]
 
 
-def read_desk(data: bytes) -> Desk:
-    """A desk taken apart; raises `RefusedError`."""
+def read_assignment(data: bytes) -> Assignment:
+    """An assignment taken apart; raises `RefusedError`."""
     message = wire.unpack(data)
-    if message.kind != "desk":
-        raise RefusedError("malformed", "not a desk")
+    if message.kind != "assignment":
+        raise RefusedError("malformed", "not an assignment")
     try:
-        return _desk(message)
+        return _assignment(message)
     except (KeyError, TypeError, ValueError, IndexError):
-        raise RefusedError("malformed", "not a desk of this version") from None
+        raise RefusedError("malformed", "not an assignment of this version") from None
 
 
-def _desk(message: Message) -> Desk:
+def _assignment(message: Message) -> Assignment:
     h: Mapping[str, Any] = message.header
     jobs = []
     for *fields, name in h["jobs"]:
@@ -141,7 +142,7 @@ def _desk(message: Message) -> Desk:
         if not all(type(v) is int and v >= 0 for v in whole) or type(job.hold) is not bool:
             raise ValueError
         jobs.append((job._replace(lr=float(job.lr)), str(name)))
-    return Desk(
+    return Assignment(
         run=str(h["run"]),
         revision=int(h["revision"]),
         epoch=int(h["epoch"]),

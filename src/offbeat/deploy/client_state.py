@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
-from offbeat.deploy.desk import Desk
+from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.wire import RefusedError
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingResult:
     """A message that was written down before it was sent, and the memory that goes with it if it is applied."""
 
     epoch: int
@@ -28,7 +28,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Memoir:
+class ClientState:
     """A client's own state.
 
     settled: the last (epoch, seq) whose outcome `memory` includes.   memory: by task; empty for those without one.
@@ -42,56 +42,60 @@ class Memoir:
     seq: int = 0
     settled: tuple[int, int] = (0, 0)
     memory: dict[int, Payload] = field(default_factory=dict)
-    pending: Pending | None = None
+    pending: PendingResult | None = None
 
-    def after(self, desk: Desk) -> Memoir:
-        """This state with what the desk says about the pending message taken in."""
+    def after(self, assignment: Assignment) -> ClientState:
+        """This state with what the assignment says about the pending message taken in."""
         pending = self.pending
-        if pending is not None and desk.last == (pending.epoch, pending.seq) and desk.digest == pending.digest:
+        if (
+            pending is not None
+            and assignment.last == (pending.epoch, pending.seq)
+            and assignment.digest == pending.digest
+        ):
             memory = self.memory
-            if desk.verdict == APPLIED and pending.memory is not None:
+            if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: pending.memory}
-            return replace(self, memory=memory, pending=None, settled=desk.last)
-        if (desk.epoch, desk.nonce) == (self.epoch, self.nonce):
+            return replace(self, memory=memory, pending=None, settled=assignment.last)
+        if (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce):
             # we were let in: what an earlier epoch had on its way is fenced for good
             if pending is not None and pending.epoch < self.epoch:
                 pending = None
-            settled = desk.last if desk.seq == 0 and self.settled[0] < self.epoch else self.settled
+            settled = assignment.last if assignment.seq == 0 and self.settled[0] < self.epoch else self.settled
             return replace(self, accepted=True, pending=pending, settled=settled)
         return self
 
-    def agrees(self, desk: Desk) -> bool:
+    def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""
-        return self.after(desk).settled == desk.last
+        return self.after(assignment).settled == assignment.last
 
 
-def write_memoir(memoir: Memoir) -> bytes:
+def write_client_state(state: ClientState) -> bytes:
     """As bytes for the disk."""
     parts: dict[str, Vector | bytes] = {
-        f"m/{task}/{name}": vector for task, memory in memoir.memory.items() for name, vector in memory.items()
+        f"m/{task}/{name}": vector for task, memory in state.memory.items() for name, vector in memory.items()
     }
     header = {
-        "run": memoir.run,
-        "client": memoir.client,
-        "epoch": memoir.epoch,
-        "nonce": memoir.nonce,
-        "accepted": memoir.accepted,
-        "seq": memoir.seq,
-        "settled": list(memoir.settled),
-        "tasks": sorted(memoir.memory),
+        "run": state.run,
+        "client": state.client,
+        "epoch": state.epoch,
+        "nonce": state.nonce,
+        "accepted": state.accepted,
+        "seq": state.seq,
+        "settled": list(state.settled),
+        "tasks": sorted(state.memory),
     }
-    pending = memoir.pending
+    pending = state.pending
     if pending is not None:
         header["pending"] = [pending.epoch, pending.seq, pending.job, pending.task, pending.memory is not None]
         parts["message"] = pending.message
         parts |= {f"p/{name}": vector for name, vector in (pending.memory or {}).items()}
-    return wire.pack("memoir", header, parts)
+    return wire.pack("client_state", header, parts)
 
 
-def read_memoir(data: bytes) -> Memoir:
+def read_client_state(data: bytes) -> ClientState:
     """From the disk; raises `RefusedError` for anything else."""
     message = wire.unpack(data)
-    if message.kind != "memoir":
+    if message.kind != "client_state":
         raise RefusedError("malformed", "not a client's state")
     h = message.header
     try:
@@ -100,8 +104,8 @@ def read_memoir(data: bytes) -> Memoir:
         if "pending" in h:
             epoch, seq, job, task, moved = h["pending"]
             kept = _under(message, "p/") if moved else None
-            pending = Pending(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
-        return Memoir(
+            pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
+        return ClientState(
             run=str(h["run"]),
             client=str(h["client"]),
             epoch=int(h["epoch"]),

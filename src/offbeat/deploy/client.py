@@ -1,4 +1,4 @@
-"""A client of a run on its network, disk and processor: does what its `Member` wants, in that order."""
+"""A client of a run on its network, disk and processor: does what its `ClientCore` wants, in that order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
-from offbeat.deploy.desk import INLINE
+from offbeat.deploy.assignment import INLINE
+from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import (
     Done,
@@ -40,7 +41,6 @@ from offbeat.deploy.effects import (
 )
 from offbeat.deploy.keys import Seal
 from offbeat.deploy.link import FAILURES, Link
-from offbeat.deploy.member import Member
 from offbeat.deploy.train import Training
 from offbeat.timing.base import Clock
 
@@ -71,7 +71,7 @@ class Party:
     dtype: str = ""
 
 
-class Site:
+class RunClient:
     """One client of one run."""
 
     def __init__(self, party: Party, link: Link, folder: Path, beat: float = 2.0, retry: float = 2.0) -> None:
@@ -79,10 +79,10 @@ class Site:
         self.disk = Disk(folder, party.run)
         self.seal = Seal(link.creds)
         firsts = [local.remember(p.initial().cpu()) for local, p in zip(party.locals, party.problems, strict=True)]
-        self.member = Member(
+        self.core = ClientCore(
             party.run, party.client, firsts, lambda: secrets.token_hex(8), retry=retry, beat=beat, dtype=party.dtype
         )
-        self.queue: asyncio.Queue[Callable[[Member, float], list[Effect]]] = asyncio.Queue()
+        self.queue: asyncio.Queue[Callable[[ClientCore, float], list[Effect]]] = asyncio.Queue()
         self.pool = ThreadPoolExecutor(1)
         self.halt: threading.Event | None = None  # of the job at work
         self.keep = False
@@ -100,13 +100,13 @@ class Site:
         """Take part until the run is over; gives an error, or nothing if all went well."""
         run, name = self.party.run, self.party.client
         try:
-            await self._do(self.member.start(self.disk.read(), time.monotonic()))
-            await self.link.listen(f"{run}.desk.{name}", self._desk)
+            await self._do(self.core.start(self.disk.read(), time.monotonic()))
+            await self.link.listen(f"{run}.assignment.{name}", self._assignment)
             self.link.reconnected.append(self._look)
             await self._look()
             while self.ended is None:
                 await self._step()
-            await self._do([Sign(self.member.sign())])
+            await self._do([Sign(self.core.sign())])
             return self.ended
         finally:
             self._stop_training(False)
@@ -119,49 +119,49 @@ class Site:
 
     def leave(self) -> None:
         """Go, and say so."""
-        self.queue.put_nowait(lambda member, now: member.leave(now))
+        self.queue.put_nowait(lambda core, now: core.leave(now))
 
     async def _step(self) -> None:
         try:
             heard = await asyncio.wait_for(self.queue.get(), TICK)
         except TimeoutError:
-            await self._do(self.member.tick(time.monotonic()))
-            if self.member.desk is None:
+            await self._do(self.core.tick(time.monotonic()))
+            if self.core.assignment is None:
                 await self._look()
             return
-        before = self.member.memoir
-        effects = heard(self.member, time.monotonic())
+        before = self.core.state
+        effects = heard(self.core, time.monotonic())
         self._count(before)
         await self._do(effects)
-        await self._do(self.member.tick(time.monotonic()))
+        await self._do(self.core.tick(time.monotonic()))
 
     def _count(self, before: Any) -> None:
         """For the display."""
-        desk, after = self.member.desk, self.member.memoir
-        if desk is None:
+        assignment, after = self.core.assignment, self.core.state
+        if assignment is None:
             return
         now = time.monotonic()
-        for job, _ in desk.jobs:
+        for job, _ in assignment.jobs:
             self.first_seen.setdefault(job.id, now)
         if before is not None and before.pending is not None and after is not None and after.pending is None:
-            if desk.verdict == "applied":
+            if assignment.verdict == "applied":
                 self.applied += 1
             else:
                 self.refused += 1
-                log.warning("%s: job %d was refused: %s", self.party.client, before.pending.job, desk.verdict)
+                log.warning("%s: job %d was refused: %s", self.party.client, before.pending.job, assignment.verdict)
 
     # Hearing
 
-    async def _desk(self, _: str, data: bytes) -> None:
-        self.queue.put_nowait(lambda member, now: member.hear(data, now))
+    async def _assignment(self, _: str, data: bytes) -> None:
+        self.queue.put_nowait(lambda core, now: core.hear(data, now))
 
     async def _look(self) -> None:
-        """Read the desk that the broker has: what was said while we were away."""
+        """Read the assignment that the broker has: what was said while we were away."""
         with contextlib.suppress(*FAILURES):
             run = self.party.run
-            found = await self.link.last(self.link.stream(run, "desk"), f"{run}.desk.{self.party.client}")
+            found = await self.link.last(self.link.stream(run, "assignment"), f"{run}.assignment.{self.party.client}")
             if found is not None:
-                await self._desk("", found[1])
+                await self._assignment("", found[1])
 
     def _later(self, action: Any) -> None:
         task = asyncio.get_running_loop().create_task(action)
@@ -233,7 +233,7 @@ class Site:
         """Leave a sealed copy; the broker compares and sets, so that a copy that was overtaken does not overwrite."""
         with contextlib.suppress(*FAILURES):
             run, client = self.party.run, self.party.client
-            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "desk")
+            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "assignment")
             if nonce not in self.mirror_at:
                 found = await self.link.last(stream, f"{subject}.head")
                 self.mirror_at[nonce] = (found[0] if found else 0, 0)
@@ -248,12 +248,12 @@ class Site:
                 parts = {}
             at = await self.link.store(f"{subject}.head", wire.pack("mirror", header, parts), expect=at)
             self.mirror_at[nonce] = (at, slot)
-            self.queue.put_nowait(lambda member, now: member.mirrored(data, now))
+            self.queue.put_nowait(lambda core, now: core.mirrored(data, now))
 
     async def _recover(self, nonce: str) -> None:
         with contextlib.suppress(*FAILURES):
             run, client = self.party.run, self.party.client
-            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "desk")
+            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "assignment")
             found = await self.link.last(stream, f"{subject}.head")
             sealed = None
             if found is not None:
@@ -264,7 +264,7 @@ class Site:
                     h = message.header
                     sealed = await self.link.get(stream, f"{subject}.{int(h['slot'])}", int(h["count"]), str(h["name"]))
             data = self.seal.open(sealed, f"{run} {nonce}") if sealed is not None else None
-            self.queue.put_nowait(lambda member, now: member.recovered(data, now))
+            self.queue.put_nowait(lambda core, now: core.recovered(data, now))
 
     async def _fetch(self, digest: str) -> None:
         """A large model. Of a cluster's brokers, one that lags behind may answer: so not at once is not never."""
@@ -276,13 +276,13 @@ class Site:
                     break
                 await asyncio.sleep(wait)
             self.fetching[digest] = time.monotonic() - began
-            self.queue.put_nowait(lambda member, now: member.fetched(digest, data, now))
+            self.queue.put_nowait(lambda core, now: core.fetched(digest, data, now))
 
     async def _judge(self, number: int, task: int, payload: Payload) -> None:
         right, total, loss = 0, 0, 0.0
         if self.party.judge is not None:
             right, total, loss = await asyncio.to_thread(self.party.judge, task, payload["model"])
-        self.queue.put_nowait(lambda member, now: member.judged(number, right, total, loss, now))
+        self.queue.put_nowait(lambda core, now: core.judged(number, right, total, loss, now))
 
     # Training, in a thread, a step at a time
 
@@ -313,7 +313,7 @@ class Site:
         memory: Payload,
         waited: float,
     ) -> None:
-        def say(heard: Callable[[Member, float], list[Effect]]) -> None:
+        def say(heard: Callable[[ClientCore, float], list[Effect]]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is gone: so are we
                 loop.call_soon_threadsafe(self.queue.put_nowait, heard)
 
@@ -321,14 +321,14 @@ class Site:
             done = self._trained(halt, job, payload, memory, waited)
         except DivergedError as error:
             reason = str(error)
-            say(lambda member, now: member.failed(job, reason, now))
+            say(lambda core, now: core.failed(job, reason, now))
         except Exception as error:  # a client's failure is a lost job, never a crash
             log.exception("%s: job %d failed", self.party.client, job.id)
             reason = f"{type(error).__name__}: {error}"
-            say(lambda member, now: member.failed(job, reason, now))
+            say(lambda core, now: core.failed(job, reason, now))
         else:
             if done is not None:
-                say(lambda member, now: member.done(done, now))
+                say(lambda core, now: core.done(done, now))
 
     def _trained(
         self, halt: threading.Event, job: Job, payload: Payload, memory: Payload, waited: float
