@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from command import offbeat
 
+from offbeat.core import names
 from offbeat.core.server import Server
-from offbeat.experiment import names
 from offbeat.experiment.catalogue import catalogue
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid

@@ -40,7 +40,7 @@ IMPOSSIBLE = {
     "until={ accuracy = 0.9 }": "until needs at least one of time, updates and versions",
     "until={ time = -1 }": "until.time = -1.0: must be a positive number",
     "evaluate.every=0": "every = 0.0: must be a positive number",
-    "evaluate.targets=[80]": "evaluate.targets = 80.0: an accuracy is a share in (0, 1]",
+    "evaluate.targets=[80]": "evaluate.targets = 80.0: must be a share in (0, 1]",
     "trials=0": "trials = 0: must be at least 1",
     "executor=fast": 'executor = "fast": expected one of "auto", "serial", "batched", "processes", "ray"',
     "device=gpu": "device = 'gpu': must be cpu, cuda or cuda:N",

@@ -259,7 +259,7 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
         (["task.1.name=easy"], "two tasks are called 'easy'"),
         (["task.1.name=''"], "task[1]: name missing"),
         (["task.0.clients=4"], "task.easy.clients: all tasks have the same ones; write count in [clients]"),
-        (["task.0.target.accuracy=1.5"], "task.easy.target.accuracy = 1.5: an accuracy is a share in (0, 1]"),
+        (["task.0.target.accuracy=1.5"], "task.easy.target.accuracy = 1.5: must be a share in (0, 1]"),
         (["task.0.opens=9", "task.0.closes=3"], "a task opens before it closes"),
         (["algorithm.fedast.requests=2"], "requests = 2 for 3 tasks: each needs at least one"),
         (["algorithm.sync-st.sampled=2"], "sampled = 2 for 3 tasks: each needs at least one client"),

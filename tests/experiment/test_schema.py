@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError, positive
-from offbeat.experiment import names, schema
+from offbeat.experiment import schema
 
 
 class Shape(Protocol):

@@ -13,14 +13,14 @@ from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson
 from offbeat.algorithms.flow import Flow
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
+from offbeat.core import names
 from offbeat.core.local import Local
+from offbeat.core.names import register
 from offbeat.core.server import Server
 from offbeat.data.base import Dataset
 from offbeat.data.load import load
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
-from offbeat.experiment import names, schema
-from offbeat.experiment.names import register
-from offbeat.models.build import NAMES as MODELS
+from offbeat.experiment import schema
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay
 from offbeat.timing.presence import Attendance
@@ -162,7 +162,6 @@ register(
 register(Attendance, {"diurnal": timing.Diurnal, "on_off": timing.OnOff, "intervals": timing.Trace})
 register(timing.Normal, {"normal": timing.Normal})
 register(timing.Timing, {"times": timing.Times})
-register(nn.Module, MODELS, "offbeat.models")
 register(
     Dataset,
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, Protocol
@@ -10,13 +10,14 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from offbeat.core import names
 from offbeat.core.errors import DataError, SettingError, at_least, share
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
 from offbeat.data.base import Dataset
 from offbeat.data.splits import IID, Split
-from offbeat.experiment import names, schema
+from offbeat.experiment import schema
 from offbeat.models.build import build as build_model
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
@@ -60,6 +61,11 @@ class Choice:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, base: Any) -> Callable[..., Any]:
+        """What it names among the members of a base."""
+        found: Callable[..., Any] = names.find(base, self.name, self.name)
+        return found
 
 
 def _choice(base: Any, kind: str) -> dict[str, Any]:
@@ -125,7 +131,7 @@ class SupervisedTable:
             load_data(self.data).as_inputs(self.inputs),
             self.clients,
             self.split,
-            self.model.name,
+            self.model.make(nn.Module),
             seed,
             self.model.options,
             l2=self.l2,
@@ -138,30 +144,13 @@ class SupervisedTable:
 
 @dataclass(frozen=True)
 class QuadraticTable:
-    """n quadratics with a known optimum.
-
-    clients: n.
-    dim: d.
-    smoothness: L, the largest curvature of every client's function.
-    convexity: μ, the smallest.
-    noise: σ of a stochastic gradient.
-    heterogeneity: ζ, distance from the optimum to the farthest client's own.
-    distance: from the starting point to the optimum.
-    """
+    """Quadratics with a known optimum; the settings are those of `Quadratic`."""
 
     clients: int
-    dim: int = 10
-    smoothness: float = 1.0
-    convexity: float = 0.1
-    noise: float = 0.0
-    heterogeneity: float = 1.0
-    distance: float = 10.0
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients)
+    others: Mapping[str, Any]
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
-        return Quadratic(**vars(self), seed=seed, device=device, label=name)
+        return Quadratic(self.clients, **self.others, seed=seed, device=device, label=name)
 
 
 @dataclass(frozen=True)
@@ -188,7 +177,7 @@ class ClientDataTable:
 
     def module(self, seed: int) -> nn.Module:
         """The model, with its first parameters."""
-        return build_model(self.model.name, self.shape, self.classes, key(seed, MODEL), **self.model.options)
+        return build_model(self.model.make(nn.Module), self.shape, self.classes, key(seed, MODEL), **self.model.options)
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
         from offbeat.deploy.client_data import ModelOnly
@@ -196,7 +185,7 @@ class ClientDataTable:
         return ModelOnly(name or "own", self.module(seed), self.clients)
 
 
-PROBLEMS: Mapping[str, type[Any]] = {"quadratic": QuadraticTable, "own": ClientDataTable}  # all others: supervised
+PROBLEMS: Mapping[str, type[Any]] = {"quadratic": Quadratic, "own": ClientDataTable}  # all others: supervised
 
 
 def read_problem(table: Any, where: str) -> ProblemTable:
@@ -206,6 +195,10 @@ def read_problem(table: Any, where: str) -> ProblemTable:
         raise SettingError(f"{where}: data missing; data: one of {known}, or your own package.module:function")
     special = PROBLEMS.get(table["data"]) if isinstance(table["data"], str) else None
     rest = {k: v for k, v in table.items() if k != "data"} if special else table
+    if special is Quadratic:
+        settings = schema.arguments(Quadratic, rest, where)
+        at_least(1, **{f"{where}.clients": settings["clients"]})
+        return QuadraticTable(settings.pop("clients"), settings)
     made: ProblemTable = schema.build(special or SupervisedTable, rest, where)
     return made
 
@@ -219,7 +212,7 @@ def describe_problem(definitions: dict[str, Any]) -> dict[str, Any]:
 
 def load_data(choice: Choice) -> Dataset:
     """The data set of this name."""
-    found = names.find(Dataset, choice.name, "problem.data")(**choice.options)
+    found = choice.make(Dataset)(**choice.options)
     if not isinstance(found, Dataset):
         raise DataError(f"problem.data: {choice.name} gave a {type(found).__name__}, not an offbeat.data.Dataset")
     return found

@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from offbeat.core import names
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, at_least, positive
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
-from offbeat.experiment import catalogue, names, schema
+from offbeat.experiment import catalogue, schema
 from offbeat.experiment.describe import (
     Clients,
     ProblemTable,

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from offbeat.core import names
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
 from offbeat.deploy import keys as identities
 from offbeat.deploy.broker import Broker
-from offbeat.experiment import folder as folders, joining, names, serving
+from offbeat.experiment import folder as folders, joining, serving
 from offbeat.experiment.experiment import Experiment, read
 from offbeat.experiment.export import run_of
 from offbeat.experiment.overrides import Overrides

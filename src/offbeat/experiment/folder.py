@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offbeat.core import names
 from offbeat.core.errors import FolderError
-from offbeat.experiment import names
 from offbeat.experiment.experiment import Experiment
 from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text, versions, write_json
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
@@ -22,7 +23,6 @@ from offbeat.deploy.client_data import ClientProblem, ModelOnly, dataset
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan, check_name
 from offbeat.deploy.server import Measure, RunServer
-from offbeat.experiment import names
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.session import Session

@@ -29,8 +29,8 @@ from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from typing import Any
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError, nearest
-from offbeat.experiment import names
 
 _WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 

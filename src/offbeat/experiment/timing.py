@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError
-from offbeat.experiment import names, schema
+from offbeat.experiment import schema
 from offbeat.timing import Times, Timing
 from offbeat.timing.speeds import Speeds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError, unknown
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
 from offbeat.models.linear import MLP, Softmax
@@ -27,17 +27,23 @@ NAMES: Mapping[str, Callable[..., nn.Module]] = {
 }
 
 
-def build(name: str, shape: Sequence[int], classes: int, seed: int, **options: Any) -> nn.Module:
-    """The model of this name for inputs of this shape; equal seeds give equal parameters.
+names.register(nn.Module, NAMES, "offbeat.models")
 
-    name: one of NAMES, or "package.module:factory" for anything callable that gives a module; a factory is handed
+
+def build(
+    model: str | Callable[..., nn.Module], shape: Sequence[int], classes: int, seed: int, **options: Any
+) -> nn.Module:
+    """The model for inputs of this shape; equal seeds give equal parameters.
+
+    model: one of NAMES, "package.module:factory", or anything callable that returns a module; a factory is given
     `shape` and `classes` if it has arguments of these names. torch's own random state is left as it was.
     """
     if classes < 1:
         raise SettingError(f"classes = {classes}: a model needs at least one output")
-    make = _imported(name) if ":" in name else NAMES.get(name)
-    if make is None:
-        raise unknown("model", name, [*NAMES, "package.module:factory"])
+    make = names.find(nn.Module, model, "model") if isinstance(model, str) else model
+    name = model if isinstance(model, str) else getattr(model, "__name__", repr(model))
+    if not callable(make):
+        raise SettingError(f"model: {name} is a {type(make).__name__}, not callable")
     accepted, anything = _accepted(make)
     arguments = {"shape": tuple(shape), "classes": classes}
     if not anything:
@@ -55,24 +61,6 @@ def build(name: str, shape: Sequence[int], classes: int, seed: int, **options: A
     if not isinstance(module, nn.Module):
         raise SettingError(f"{name} gave a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _imported(name: str) -> Callable[..., Any]:
-    """The object behind "package.module:factory"."""
-    path, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(path)
-    except (ImportError, ValueError) as error:  # ValueError: an empty name
-        raise SettingError(
-            f"model {name!r}: cannot import the module {path!r} ({error}); is its folder on PYTHONPATH?"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise SettingError(f"model {name!r}: the module {path!r} has no {attribute!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise SettingError(f"model {name!r}: {attribute!r} is a {type(found).__name__}, not callable")
-    return found  # type: ignore[no-any-return]
 
 
 def _accepted(make: Callable[..., Any]) -> tuple[set[str], bool]:

@@ -20,9 +20,14 @@ from offbeat.core.vectors import Vector
 class Quadratic:
     """f_i(w) = ½ Σ_j h_ij (w_j − c_ij)², f = mean of the f_i; a gradient carries Gaussian noise.
 
-    clients: n.   dim: d.   smoothness: L, convexity: μ: every f_i has exactly these extreme curvatures.
+    clients: n.
+    dim: d.
+    smoothness: L, the largest curvature of every f_i.
+    convexity: μ, the smallest curvature of every f_i.
+    noise: σ of a stochastic gradient, E|g − ∇f_i|² = σ².
     heterogeneity: ζ = max over i of |x* − c_i|, the distance from the optimum to the farthest client's own.
-    noise: σ, with E|g − ∇f_i|² = σ².   distance: |x_0 − x*| of the starting point.
+    distance: |x_0 − x*|, from the starting point to the optimum.
+
     Curvatures lie along the axes; all algorithms here are indifferent to a rotation of the space.
     """
 
@@ -33,10 +38,10 @@ class Quadratic:
     noise: float = 0.0
     heterogeneity: float = 1.0
     distance: float = 10.0
-    label: str = ""
-    seed: int = 0
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
+    label: str = field(default="", metadata={"setting": False})
+    seed: int = field(default=0, metadata={"setting": False})
+    dtype: torch.dtype = field(default=torch.float32, metadata={"setting": False})
+    device: str = field(default="cpu", metadata={"setting": False})
     h: Vector = field(init=False, repr=False, compare=False)  # [n, d]
     c: Vector = field(init=False, repr=False, compare=False)  # [n, d]
     _start: Vector = field(init=False, repr=False, compare=False)

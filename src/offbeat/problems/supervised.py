@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -90,14 +90,20 @@ class Supervised:
         data: Dataset,
         clients: int,
         split: Split | None = None,
-        model: str = "softmax",
+        model: str | Callable[..., nn.Module] = "softmax",
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
-        **settings: Any,
+        *,
+        l2: float = 0.0,
+        weighted: bool = False,
+        device: str = "cpu",
+        measured: int | None = None,
+        name: str = "",
     ) -> Supervised:
-        """The problem of a data set split over clients (IID by default) and a model by name, both drawn from the seed.
+        """The problem of a data set split over clients (IID by default) and a model, both drawn from the seed.
 
-        options: of the model.   settings: l2, weighted, device, measured, name.
+        model: by name, as in an experiment file, or a factory.   options: of the model.   l2: weight of l2/2·|w|².
+        weighted: a client's loss counts by its share of the samples.   measured: evaluate on at most so many samples.
         """
         if clients < 1:
             raise SettingError(f"clients = {clients}: must be at least 1")
@@ -105,7 +111,7 @@ class Supervised:
         rng = np.random.default_rng(key(seed, SPLIT))
         shards = (split or IID())(data.train_y.numpy(), clients, rng, owner)
         module = build(model, data.shape, data.classes, key(seed, MODEL), **(options or {}))
-        return cls(data, module, shards, **settings)
+        return cls(data, module, shards, l2, weighted, device, measured, name)
 
     def pooled(self) -> Supervised:
         """The same data as one client's: what training without federation would see."""
