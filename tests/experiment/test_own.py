@@ -228,3 +228,11 @@ def test_a_wrong_setting_of_theirs_is_refused_with_one_line(
         ob.load(lab / "e.toml", [override])
     assert WRONG[override] in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_they_run_for_real(lab: Path) -> None:
+    short = ("--set", "until={ updates = 6, time = 60.0 }")
+    done = offbeat(lab, "up", "e.toml", "--clients", "2", "--processes", "2", *short, "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["algorithm"], run["updates"]) for run in runs] == [("mine", 6), ("fedbuff", 6)]

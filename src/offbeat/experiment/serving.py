@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
 
 from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError
+from offbeat.core.names import all_imported
 from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.client import read_charter
@@ -37,6 +39,23 @@ from offbeat.watch.results import Deployment, Result
 from offbeat.watch.session import summary
 
 
+@contextlib.asynccontextmanager
+async def connected(
+    creds: keys.Creds, url: str, broker: Broker | None = None, patience: float = 5.0
+) -> AsyncIterator[Link]:
+    """Within, a link to a federation. broker: one to run meanwhile, whose address is taken."""
+    if broker is not None:
+        broker.start()
+    link = Link(creds, url if broker is None else broker.url)
+    try:
+        await link.connect(patience)
+        yield link
+    finally:
+        await link.close()
+        if broker is not None:
+            broker.stop()
+
+
 async def serve_all(
     session: Session, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
 ) -> list[Result]:
@@ -47,50 +66,45 @@ async def serve_all(
     place = folder / "keys"
     roster = keys.read_roster(place) if (place / keys.ROSTER).exists() else keys.init(place, names, "up", tls=False)
     broker = Broker(folder / "broker", roster, sync=sync)
-    broker.start()
-    crew = Crew(folder, broker.url, names, processes or min(count, 8))
-    link = Link(keys.read_creds(place / keys.SERVER), broker.url)
     results: list[Result] = []
-    try:
-        await link.connect(20)
-        crew.start()
-        with display(Console(stderr=True), len(experiment.runs)) as shown:
-            for spec in experiment.runs:
-                done = RunFolder(folder / spec.folder).result()
-                if done is not None:
-                    shown.end(f"{spec.name}: finished before")
-                else:
-                    last = spec is experiment.runs[-1]
-                    done = await _serve_one(
-                        session, spec, folder, link, names, options, shown, metrics, None, last, crew
-                    )
-                results.append(done)
-        await link.store("charter", as_json({"closed": True}))
-        await crew.finish()
-        return results
-    finally:
-        crew.stop()
-        await link.close()
-        broker.stop()
+    async with connected(keys.read_creds(place / keys.SERVER), "", broker, 20) as link:
+        clients = ClientProcesses(folder, broker.url, names, processes or min(count, 8), experiment.table)
+        try:
+            with display(Console(stderr=True), len(experiment.runs)) as shown:
+                for spec in experiment.runs:
+                    done = RunFolder(folder / spec.folder).result()
+                    if done is not None:
+                        shown.end(f"{spec.name}: finished before")
+                    else:
+                        last = spec is experiment.runs[-1]
+                        done = await _serve_one(
+                            session, spec, folder, link, names, options, shown, metrics, last=last, clients=clients
+                        )
+                    results.append(done)
+            await link.store("charter", as_json({"closed": True}))
+            await clients.finish()
+        finally:
+            clients.stop()
+    return results
 
 
-class Crew:
-    """The client processes of `offbeat up`; one that dies is started again."""
+class ClientProcesses:
+    """The client processes of `offbeat up`; one that dies is started again.
 
-    def __init__(self, folder: Path, url: str, names: Sequence[str], processes: int) -> None:
+    table: of the experiment; what it names outside offbeat is the same user's, so the clients may import it.
+    """
+
+    def __init__(self, folder: Path, url: str, names: Sequence[str], processes: int, table: Mapping[str, Any]) -> None:
         self.folder, self.url = folder, url
+        self.allowed = [word for name in all_imported(table) for word in ("--model", name)]
         self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
-        self.processes: list[subprocess.Popen[bytes]] = []
         self.deaths = 0
-
-    def start(self) -> None:
-        """Start all of them."""
-        (self.folder / "clients").mkdir(exist_ok=True)
+        (folder / "clients").mkdir(exist_ok=True)
         self.processes = [self._start(share) for share in self.shares]
 
     def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
         words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
-        command = [sys.executable, "-m", "offbeat", "join", *words]
+        command = [sys.executable, "-m", "offbeat", "join", *words, *self.allowed]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
             return subprocess.Popen(
@@ -98,6 +112,7 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
@@ -143,12 +158,11 @@ async def _serve_one(
     options: Options,
     shown: Display,
     metrics: int | None,
-    wait: int | None,
-    last: bool,
-    crew: Crew | None = None,
+    wait: int | None = None,
+    last: bool = False,
+    clients: ClientProcesses | None = None,
 ) -> Result:
     """Serve one run to its end."""
-
     experiment, problems = session.experiment, problems_of(session, spec)
     place = folder / spec.folder
     place.mkdir(parents=True, exist_ok=True)
@@ -157,8 +171,8 @@ async def _serve_one(
     shown.begin(spec.name)
 
     def tick(server: RunServer) -> None:
-        if crew is not None:
-            crew.look()
+        if clients is not None:
+            clients.look()
         shown.tick(watched, server.recorder)
         if (line := shown.progress.line) and "there" not in line:
             shown.progress.line = f"{line}\n{_around(server)}"
@@ -220,7 +234,6 @@ def _around(server: RunServer) -> str:
 
 
 async def _serving(server: RunServer, metrics: int | None) -> None:
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.leave)
@@ -267,69 +280,38 @@ class Place:
 
 
 async def serve_one(
-    session: Session,
-    spec: Spec,
-    folder: Path,
-    place: Place,
-    wait: int | None,
-    options: Options,
-    metrics: int | None,
+    session: Session, spec: Spec, folder: Path, place: Place, wait: int | None, options: Options, metrics: int | None
 ) -> Result:
     """Serve one run of an experiment."""
     broker = place.broker() if place.embedded else None
-    if broker is not None:
-        broker.start()
-    link = Link(place.creds, broker.url if broker is not None else place.url)
-    try:
-        await link.connect(30)
+    async with connected(place.creds, place.url, broker, 30) as link:
         with display(Console(stderr=True), 1) as shown:
             names = list(place.roster.clients)
-            return await _serve_one(session, spec, folder, link, names, options, shown, metrics, wait, False)
-    finally:
-        await link.close()
-        if broker is not None:
-            broker.stop()
+            return await _serve_one(session, spec, folder, link, names, options, shown, metrics, wait)
 
 
 async def ask(creds: keys.Creds, url: str) -> dict[str, Any]:
     """How the run that is being served stands."""
-
-    link = Link(creds, url)
-    await link.connect(5)
-    try:
-        answer = await link.client.request(f"{link.root}.ask", b"", timeout=5)
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
-    except (NoRespondersError, NatsTimeoutError):
-        raise OffbeatError("nobody serves this federation now") from None
-    finally:
-        await link.close()
+    async with connected(creds, url) as link:
+        try:
+            answer = await link.client.request(f"{link.root}.ask", b"", timeout=5)
+        except (NoRespondersError, NatsTimeoutError):
+            raise OffbeatError("nobody serves this federation now") from None
+    found: dict[str, Any] = json.loads(answer.data)
+    return found
 
 
 async def append(creds: keys.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
     """Add an entry to the log of the run that is being served, as the server."""
-
-    link = Link(creds, url)
-    await link.connect(5)
-    try:
+    async with connected(creds, url) as link:
         charter = await read_charter(link)
         if charter is None or "run" not in charter:
             raise OffbeatError("this federation has no run")
         run = str(charter["run"])
         await link.store(f"{run}.log", wire.pack(kind, {"run": run, **header}))
-    finally:
-        await link.close()
 
 
 async def replay(plan: Plan, end: int, creds: keys.Creds, url: str, broker: Broker | None) -> str:
     """Fold a run's log again up to this position; gives the fingerprint of the state there."""
-    if broker is not None:
-        broker.start()
-    link = Link(creds, broker.url if broker is not None else url)
-    try:
-        await link.connect(10)
+    async with connected(creds, url, broker, 10) as link:
         return fingerprint(await refold(link, plan, end))
-    finally:
-        await link.close()
-        if broker is not None:
-            broker.stop()

@@ -1,0 +1,54 @@
+"""A client imports nothing because a server's charter names it, wherever the name stands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.core.errors import SettingError
+from offbeat.experiment.overrides import override
+from offbeat.experiment.real import VERSION, Partner
+
+TABLE = {
+    "until": {"updates": 2},
+    "problem": {"data": "digits", "clients": 1},
+    "timing": {"exponential": {"rate": 1.0}},
+    "algorithm": {"fedbuff": {"local": {"sgd": {"lr": 0.1}}}},
+}
+EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+PLACES: list[dict[str, Any]] = [
+    {"problem.model": "evil:x"},
+    {"problem.model": {"name": "evil:x"}},
+    {"problem.model": {"evil:x": {}}},
+    {"problem.data": "evil:x"},
+    {"problem.split": "evil:x"},
+    {"problem.split": {"evil:x": {"a": 1}}},
+    {"timing": {"evil:x": {}}},
+    {"timing": {"name": "evil:x"}},
+    {"timing": {"links": {"download": {"evil:x": {}}, "upload": {"constant": 1.0}}}},
+    {"algorithm.fedbuff.name": "evil:x"},
+    {"algorithm": {"evil:x": {}}},
+    {"algorithm.fedbuff.local": {"evil:x": {"lr": 1.0}}},
+    {"algorithm.fedbuff.weight": "evil:x"},
+    {"algorithm.fedbuff.size": {"evil:x": {}}},
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_name_that_is_not_allowed_is_refused_before_it_is_imported(
+    place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    charter = {"version": VERSION, "run": "r", "roster": ["a"], "label": "fedbuff", "seed": 0, "paced": False}
+    charter |= {"unit": 1.0, "dtype": "", "experiment": override(TABLE, place)}
+    with pytest.raises(
+        SettingError, match="the server asks for 'evil:x', which is not offbeat's; allow it with --model"
+    ):
+        Partner().party(charter, "a")
+    assert not (tmp_path / "ran").exists()
+    assert "evil" not in sys.modules
