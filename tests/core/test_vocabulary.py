@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core import errors
-from offbeat.core.errors import SettingError, positive, unknown
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, Share, positive, unknown
 from offbeat.core.local import Local, Work
 from offbeat.core.server import Algorithm, Model
 from offbeat.core.vectors import dot, lengths, norm
@@ -59,6 +61,41 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
 def test_a_number_that_must_be_positive_is_named_when_it_is_not(value: float) -> None:
     with pytest.raises(SettingError, match=f"rate = {value}: must be a positive number"):
         positive(time=1.0, left_out=None, rate=value)
+
+
+@dataclass(frozen=True)
+class Knobs(Checked):
+    lr: Positive | Literal["auto"] = 1.0
+    sizes: Count | tuple[Count, ...] | None = None
+    of: Mapping[str, tuple[Share, Positive]] = field(default_factory=dict)
+    weight: NotNegative | Hinge = 0.0
+    mode: Literal["a", "b"] = "a"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lr": "x"}, "lr = 'x': must be a positive number"),
+        ({"sizes": 0}, "sizes = 0: must be at least 1"),
+        ({"sizes": (1, 2.5)}, "sizes[1] = 2.5: must be a whole number"),
+        ({"of": {"slow": (2.0, 1.0)}}, "of.slow[0] = 2.0: must be a share in (0, 1]"),
+        ({"weight": -1}, "weight = -1: must be a number, 0 or above"),
+        ({"mode": "c"}, "mode = 'c': must be one of 'a', 'b'"),
+    ],
+)
+def test_fields_are_checked_by_their_types(wrong: dict[str, Any], said: str) -> None:
+    Knobs("auto", (1, 2), {"slow": (0.5, 2.0)}, Hinge(), "b")
+    with pytest.raises(SettingError, match=f"^{re.escape(said)}$"):
+        Knobs(**wrong)
+
+
+def test_annotations_that_cannot_be_looked_up_leave_the_checks_of_the_base() -> None:
+    @dataclass(frozen=True)
+    class Mine(Knobs):
+        other: Elsewhere = 0  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(SettingError, match=r"^lr = 0: must be"):
+        Mine(lr=0)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.schedules import Schedule
+from offbeat.core.errors import Count
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, View
@@ -51,15 +52,11 @@ class AREA(Flow[AreaState]):
         trainer's own.
     """
 
-    size: int | Criterion = 1
+    size: Count | Criterion = 1
     schedule: Schedule | None = None
 
     reads: ClassVar[tuple[str, ...]] = ("residual",)
     own_size: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.size)
 
     def pair(self, local: Local) -> Local:
         return Residual.around(local)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.core.errors import Count
 from offbeat.core.events import Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, View
@@ -28,14 +29,10 @@ class AsFedAvg(Flow[AsFedAvgState]):
     size: models per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     """
 
-    size: int | Criterion = 4
+    size: Count | Criterion = 4
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
     own_size: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.size)
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import Flow
-from offbeat.core.errors import at_least, positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -26,16 +26,11 @@ class AsySG(Flow[BuffState]):
     cap: delay-adaptive steps, a gradient of staleness τ counts min(1, cap/τ); by default all count 1.
     """
 
-    size: int = 1
-    lr: float = 0.1
-    cap: float | None = None
+    size: Count = 1
+    lr: Positive = 0.1
+    cap: Positive | None = None
 
     reads: ClassVar[tuple[str, ...]] = ("gradient",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, size=self.size)
-        positive(lr=self.lr, cap=self.cap)
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:
         return BuffState(Model(models[0]), Buffer())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from offbeat.algorithms.buffer import Buffer, check_memory
 from offbeat.algorithms.flow import Flow, OneModel
-from offbeat.core.errors import at_least, positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -33,14 +33,9 @@ class CA2FL(Flow[Ca2flState]):
     memory: bytes that the cache of n vectors may take.
     """
 
-    size: int = 10
-    lr: float = 1.0
-    memory: float = 4e9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, size=self.size)
-        positive(lr=self.lr, memory=self.memory)
+    size: Count = 10
+    lr: Positive = 1.0
+    memory: Positive = 4e9
 
     def begin(self, models: Sequence[Vector], view: View) -> Ca2flState:
         check_memory("CA2FL", models[0], view.clients, self.memory)

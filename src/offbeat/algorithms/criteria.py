@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.errors import Checked, Count, Positive, SettingError
 from offbeat.core.events import Alarm
 from offbeat.core.random import Stream
 from offbeat.core.server import View
@@ -28,16 +28,13 @@ class Criterion(Protocol):
 
 
 @dataclass(frozen=True)
-class MessageCount:
+class MessageCount(Checked):
     """Aggregate after a number of messages.
 
     count: messages per aggregation, Δ.
     """
 
-    count: int
-
-    def __post_init__(self) -> None:
-        at_least(1, count=self.count)
+    count: Count
 
     def due(self, messages: int, /) -> bool:
         return messages >= self.count
@@ -47,16 +44,13 @@ class MessageCount:
 
 
 @dataclass(frozen=True)
-class Period:
+class Period(Checked):
     """Aggregate at regular times.
 
     time: time between two aggregations.
     """
 
-    time: float
-
-    def __post_init__(self) -> None:
-        positive(time=self.time)
+    time: Positive
 
     def due(self, messages: int, /) -> bool:
         return False
@@ -66,18 +60,14 @@ class Period:
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Checked):
     """Aggregate at the random times of a Poisson process.
 
     rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), which needs exponential
         compute times and no network.
     """
 
-    rate: float | Literal["optimal"]
-
-    def __post_init__(self) -> None:
-        if self.rate != "optimal":
-            positive(rate=self.rate)
+    rate: Positive | Literal["optimal"]
 
     def due(self, messages: int, /) -> bool:
         return False
@@ -95,12 +85,6 @@ class Poisson:
         if rates is None:
             raise SettingError('rate = "optimal": needs the exponential timing model, which has rates; give a number')
         return Poisson(optimal_rate(rates))
-
-
-def check_size(size: int | Criterion) -> None:
-    """Refuse what is neither a whole number from 1 on nor a criterion."""
-    if not isinstance(size, Criterion):
-        at_least(1, size=size)
 
 
 def criterion(size: int | Criterion) -> Criterion:

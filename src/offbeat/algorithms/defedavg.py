@@ -13,7 +13,7 @@ from typing import Literal
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import OneModel
-from offbeat.core.errors import at_least, one_of, positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Job, Recall, Send, Update
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Vector
@@ -46,14 +46,9 @@ class DeFedAvg(Server[DeFedAvgState]):
     instead of training on the same one again; what it would send has the same distribution.
     """
 
-    sampled: int = 10
-    lr: float = 1.0
+    sampled: Count = 10
+    lr: Positive = 1.0
     renew: Renew = "always"
-
-    def __post_init__(self) -> None:
-        at_least(1, sampled=self.sampled)
-        positive(lr=self.lr)
-        one_of(Renew, renew=self.renew)
 
     def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgState:
         return DeFedAvgState(Model(models[0]), Buffer(), {})
@@ -104,12 +99,8 @@ class DeFedAvgIID(Server[BuffState]):
     lr: server step size, η.
     """
 
-    size: int = 10
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size)
-        positive(lr=self.lr)
+    size: Count = 10
+    lr: Positive = 1.0
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:
         return BuffState(Model(models[0]), Buffer())

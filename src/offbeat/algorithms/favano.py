@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeVar
 
 from offbeat.algorithms.flow import OneModel
-from offbeat.core.errors import at_least, one_of, positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Alarm, Job, Recall, Send, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
@@ -54,14 +54,10 @@ class Interrupting(Server[S]):
     period: time between rounds, Δt.
     """
 
-    sampled: int = 10
-    period: float = 1.0
+    sampled: Count = 10
+    period: Positive = 1.0
 
     restarts: ClassVar[bool] = True  # from the new model; otherwise from the one that clients met this round
-
-    def __post_init__(self) -> None:
-        at_least(1, sampled=self.sampled)
-        positive(period=self.period)
 
     def given(self, state: S, update: Update) -> Vector:
         """The model that this answer stands for."""
@@ -134,10 +130,6 @@ class Favano(Interrupting[FavanoState]):
     normalise: Normalise = "expected"
 
     reads: ClassVar[tuple[str, ...]] = ("start", "delta")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(Normalise, normalise=self.normalise)
 
     def pair(self, local: Local) -> Local:
         return Progress.around(local)

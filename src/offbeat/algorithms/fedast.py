@@ -12,7 +12,7 @@ from offbeat.algorithms.allocate import divide, variance
 from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
-from offbeat.core.errors import SettingError, at_least, one_of, positive
+from offbeat.core.errors import Count, Positive, SettingError, at_least
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, Server, View
@@ -70,23 +70,21 @@ class FedAST(Server[FedASTState]):
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
     """
 
-    requests: int = 100
-    ratio: float = 37.0
-    size: int | None = None
-    lr: float = 0.1
+    requests: Count = 100
+    ratio: Positive = 37.0
+    size: Count | None = None
+    lr: Positive = 0.1
     allocation: Allocation = "static"
     window: int = 8
-    period: float = 0.75
+    period: Positive = 0.75
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     aggregate: Flow[Any] | None = None
     several: ClassVar[bool] = True
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def __post_init__(self) -> None:
-        positive(ratio=self.ratio, lr=self.lr, period=self.period)
-        at_least(1, requests=self.requests, size=self.size)
+        super().__post_init__()
         at_least(2, window=self.window)
-        one_of(Allocation, allocation=self.allocation)
         if self.aggregate is not None and self.aggregate.concurrency is not None:
             raise SettingError(
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"

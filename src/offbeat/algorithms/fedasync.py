@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
-from offbeat.core.errors import positive, share
+from offbeat.core.errors import Positive, Share
 from offbeat.core.events import Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, Model, View
@@ -26,12 +26,8 @@ class FedAsync(Flow[OneModel]):
     weight: staleness weight s(τ), 1 for a fresh update.
     """
 
-    lr: float = 1.0
+    lr: Positive = 1.0
     weight: Staleness = field(default_factory=Equal)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(lr=self.lr)
 
     def begin(self, models: Sequence[Vector], view: View) -> OneModel:
         return OneModel(Model(models[0]))
@@ -52,14 +48,10 @@ class FedAsyncMixing(Flow[OneModel]):
     weight: staleness weight s(τ), 1 for a fresh model.
     """
 
-    mixing: float = 0.6
+    mixing: Share = 0.6
     weight: Staleness = field(default_factory=Equal)
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        share(mixing=self.mixing)
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.flow import OneModel
-from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.errors import Count, Positive, SettingError
 from offbeat.core.events import Job, Send, Update
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Payload, Vector
@@ -36,13 +36,12 @@ class Rounds(Server[S]):
     first: over-selection: take the first so many results of a round and ignore the rest; by default wait for all.
     """
 
-    sampled: int | None = None
-    lr: float = 1.0
-    first: int | None = None
+    sampled: Count | None = None
+    lr: Positive = 1.0
+    first: Count | None = None
 
     def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        at_least(1, sampled=self.sampled, first=self.first)
+        super().__post_init__()
         if self.first is not None and self.sampled is not None and self.first > self.sampled:
             raise SettingError(f"first = {self.first}: must not exceed sampled = {self.sampled}")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from offbeat.algorithms.buffer import Buffer
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, check_size, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
-from offbeat.core.errors import positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -32,14 +32,9 @@ class FedBuff(Flow[BuffState]):
     weight: staleness weight s(τ) of each update, 1 for a fresh one; the mean still divides by K.
     """
 
-    size: int | Criterion = 10
-    lr: float = 1.0
+    size: Count | Criterion = 10
+    lr: Positive = 1.0
     weight: Staleness = field(default_factory=Equal)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_size(self.size)
-        positive(lr=self.lr)
 
     def begin(self, models: Sequence[Vector], view: View) -> BuffState:
         return BuffState(Model(models[0]), Buffer())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from offbeat.core.errors import at_least
+from offbeat.core.errors import Count
 from offbeat.core.events import Job, Send
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.state import State
@@ -37,11 +37,8 @@ class Flow(Server[S]):
         a client that has reported gets the next model at once.
     """
 
-    concurrency: int | None = field(default=None, kw_only=True)
+    concurrency: Count | None = field(default=None, kw_only=True)
     own_size: ClassVar[bool] = False  # under FedAST: keep `size` as it is instead of taking the task's b_m
-
-    def __post_init__(self) -> None:
-        at_least(1, concurrency=self.concurrency)
 
     def started(self, state: S, view: View) -> Commands:
         clients = view.everyone() if self.concurrency is None else view.idle(self.concurrency)

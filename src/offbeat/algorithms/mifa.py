@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from offbeat.algorithms.buffer import check_memory
 from offbeat.algorithms.flow import Flow, OneModel
-from offbeat.core.errors import at_least, positive
+from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, Model, View
 from offbeat.core.vectors import Vector
@@ -34,15 +34,10 @@ class MIFA(Flow[MifaState]):
     Differs from the paper: a client that has not spoken yet counts 0; the paper has all clients speak first.
     """
 
-    size: int = 1
-    lr: float = 1.0
-    memory: float = 4e9
+    size: Count = 1
+    lr: Positive = 1.0
+    memory: Positive = 4e9
     own_size: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, size=self.size)
-        positive(lr=self.lr, memory=self.memory)
 
     def begin(self, models: Sequence[Vector], view: View) -> MifaState:
         check_memory("MIFA", models[0], view.clients, self.memory)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from offbeat.algorithms.favano import InterruptedState, Interrupting
-from offbeat.core.errors import SettingError, at_least
+from offbeat.core.errors import Count, SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Model, View
@@ -83,7 +83,7 @@ class QuAFL(Interrupting[InterruptedState]):
     receiver knows; it is unbiased and its error shrinks with that difference, as the lattice's does.
     """
 
-    bits: int = 8
+    bits: Count = 8
 
     reads: ClassVar[tuple[str, ...]] = ("model",)
 
@@ -91,7 +91,6 @@ class QuAFL(Interrupting[InterruptedState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, bits=self.bits)
         if self.bits > 16:
             raise SettingError(f"bits = {self.bits}: must be at most 16")
 

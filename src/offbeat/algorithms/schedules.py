@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from offbeat.core.errors import positive
+from offbeat.core.errors import Checked, Positive
 
 
 @runtime_checkable
@@ -17,34 +17,28 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Steady:
+class Steady(Checked):
     """The same step size always, α_k = lr.
 
     lr: step size.
     """
 
-    lr: float
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
+    lr: Positive
 
     def __call__(self, k: int, /) -> float:
         return self.lr
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Checked):
     """A step size that falls with the iteration, α_k = c / (k + d).
 
     c: numerator.
     d: offset of the iteration; α_0 = c / d.
     """
 
-    c: float
-    d: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(c=self.c, d=self.d)
+    c: Positive
+    d: Positive = 1.0
 
     def __call__(self, k: int, /) -> float:
         return self.c / (k + self.d)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from offbeat.core.errors import not_negative, positive
+from offbeat.core.errors import Checked, NotNegative, Positive
 
 
 @runtime_checkable
@@ -25,35 +25,28 @@ class Equal:
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(Checked):
     """An update counts (1 + τ)^−power.
 
     power: how fast the weight falls, 0 for not at all; ½ is FedBuff's 1/sqrt(1 + τ).
     """
 
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        not_negative(power=self.power)
+    power: NotNegative = 0.5
 
     def __call__(self, staleness: int, /) -> float:
         return float((1.0 + staleness) ** -self.power)
 
 
 @dataclass(frozen=True)
-class Hinge:
+class Hinge(Checked):
     """An update counts fully up to a staleness, then 1/(slope · (τ − after) + 1).
 
     slope: how fast the weight falls.
     after: staleness up to which an update counts fully.
     """
 
-    slope: float = 10.0
-    after: float = 4.0
-
-    def __post_init__(self) -> None:
-        positive(slope=self.slope)
-        not_negative(after=self.after)
+    slope: Positive = 10.0
+    after: NotNegative = 4.0
 
     def __call__(self, staleness: int, /) -> float:
         return 1.0 if staleness <= self.after else 1.0 / (self.slope * (staleness - self.after) + 1.0)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from offbeat.algorithms.allocate import divide
 from offbeat.algorithms.buffer import Buffer
-from offbeat.core.errors import SettingError, at_least, not_negative, positive
+from offbeat.core.errors import Count, NotNegative, Positive, SettingError
 from offbeat.core.events import Job, Send, Stop, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
@@ -51,18 +51,13 @@ class TaskRounds(Server[S]):
     targets: by task, the accuracy at which it is done; its clients go to the others.
     """
 
-    sampled: int = 100
-    first: int | None = None
-    lr: float = 1.0
-    shares: tuple[float, ...] = ()
+    sampled: Count = 100
+    first: Count | None = None
+    lr: Positive = 1.0
+    shares: tuple[Positive, ...] = ()
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     several: ClassVar[bool] = True
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        at_least(1, sampled=self.sampled, first=self.first)
-        positive(**{f"shares[{m}]": share for m, share in enumerate(self.shares)})
 
     def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> dict[int, list[int]]:
         """Which of these clients train which task; `places` are the tasks' numbers of clients."""
@@ -223,11 +218,7 @@ class SyncUCBST(TaskRounds[UCBState]):
     clients, so that tasks with other losses can be compared.
     """
 
-    explore: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(explore=self.explore)
+    explore: NotNegative = 1.0
 
     reads: ClassVar[tuple[str, ...]] = ("delta", "loss")
 
@@ -294,14 +285,9 @@ class SyncBayesST(TaskRounds[BayesState]):
     task's mean known time of its clients and their mean participation, not by its members.
     """
 
-    candidates: int = 32
-    fairness: float = 1.0
-    memory: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, candidates=self.candidates, memory=self.memory)
-        not_negative(fairness=self.fairness)
+    candidates: Count = 32
+    fairness: NotNegative = 1.0
+    memory: Count = 64
 
     def begin(self, models: Sequence[Vector], view: View) -> BayesState:
         self.check(models)

@@ -13,11 +13,15 @@ OffbeatError
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache, partial
 from numbers import Integral, Real
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class OffbeatError(Exception):
@@ -116,3 +120,63 @@ def one_of(values: Any, **settings: Any) -> None:
     for name, value in settings.items():
         if value not in get_args(values):
             raise SettingError(f"{name} = {value!r}: must be one of {', '.join(map(repr, get_args(values)))}")
+
+
+Positive = Annotated[float, positive]
+NotNegative = Annotated[float, not_negative]
+Share = Annotated[float, share]
+Count = Annotated[int, partial(at_least, 1)]
+
+
+class Checked:
+    """Base of dataclasses whose fields are checked by their types: those above, literals, and what holds them.
+
+    >>> @dataclasses.dataclass
+    ... class Step(Checked):
+    ...     lr: Positive
+    >>> Step(-1.0)
+    Traceback (most recent call last):
+    offbeat.core.errors.SettingError: lr = -1.0: must be a positive number
+    """
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, hint in _hints(kind).items():
+            _check(hint, getattr(self, name), name)
+
+
+@lru_cache(maxsize=1024)
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; a class whose annotations cannot be looked up here adds none."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        with suppress(NameError):
+            found |= get_type_hints(base, include_extras=True)
+    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}
+
+
+def _check(hint: Any, value: Any, name: str) -> None:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        hint.__metadata__[0](**{name: value})
+    elif origin is Literal:
+        one_of(hint, **{name: value})
+    elif origin in (Union, UnionType):
+        checked = [option for option in inner if get_origin(option) in (Annotated, Literal)]
+        fitting = [option for option in inner if checked and _fits(option, value)]
+        for option in (fitting or checked)[:1]:
+            _check(option, value, name)
+    elif origin is tuple and isinstance(value, tuple | list):
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        for at, (kind, each) in enumerate(zip(kinds, value, strict=False)):
+            _check(kind, each, f"{name}[{at}]")
+    elif origin is Mapping and isinstance(value, Mapping):
+        if not value and get_origin(inner[1]) is Annotated:
+            raise SettingError(f"{name} = {value!r}: must hold at least one number")
+        for key, each in value.items():
+            _check(inner[1], each, f"{name}.{key}")
+
+
+def _fits(option: Any, value: Any) -> bool:
+    origin = get_origin(option) or option
+    return value in get_args(option) if origin is Literal else isinstance(origin, type) and isinstance(value, origin)

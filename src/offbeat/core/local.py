@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.errors import Checked, Count, Positive, SettingError
 from offbeat.core.problem import Numbers, Oracle
 from offbeat.core.random import bits, unit
 from offbeat.core.vectors import Payload, Vector, descend
@@ -63,7 +63,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Checked):
     """Base of local trainers: `init`, then `step` a number of times, then `final`.
 
     A local trainer is written once, for rows: everything it gets is [n, d] (or a column [n, 1]), and it may combine
@@ -75,14 +75,10 @@ class Local:
     shuffle: go through the data in a new random order every epoch instead of drawing with replacement.
     """
 
-    lr: float
-    steps: int = 1
-    batch: int | None = None
+    lr: Positive
+    steps: Count = 1
+    batch: Count | None = None
     shuffle: bool = False
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        at_least(1, steps=self.steps, batch=self.batch)
 
     @property
     def needs(self) -> tuple[str, ...]:

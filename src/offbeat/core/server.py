@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, SettingError
 from offbeat.core.events import (
     Closed,
     Command,
@@ -90,7 +90,7 @@ S = TypeVar("S", bound=State)
 
 
 @dataclass(frozen=True)
-class Server(Generic[S]):
+class Server(Checked, Generic[S]):
     """Base of servers. A complete algorithm, as small as it gets:
 
     >>> from dataclasses import dataclass

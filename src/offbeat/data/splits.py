@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.errors import Checked, Count, Positive, SettingError
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
@@ -55,7 +55,7 @@ class NearlyIID:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Class proportions drawn from a Dirichlet distribution.
 
     alpha: concentration; the smaller it is, the more the clients' data differ.
@@ -65,13 +65,9 @@ class Dirichlet:
     min_size: without per_client, clients with fewer samples than this take some from the largest clients.
     """
 
-    alpha: float
-    per_client: int | None = None
-    min_size: int = 1
-
-    def __post_init__(self) -> None:
-        positive(alpha=self.alpha)
-        at_least(1, per_client=self.per_client, min_size=self.min_size)
+    alpha: Positive
+    per_client: Count | None = None
+    min_size: Count = 1
 
     def __call__(
         self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
@@ -95,7 +91,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(Checked):
     """Every client has samples of a few classes only (PersA-FL, §5; DeFedAvg, §4.1).
 
     The classes are dealt at random and evenly: each is held by the same number of clients, give or take one,
@@ -106,12 +102,9 @@ class Classes:
     equal: whether a class is cut into equal parts for its clients; if not, it is cut at random places.
     """
 
-    per_client: int
+    per_client: Count
     even: bool = True
     equal: bool = True
-
-    def __post_init__(self) -> None:
-        at_least(1, per_client=self.per_client)
 
     def __call__(
         self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.core.errors import not_negative, one_of, positive
+from offbeat.core.errors import NotNegative, Positive
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Vector, lengths
 
@@ -26,15 +26,9 @@ class MAML(Local):
     Differs from the paper: its formula (D1) divides the central difference by δ; a difference over 2δ needs 2δ.
     """
 
-    alpha: float = 0.01
+    alpha: NotNegative = 0.01
     hessian: Hessian = "exact"
-    delta: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(alpha=self.alpha)
-        one_of(Hessian, hessian=self.hessian)
-        positive(delta=self.delta)
+    delta: Positive = 1e-3
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]

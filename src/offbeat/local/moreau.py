@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from offbeat.core.errors import SettingError, at_least, not_negative, positive
+from offbeat.core.errors import Count, NotNegative, Positive, SettingError
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Payload, Vector, lengths
 
@@ -26,17 +26,14 @@ class Moreau(Local):
     momentum: momentum of the inner solver, in Nesterov's form; 0 is plain descent.
     """
 
-    penalty: float = 15.0
-    accuracy: float = 1e-3
-    inner: int = 20
-    inner_lr: float | None = None
-    momentum: float = 0.0
+    penalty: Positive = 15.0
+    accuracy: Positive = 1e-3
+    inner: Count = 20
+    inner_lr: Positive | None = None
+    momentum: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(penalty=self.penalty, accuracy=self.accuracy, inner_lr=self.inner_lr)
-        at_least(1, inner=self.inner)
-        not_negative(momentum=self.momentum)
         if self.momentum >= 1:
             raise SettingError(f"momentum = {self.momentum}: must be in [0, 1)")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbeat.core.errors import not_negative
+from offbeat.core.errors import NotNegative
 from offbeat.core.local import Work
 from offbeat.core.vectors import Vector
 from offbeat.local.sgd import SGD
@@ -17,11 +17,7 @@ class Prox(SGD):
     mu: weight of the proximal term, μ (ρ in FedAsync); 0 is plain SGD.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(mu=self.mu)
+    mu: NotNegative = 0.01
 
     def pull(self, w: Vector, work: Work) -> Vector:
         return self.mu * (w - work.payload["model"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from offbeat.core.errors import one_of
 from offbeat.core.local import Carry, Work
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
@@ -24,10 +23,6 @@ class Scaffold(SGD):
     """
 
     option: Option = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(Option, option=self.option)
 
     needs: ClassVar[tuple[str, ...]] = ("model", "control")
 

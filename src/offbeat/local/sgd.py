@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.core.errors import not_negative, positive
+from offbeat.core.errors import NotNegative, Positive
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.vectors import Vector, descend, lengths
 
@@ -21,13 +21,8 @@ class SGD(Local):
     clip: bound on the length of the gradient, decay not included; by default none.
     """
 
-    decay: float = 0.0
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(decay=self.decay)
-        positive(clip=self.clip)
+    decay: NotNegative = 0.0
+    clip: Positive | None = None
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w, pull = carry["w"], self.pull(carry["w"], work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from offbeat.core.errors import SettingError, not_negative, share
+from offbeat.core.errors import Checked, NotNegative, SettingError, Share
 from offbeat.core.events import Job
 from offbeat.core.random import DELAY, Stream, key, longer, uniform
 from offbeat.timing.base import Durations
@@ -20,7 +20,7 @@ _only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, with
 
 
 @dataclass(frozen=True)
-class Times:
+class Times(Checked):
     """How long jobs take, and which clients are online.
 
     compute: time of a job's local steps; by default none.
@@ -42,17 +42,16 @@ class Times:
     network: Network | None = field(default=None, metadata={"flat": True})
     speeds: Speeds | None = None
     presence: Attendance | None = field(default=None, metadata={"flat": True})
-    available: float = 1.0
-    dropout: float = 0.0
+    available: Share = 1.0
+    dropout: NotNegative = 0.0
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.compute is None and self.network is None and self.trace is None:
             raise SettingError("nothing takes any time; give a compute time or a network")
         if self.speeds is not None and self.compute is None and self.trace is None:
             raise SettingError(f"speeds = {self.speeds!r}: there is no compute time for them to stretch; give one")
-        share(available=self.available)
-        not_negative(dropout=self.dropout)
         if self.dropout >= 1:
             raise SettingError(f"dropout = {self.dropout!r}: must be a probability below 1")
 

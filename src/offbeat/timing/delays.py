@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offbeat.core.errors import SettingError, not_negative, one_of, ordered, positive, unknown
+from offbeat.core.errors import Checked, NotNegative, Positive, SettingError, ordered, unknown
 from offbeat.timing import laws
 from offbeat.timing.parts import Per, Replayed, Scaled
 
-Sizes = float | Mapping[str, float]  # one number, or one for each task by its name
+Sizes = Positive | Mapping[str, Positive]  # one number, or one for each task by its name
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(Checked):
     """A number for each client, drawn once from a normal distribution.
 
     mean: mean of the distribution.
@@ -26,31 +26,21 @@ class Normal:
     min: smallest value; a draw below it becomes this.
     """
 
-    mean: float
-    std: float
-    min: float
-
-    def __post_init__(self) -> None:
-        positive(mean=self.mean, min=self.min)
-        not_negative(std=self.std)
+    mean: Positive
+    std: NotNegative
+    min: Positive
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(Checked):
     """Exponential, memoryless job times, whatever the number of local steps (AREA, §5).
 
     rate: jobs per unit of time, λ: one number for all clients, a normal distribution, or a list with one rate for each
         client.
     """
 
-    rate: float | Normal | tuple[float, ...]
+    rate: Positive | Normal | tuple[Positive, ...]
     per: ClassVar[Per] = "job"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rate, tuple):
-            positive(**{f"rate[{i}]": rate for i, rate in enumerate(self.rate)})
-        elif not isinstance(self.rate, Normal):
-            positive(rate=self.rate)
 
     def rates(self, clients: int, seed: int) -> list[float]:
         """λ_i of every client."""
@@ -68,7 +58,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class ShiftedExponential:
+class ShiftedExponential(Checked):
     """β + Exp(mean 2β) per local step: one draw for each job, times its number of steps (FedAST, C.6).
 
     per_step: size of the task, β of a client at normal speed; a number, or one for each task by its name.
@@ -77,16 +67,13 @@ class ShiftedExponential:
     per_step: Sizes
     per: ClassVar[Per] = "step"
 
-    def __post_init__(self) -> None:
-        check_sizes("per_step", self.per_step)
-
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part whose law has β = 1."""
         return Scaled(laws.shifted(1.0, 2.0), sizes("per_step", self.per_step, tasks), factors, per_unit=True)
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Checked):
     """Always the same time.
 
     time: a number, or one for each task by its name.
@@ -96,17 +83,13 @@ class Constant:
     time: Sizes
     per: Per = "job"
 
-    def __post_init__(self) -> None:
-        check_sizes("time", self.time)
-        one_of(Per, per=self.per)
-
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of the unit law."""
         return Scaled(laws.point(), sizes("time", self.time, tasks), factors, self.per == "step")
 
 
 @dataclass(frozen=True)
-class Flops:
+class Flops(Checked):
     """Floating-point operations of a local step over the speed of the fastest client (DeFedAvg, §4.1.3).
 
     per_step: operations of a local step; a number, or one for each task by its name.
@@ -114,12 +97,8 @@ class Flops:
     """
 
     per_step: Sizes
-    speed: float
+    speed: Positive
     per: ClassVar[Per] = "step"
-
-    def __post_init__(self) -> None:
-        check_sizes("per_step", self.per_step)
-        positive(speed=self.speed)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of the unit law."""
@@ -128,7 +107,7 @@ class Flops:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Checked):
     """Times spread evenly between two bounds.
 
     low: shortest time.
@@ -136,15 +115,13 @@ class Uniform:
     per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
-    low: float
-    high: float
+    low: NotNegative
+    high: Positive
     per: Per = "job"
 
     def __post_init__(self) -> None:
-        not_negative(low=self.low)
-        positive(high=self.high)
+        super().__post_init__()
         ordered(low=self.low, high=self.high)
-        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -152,7 +129,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class LogNormal(Checked):
     """Log-normal times: a moderate tail.
 
     sigma: standard deviation of the logarithm, σ.
@@ -161,17 +138,15 @@ class LogNormal:
     per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
-    sigma: float
-    median: float | None = None
-    mean: float | None = None
+    sigma: NotNegative
+    median: Positive | None = None
+    mean: Positive | None = None
     per: Per = "job"
 
     def __post_init__(self) -> None:
-        not_negative(sigma=self.sigma)
-        positive(median=self.median, mean=self.mean)
+        super().__post_init__()
         if (self.median is None) == (self.mean is None):
             raise SettingError(f"median = {self.median}, mean = {self.mean}: give exactly one of the two")
-        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -183,7 +158,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True)
-class Pareto:
+class Pareto(Checked):
     """Pareto times, longer than t with probability (scale / t)^shape: a heavy tail.
 
     scale: shortest time.
@@ -191,13 +166,9 @@ class Pareto:
     per: whether a time is drawn for each "job", or is that of a local "step".
     """
 
-    scale: float
-    shape: float
+    scale: Positive
+    shape: Positive
     per: Per = "job"
-
-    def __post_init__(self) -> None:
-        positive(scale=self.scale, shape=self.shape)
-        one_of(Per, per=self.per)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
         """A part of this law."""
@@ -205,35 +176,23 @@ class Pareto:
 
 
 @dataclass(frozen=True)
-class RecordedTimes:
+class RecordedTimes(Checked):
     """Recorded times of whole jobs, replayed in order and again from the start.
 
     records: the times of each recorded client; client i replays record i modulo their number.
     """
 
-    records: tuple[tuple[float, ...], ...]
+    records: tuple[tuple[NotNegative, ...], ...]
     per: ClassVar[Per] = "job"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.records or not all(self.records):
             raise SettingError("records: every recorded client needs at least one time")
-        for record in self.records:
-            for time in record:
-                not_negative(records=time)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Replayed:
         """A part that draws nothing."""
         return Replayed(self.records, factors)
-
-
-def check_sizes(name: str, value: Sizes) -> None:
-    """Refuse sizes that are not positive."""
-    if not isinstance(value, Mapping):
-        positive(**{name: value})
-    elif not value:
-        raise SettingError(f"{name} = {value!r}: must be a number, or one for each task by its name")
-    else:
-        positive(**{f"{name}.{task}": size for task, size in value.items()})
 
 
 def sizes(name: str, value: Sizes, tasks: Sequence[str]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError, ordered, positive
+from offbeat.core.errors import Checked, Positive, SettingError, ordered
 from offbeat.core.random import CLIENT, key
 from offbeat.timing import laws
 from offbeat.timing.parts import Delay, Part, Scaled
@@ -22,18 +22,15 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True)
-class Bandwidth:
+class Bandwidth(Checked):
     """Bytes over bandwidth, the same for every client; times are in seconds.
 
     down: download bandwidth in Mbit/s (DeFedAvg, §4.1.3: 400).
     up: upload bandwidth in Mbit/s.
     """
 
-    down: float
-    up: float
-
-    def __post_init__(self) -> None:
-        positive(down=self.down, up=self.up)
+    down: Positive
+    up: Positive
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str]) -> Parts:
         """Parts whose amount is bytes."""
@@ -43,7 +40,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Delays:
+class Delays(Checked):
     """Random delays each way, exponential for each job whatever the size of the model (PersA-FL, §5).
 
     download: mean download time; a number, or two bounds between which each client's is drawn.
@@ -52,19 +49,16 @@ class Delays:
     Differs from the paper: it states the ratio, 4 to 6, and no distribution; this one is ours.
     """
 
-    download: float | tuple[float, float] = 1.0
-    ratio: tuple[float, float] = (4.0, 6.0)
+    download: Positive | tuple[Positive, Positive] = 1.0
+    ratio: tuple[Positive, Positive] = (4.0, 6.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in (("download", self.download), ("ratio", self.ratio)):
-            if not isinstance(value, tuple):
-                positive(**{name: value})
-            elif len(value) != 2:
+            if isinstance(value, tuple) and len(value) != 2:
                 raise SettingError(f"{name} = {value!r}: must be two numbers, the lowest and the highest")
-            else:
-                bounds = {f"{name}[0]": value[0], f"{name}[1]": value[1]}
-                positive(**bounds)
-                ordered(**bounds)
+            if isinstance(value, tuple):
+                ordered(**{f"{name}[0]": value[0], f"{name}[1]": value[1]})
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str]) -> Parts:
         """Parts whose factors are the clients' mean times."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError, finite, not_negative, positive, share
+from offbeat.core.errors import Checked, NotNegative, Positive, SettingError, Share, finite, positive
 from offbeat.core.random import PRESENCE, Stream, key
 from offbeat.timing import laws
 
@@ -104,7 +104,7 @@ class Alternating:
 
 
 @dataclass(frozen=True)
-class Diurnal:
+class Diurnal(Checked):
     """Clients are online for one stretch of every day, each at its own hour.
 
     period: length of the day.
@@ -112,14 +112,12 @@ class Diurnal:
     spread: share of the day over which the clients' stretches begin evenly; 0: all begin at the same time.
     """
 
-    period: float
-    on: float = 0.5
-    spread: float = 1.0
+    period: Positive
+    on: Share = 0.5
+    spread: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        positive(period=self.period)
-        share(on=self.on)
-        not_negative(spread=self.spread)
+        super().__post_init__()
         if self.spread > 1:
             raise SettingError(f"spread = {self.spread!r}: must be a share of the day, from 0 to 1")
 
@@ -137,18 +135,15 @@ class Diurnal:
 
 
 @dataclass(frozen=True)
-class OnOff:
+class OnOff(Checked):
     """Clients go online and offline at random; both phases are exponential, and stationary from the start.
 
     on: mean time online.
     off: mean time offline.
     """
 
-    on: float
-    off: float
-
-    def __post_init__(self) -> None:
-        positive(on=self.on, off=self.off)
+    on: Positive
+    off: Positive
 
     def bind(self, clients: int, seed: int) -> Presence:
         """Nothing is drawn before it is asked for."""

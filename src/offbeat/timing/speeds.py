@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from offbeat.core.errors import SettingError, ordered, positive, share
+from offbeat.core.errors import Checked, Positive, SettingError, Share, ordered
 from offbeat.timing import laws
 
 
@@ -18,22 +18,21 @@ class Speeds(Protocol):
 
 
 @dataclass(frozen=True)
-class SpeedClasses:
+class SpeedClasses(Checked):
     """Classes of clients with exact shares, rounded to whole clients; the seed says who is in which.
 
     of: by the name of a class, its share of the clients and its factor, as in { slow = [0.25, 1.3], … }.
     """
 
-    of: Mapping[str, tuple[float, float]]
+    of: Mapping[str, tuple[Share, Positive]]
 
     def __post_init__(self) -> None:
         if not self.of:
             raise SettingError(f"of = {self.of!r}: must hold at least one class, name = (share, factor)")
+        super().__post_init__()
         for name, value in self.of.items():
             if not isinstance(value, tuple) or len(value) != 2:
                 raise SettingError(f"of.{name} = {value!r}: must be two numbers, its share and its factor")
-            share(**{f"of.{name}[0]": value[0]})
-            positive(**{f"of.{name}[1]": value[1]})
         total = sum(value[0] for value in self.of.values())
         if abs(total - 1) > 1e-6:
             raise SettingError(f"of = {self.of!r}: the shares of {', '.join(self.of)} must sum to 1, not {total:g}")
@@ -45,18 +44,18 @@ class SpeedClasses:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(Checked):
     """Factors spread evenly between two bounds (DeFedAvg, §4.1.3: from 1 to 5).
 
     low: smallest factor.
     high: largest factor.
     """
 
-    low: float
-    high: float
+    low: Positive
+    high: Positive
 
     def __post_init__(self) -> None:
-        positive(low=self.low, high=self.high)
+        super().__post_init__()
         ordered(low=self.low, high=self.high)
 
     def factors(self, clients: int, seed: int) -> list[float]:
@@ -65,16 +64,13 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Factors:
+class Factors(Checked):
     """One factor for each client, given.
 
     values: the factors, in the order of the clients.
     """
 
-    values: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        positive(**{f"values[{i}]": value for i, value in enumerate(self.values)})
+    values: tuple[Positive, ...]
 
     def factors(self, clients: int, seed: int) -> list[float]:
         """The values."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.core.errors import Checked, DataError, Positive, SettingError
 from offbeat.timing.delays import RecordedTimes
 from offbeat.timing.network import Links
 from offbeat.timing.phones import located, read_json
@@ -40,7 +40,7 @@ class TraceParts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Checked):
     """Recorded jobs and times online, replayed.
 
     file: CSV or JSON file; a path, or a name in $OFFBEAT_DATA/traces.
@@ -48,10 +48,7 @@ class Trace:
     """
 
     file: str
-    period: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(period=self.period)
+    period: Positive | None = None
 
     def read(self) -> TraceParts:
         """The parts that the file holds."""
