@@ -23,7 +23,7 @@ from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
 from offbeat.deploy.server import refold
 from offbeat.experiment.experiment import load
-from offbeat.experiment.real import Options, plan_of, run_name
+from offbeat.experiment.real import DeployOptions, plan_of, run_name
 from offbeat.experiment.session import Session
 
 # An experiment on data that the sites have themselves, and what gives it to a site.
@@ -168,7 +168,7 @@ def wait_for_updates(federation: Federation, patience: float = 120.0) -> None:
 def final_ledger(federation: Federation) -> Ledger:
     """The state at the end of the log."""
     experiment = load(federation.file, {"problem.clients": len(federation.names)})
-    options, spec = Options(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
+    options, spec = DeployOptions(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
     plan = plan_of(Session(experiment), spec, run_name(spec, federation.out / spec.folder), federation.names, options)
 
     async def fold() -> Ledger:

@@ -86,3 +86,10 @@ def test_importing_offbeat_imports_nothing_heavy() -> None:
     code = f"import sys; from offbeat import *; print(sorted({HEAVY!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]", result.stdout
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """Whoever searches for a name finds one class."""
+    trees = [ast.parse(path.read_text()) for path in ROOT.rglob("*.py")]
+    names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -492,7 +492,7 @@ def test_after_a_crash_runs_go_on_from_where_they_were_saved_last(
     table = tomllib.loads(LONG)
     folder = create(tmp_path / "out", Grid(table).experiment, {"axes": table["sweep"], "options": {"workers": 1}})
     orders = crew.Orders(str(folder), "cpu", False, 1, 4)
-    for _ in crew.Hand(orders, 0, iter(Grid(table).points), lambda message: None, lambda: False).steps():
+    for _ in crew.SweepWorker(orders, 0, iter(Grid(table).points), lambda message: None, lambda: False).steps():
         if list(folder.glob("runs/*/checkpoint.older.safetensors")):
             break  # and nobody saves what came after
     assert offbeat("resume", folder).code == 0
@@ -506,7 +506,7 @@ def test_the_largest_of_several_problems_says_how_many_runs_are_at_work(tmp_path
         QUADRATIC + '\n[sweep]\n"problem.dim" = [2, 30000]\n"algorithm.*.local.sgd.lr" = [0.1, 0.2, 0.3]'
     )
     found, at_work = Grid({**table, "until": {"updates": 40}}), []
-    hand = crew.Hand(
+    hand = crew.SweepWorker(
         crew.Orders(str(tmp_path), "cpu", False, 1, 12), 0, iter(found.points), lambda m: None, lambda: False
     )
     for _ in hand.steps():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from offbeat.bench.workloads import Task, Workload
+from offbeat.bench.workloads import BenchTask, Workload
 from offbeat.core.errors import DataError
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
@@ -66,7 +66,7 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
     return Material(workload, problems, datasets, modules, shards, means, [d.name for d in datasets])
 
 
-def dataset(task: Task) -> Dataset:
+def dataset(task: BenchTask) -> Dataset:
     """The task's data set if it is installed, else a synthetic one of the same shape."""
     try:
         return load(task.data)

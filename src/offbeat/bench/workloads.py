@@ -13,7 +13,7 @@ AGAINST = {BOTH: OFFBEAT, SWEEP: SERIAL}  # what they are compared with; offbeat
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """What one model is trained on.
 
     time: mean time of a local step on a normal client, β in FedAST, C.6; only where there are several tasks.
@@ -55,7 +55,7 @@ class Workload:
     updates: int
     quick: int
     check: Check
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[BenchTask, ...] = ()
     size: int = 10
     lr: float = 1.0
     cuda: int = 2000
@@ -85,7 +85,7 @@ WORKLOADS = {
             "W1",
             "softmax regression 784→10, 128 clients, batch 32, 1 step",
             clients=128,
-            tasks=(Task("mnist", "softmax", steps=1, batch=32, lr=0.2),),
+            tasks=(BenchTask("mnist", "softmax", steps=1, batch=32, lr=0.2),),
             updates=10_000,
             quick=3_000,
             check=Check("accuracy", 0.01),
@@ -94,7 +94,7 @@ WORKLOADS = {
             "W2",
             "the same with 50 steps",
             clients=128,
-            tasks=(Task("mnist", "softmax", steps=50, batch=32, lr=0.02),),
+            tasks=(BenchTask("mnist", "softmax", steps=50, batch=32, lr=0.02),),
             updates=1_000,
             quick=400,
             check=Check("accuracy", 0.01),
@@ -103,7 +103,7 @@ WORKLOADS = {
             "W3",
             "CNN of DeFedAvg on 28×28, 100 clients, batch 10, 50 steps",
             clients=100,
-            tasks=(Task("fashion-mnist", "cnn", steps=50, batch=10, lr=0.05),),
+            tasks=(BenchTask("fashion-mnist", "cnn", steps=50, batch=10, lr=0.05),),
             updates=20,
             quick=10,
             check=Check("accuracy", 0.1),
@@ -117,9 +117,9 @@ WORKLOADS = {
             "FedAST's tasks (MLP, LeNet-5, CNN), 1,000 clients, 315 requests, batch 32, 27 steps",
             clients=1000,
             tasks=(
-                Task("mnist", "mlp", steps=27, batch=32, lr=0.1, time=0.148),
-                Task("fashion-mnist", "lenet5", steps=27, batch=32, lr=0.06, time=0.240),
-                Task("cifar10", "cifar-cnn", steps=27, batch=32, lr=0.1, time=0.228),
+                BenchTask("mnist", "mlp", steps=27, batch=32, lr=0.1, time=0.148),
+                BenchTask("fashion-mnist", "lenet5", steps=27, batch=32, lr=0.06, time=0.240),
+                BenchTask("cifar10", "cifar-cnn", steps=27, batch=32, lr=0.1, time=0.228),
             ),
             size=3,
             lr=0.1,

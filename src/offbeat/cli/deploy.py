@@ -58,7 +58,9 @@ def _library() -> ModuleType:
 
 def _options(size: int, half: bool, limits: dict[str, Any], **others: Any) -> Any:
     library = _library()
-    return library.Options(limits=library.Limits(size=size << 20, **limits), dtype="bfloat16" if half else "", **others)
+    return library.DeployOptions(
+        limits=library.Limits(size=size << 20, **limits), dtype="bfloat16" if half else "", **others
+    )
 
 
 def up(

@@ -56,7 +56,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NamedFactory:
     """A model or a data set by name, with its options."""
 
     name: str
@@ -69,9 +69,9 @@ class Choice:
 
 
 def _choice(base: Any, kind: str) -> dict[str, Any]:
-    """How a field that holds a Choice among the members of a base is read and described."""
+    """How a field that holds a NamedFactory among the members of a base is read and described."""
 
-    def read(value: Any, where: str) -> Choice:
+    def read(value: Any, where: str) -> NamedFactory:
         if not isinstance(value, str | Mapping):
             raise SettingError(
                 f"{where} = {schema.shown(value)}: expected {kind}, as a name or as a table with options"
@@ -80,7 +80,7 @@ def _choice(base: Any, kind: str) -> dict[str, Any]:
         make = names.find(base, name, where)
         if not callable(make):
             raise SettingError(f"{where}: {name} is a {type(make).__name__}, not callable")
-        return Choice(name, schema.arguments(make, schema.behind_name(make, inner, others, where), where))
+        return NamedFactory(name, schema.arguments(make, schema.behind_name(make, inner, others, where), where))
 
     def describe(definitions: dict[str, Any]) -> dict[str, Any]:
         return schema.one_of(base, definitions)
@@ -115,9 +115,9 @@ class SupervisedTable:
     inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1.
     """
 
-    data: Choice = field(metadata=_choice(Dataset, "a data set"))
+    data: NamedFactory = field(metadata=_choice(Dataset, "a data set"))
     clients: int
-    model: Choice = field(default=Choice("softmax"), metadata=_choice(nn.Module, "a model"))
+    model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
     split: Split = field(default_factory=IID)
     l2: float = 0.0
     weighted: bool = False
@@ -167,7 +167,7 @@ class ClientDataTable:
     clients: int
     shape: tuple[int, ...]
     classes: int
-    model: Choice = field(default=Choice("softmax"), metadata=_choice(nn.Module, "a model"))
+    model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
     l2: float = 0.0
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ def describe_problem(definitions: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["data"], "additionalProperties": False}
 
 
-def load_data(choice: Choice) -> Dataset:
+def load_data(choice: NamedFactory) -> Dataset:
     """The data set of this name."""
     found = choice.make(Dataset)(**choice.options)
     if not isinstance(found, Dataset):

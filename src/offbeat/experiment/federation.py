@@ -17,7 +17,7 @@ from offbeat.experiment import folder as folders, joining, serving
 from offbeat.experiment.experiment import Experiment, read
 from offbeat.experiment.export import run_of
 from offbeat.experiment.overrides import Overrides
-from offbeat.experiment.real import Limits, Options, Partner, plan_of, state_folder
+from offbeat.experiment.real import DeployOptions, Limits, Partner, plan_of, state_folder
 from offbeat.experiment.results import Results
 from offbeat.experiment.runs import sum_up
 from offbeat.experiment.session import Session
@@ -25,7 +25,7 @@ from offbeat.simulate.threads import computing
 from offbeat.watch.files import EXPERIMENT, locked
 from offbeat.watch.folder import RunFolder
 
-__all__ = ["Limits", "Options", "experiment_for", "join", "replay", "retire", "serve", "status", "up"]
+__all__ = ["DeployOptions", "Limits", "experiment_for", "join", "replay", "retire", "serve", "status", "up"]
 
 URL = "tls://127.0.0.1:4222"
 
@@ -40,7 +40,7 @@ def experiment_for(file: Path | str | None, overrides: Overrides = (), clients: 
 def up(
     experiment: Experiment,
     out: Path | str | None = None,
-    options: Options | None = None,
+    options: DeployOptions | None = None,
     *,
     processes: int | None = None,
     metrics: int | None = None,
@@ -52,7 +52,7 @@ def up(
     metrics: port on which Prometheus is answered.   sync: every message is on disk before it counts.
     """
     positive(processes=processes)
-    options = options or Options()
+    options = options or DeployOptions()
     with contextlib.closing(Session(experiment)) as session:
         roster = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
         for spec in experiment.runs[: len(experiment.labels)]:
@@ -75,7 +75,7 @@ def serve(
     wait: int | None = None,
     overrides: Overrides = (),
     out: Path | str | None = None,
-    options: Options | None = None,
+    options: DeployOptions | None = None,
     metrics: int | None = None,
 ) -> Results:
     """Serve one run of an experiment to the clients on the roster beside these keys.
@@ -86,7 +86,7 @@ def serve(
     creds, roster = identities.read_creds(keys), identities.read_roster(keys.parent)
     if creds.client:
         raise SettingError(f"{keys} are the keys of the client {creds.client}; the server's are in server.creds")
-    experiment, options = experiment_for(file, overrides, len(roster.clients)), options or Options()
+    experiment, options = experiment_for(file, overrides, len(roster.clients)), options or DeployOptions()
     chosen = [s for s in experiment.runs if algorithm in (None, s.label) and seed in (None, s.seed)]
     if len(chosen) != 1:
         listed = ", ".join(s.name for s in experiment.runs)
@@ -155,7 +155,7 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
     made = done.real
     place = run.parent / "keys" if keys is None else keys.parent
     roster, creds = identities.read_roster(place), identities.read_creds(keys or place / identities.SERVER)
-    options = Options(made.unit, False, Limits(**made.limits), made.dtype)
+    options = DeployOptions(made.unit, False, Limits(**made.limits), made.dtype)
     with contextlib.closing(Session(experiment)) as session:
         plan = plan_of(session, spec, made.run, list(roster.clients), options)
     broker = Broker(run.parent / "broker", roster) if keys is None else None

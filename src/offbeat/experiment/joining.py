@@ -25,12 +25,12 @@ async def take_part(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leaving.set)
-    client_cores = [_member(each, url, partner, state, once, until_closed, leaving) for each in creds]
-    found = await asyncio.gather(*client_cores)
+    members = [_take_part(each, url, partner, state, once, until_closed, leaving) for each in creds]
+    found = await asyncio.gather(*members)
     return "; ".join(error for error in found if error)
 
 
-async def _member(
+async def _take_part(
     creds: Creds, url: str, partner: Partner, state: Path, once: bool, until_closed: bool, leaving: asyncio.Event
 ) -> str:
     """One client, from one run to the next."""

@@ -33,7 +33,7 @@ VERSION = 1  # of the charter
 
 
 @dataclass(frozen=True)
-class Options:
+class DeployOptions:
     """How a real run is served, besides the experiment.
 
     unit: seconds in one unit of the experiment's time.   paced: clients take as long as the timing model says.
@@ -82,7 +82,7 @@ def run_name(spec: Spec, folder: Path) -> str:
     return check_name("run", str(json.loads(path.read_text(encoding="utf-8"))["run"]))
 
 
-def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: Options) -> Plan:
+def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: DeployOptions) -> Plan:
     """What the server of this run serves."""
     experiment, problems = session.experiment, problems_of(session, spec)
     if problems[0].clients != len(roster):
@@ -121,7 +121,7 @@ def measure_of(problems: Sequence[Problem]) -> Measure | None:
     return lambda task, vector: problems[task].measure(vector.unsqueeze(0))[0]
 
 
-def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: Options, last: bool) -> dict[str, Any]:
+def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: DeployOptions, last: bool) -> dict[str, Any]:
     """What the clients are told: names and numbers only."""
     return {
         "version": VERSION,

@@ -29,7 +29,7 @@ from offbeat.deploy.metrics import exposed
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server import RunServer, fingerprint, refold
 from offbeat.experiment.experiment import Spec
-from offbeat.experiment.real import DeployedRun, Options, charter_of, measure_of, plan_of, problems_of, run_name
+from offbeat.experiment.real import DeployedRun, DeployOptions, charter_of, measure_of, plan_of, problems_of, run_name
 from offbeat.experiment.session import Session
 from offbeat.watch.files import SERVER_LOG
 from offbeat.watch.folder import RunFolder
@@ -57,7 +57,7 @@ async def connected(
 
 
 async def serve_all(
-    session: Session, folder: Path, options: Options, processes: int | None, metrics: int | None, sync: bool
+    session: Session, folder: Path, options: DeployOptions, processes: int | None, metrics: int | None, sync: bool
 ) -> list[Result]:
     """Everything on this machine: broker, clients, and every run of the experiment one after the other."""
     experiment = session.experiment
@@ -155,7 +155,7 @@ async def _serve_one(
     folder: Path,
     link: Link,
     roster: Sequence[str],
-    options: Options,
+    options: DeployOptions,
     shown: Display,
     metrics: int | None,
     wait: int | None = None,
@@ -280,7 +280,13 @@ class Place:
 
 
 async def serve_one(
-    session: Session, spec: Spec, folder: Path, place: Place, wait: int | None, options: Options, metrics: int | None
+    session: Session,
+    spec: Spec,
+    folder: Path,
+    place: Place,
+    wait: int | None,
+    options: DeployOptions,
+    metrics: int | None,
 ) -> Result:
     """Serve one run of an experiment."""
     broker = place.broker() if place.embedded else None

@@ -58,7 +58,7 @@ class Orders:
     runs: int
 
 
-class Hand:
+class SweepWorker:
     """One worker: its runs are one program."""
 
     def __init__(
@@ -222,9 +222,9 @@ def _digest(run: Simulation) -> dict[str, float]:
 def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
     """All in this process."""
     messages: list[Message] = []
-    hand = Hand(orders, 0, iter(points), messages.append, stop)
+    worker = SweepWorker(orders, 0, iter(points), messages.append, stop)
     with computing(()):  # each run sets what it needs
-        for _ in hand.steps():
+        for _ in worker.steps():
             yield from messages
             messages.clear()
     yield from messages
@@ -300,7 +300,7 @@ def serve(pipe: Connection, given: Mapping[str, Any], worker: int) -> None:
 
     failure = ""
     try:
-        for _ in Hand(orders, worker, points(), lambda message: _send(pipe, message), stop).steps():
+        for _ in SweepWorker(orders, worker, points(), lambda message: _send(pipe, message), stop).steps():
             pass
     except OffbeatError as error:
         failure = str(error)
