@@ -170,7 +170,7 @@ def test_a_factory_that_is_not_there_or_gives_no_module_is_named(models: Path) -
 
 def test_a_file_that_is_not_there_not_text_or_not_toml_is_named(tmp_path: Path) -> None:
     says = refused(offbeat("run", tmp_path / "no.toml"))
-    assert f"cannot read the experiment {tmp_path / 'no.toml'}: No such file" in says
+    assert f"cannot read {tmp_path / 'no.toml'}: No such file" in says
     assert "Is a directory" in refused(offbeat("run", tmp_path))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     assert "binary.toml is not a text file" in refused(offbeat("run", tmp_path / "binary.toml"))

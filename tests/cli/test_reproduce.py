@@ -181,7 +181,7 @@ def test_a_reproduction_that_was_stopped_goes_on_and_says_the_same(file: Path, t
     [
         (["area-table33"], "did you mean 'area-table3'?"),
         (["area-table3", "--quick", "--full"], "choose one of them"),
-        (["nowhere.toml"], "cannot read the reproduction nowhere.toml"),
+        (["nowhere.toml"], "cannot read nowhere.toml: No such file"),
         (["fedast-fig7", "--only", "synch"], "did you mean 'sync'?"),
         (["defedavg-fig6", "--only", "fashion-iid/n-6"], "did you mean"),
         (["defedavg-fig6", "--set", "trials"], "expected key.path=value"),
@@ -218,7 +218,7 @@ def test_the_quick_version_finds_what_its_file_says(name: str, tmp_path: Path) -
     assert process.returncode == 0, err
     outcome, entry = json.loads(out), load(name, "quick")
     assert [cell["cell"] for cell in outcome["cells"]] == list(entry.cells)
-    found, expected = {c["claim"]: c["state"] for c in outcome["claims"]}, {c.text: c.quick for c in entry.claims}
+    found, expected = {c["claim"]: c["state"] for c in outcome["claims"]}, {c.text: c.quick for c in entry.claim}
     close = [text for text, state in expected.items() if state == "close"]
     assert all(found[text] in ("held", "not held", "undecided") for text in close)
     assert found == {text: found[text] if text in close else state for text, state in expected.items()}

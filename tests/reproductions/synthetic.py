@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from offbeat.core.watcher import Measurement
@@ -23,10 +24,10 @@ MEASURES = Measures(Concurrency(0.5, ()), 0.5, Participation(0.0, 0), NOTHING, (
 
 def runs(entry: PaperEntry) -> dict[str, list[Result]]:
     """One for every run that the entry asks for; all reach every target, later ones later."""
-    return {name: [_run(table, point) for point in Grid(table).points] for name, table in entry.experiments.items()}
+    return {name: [_run(table, point) for point in Grid(table).points] for name, table in entry.experiment.items()}
 
 
-def _run(table: dict[str, Any], point: Point) -> Result:
+def _run(table: Mapping[str, Any], point: Point) -> Result:
     tasks = [task["name"] for task in table.get("task", ())]
     start, places = 1.0 + 0.01 * point.number, range(max(1, len(tasks)))
     before, after = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -13,17 +15,15 @@ from offbeat.experiment.grid import Grid
 from offbeat.papers import PaperEntry, conclude, load, names
 from offbeat.papers.cells import Cell
 from offbeat.papers.claims import judge
-from offbeat.papers.entry import Claim, cells_of
+from offbeat.papers.entry import Claim
 
-CLAIMS = [(name, claim) for name in names() for claim in load(name).claims]
+CLAIMS = [(name, claim) for name in names() for claim in load(name).claim]
 claims = pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=[f"{n}: {c.text}" for n, c in CLAIMS])
 
 
 def printed(entry: PaperEntry) -> dict[str, Cell]:
     """The paper's own numbers as cells; those that it does not print have no value."""
-    found = [(f"{line.name}:{q}", p) for line in entry.lines for q, p in line.paper.items()]
-    found += [(derived.name, derived.paper) for derived in entry.derived]
-    return {name: Cell(p.mean, p.low, p.high, 10, beyond=p.beyond) for name, p in found}
+    return {name: Cell(p.mean, p.low, p.high, 10, beyond=p.beyond) for name, p in entry.printed}
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])
@@ -32,8 +32,8 @@ def test_a_file_is_in_order_and_asks_for_runs(name: str, scale: str) -> None:
     entry = load(name, scale)
     assert entry.title
     assert entry.where
-    assert entry.claims
-    assert all(Grid(table).points for table in entry.experiments.values())
+    assert entry.claim
+    assert all(Grid(table).points for table in entry.experiment.values())
     assert bool(entry.says) == (scale == "quick")
 
 
@@ -63,7 +63,7 @@ def test_the_papers_own_numbers_bear_out_a_claim(name: str, claim: Claim) -> Non
 
 @claims
 def test_a_claim_can_hold_and_can_fail(name: str, claim: Claim) -> None:
-    cells = sorted(set(cells_of(claim.terms)))
+    cells = sorted(set(_cells(claim.pairs)))
     assert set(cells) <= set(load(name).cells)
     rng = random.Random(0)
     for wanted in ("held", "not held"):
@@ -78,13 +78,20 @@ def test_a_claim_can_hold_and_can_fail(name: str, claim: Claim) -> None:
         assert judge(claim, found)[0] == wanted
 
 
+def _cells(term: Any) -> Iterator[str]:
+    """The names of the cells in a term."""
+    if isinstance(term, str):
+        yield term
+    elif isinstance(term, Mapping | Sequence):
+        for each in term.values() if isinstance(term, Mapping) else term:
+            yield from _cells(each)
+
+
 def _score(claim: Claim, cells: dict[str, Cell], wanted: str) -> int:
     """How many of the claim's pairs are as wanted."""
-    pairs: list[Any] = list(claim.terms)
-    if claim.kind == "order":
-        pairs = [list(pair) for pair in zip(claim.terms, claim.terms[1:], strict=False)]
-    kind = "less" if claim.kind == "order" else claim.kind
-    return sum(judge(Claim("", kind, [pair], claim.bound), cells)[0] == wanted for pair in pairs)
+    kind = next(kind for kind in ("less", "ratio", "near", "order") if getattr(claim, kind))
+    each: list[Claim] = [replace(claim, **{kind: p if kind == "order" else [p]}) for p in claim.pairs]  # type: ignore[arg-type]
+    return sum(judge(single, cells)[0] == wanted for single in each)
 
 
 def test_area_has_every_number_of_its_eight_tables() -> None:

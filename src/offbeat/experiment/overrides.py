@@ -24,7 +24,7 @@ def read_table(path: Path | None, overrides: Overrides = ()) -> dict[str, Any]:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except OSError as error:
-            raise SettingError(f"cannot read the experiment {name}: {error.strerror}") from None
+            raise SettingError(f"cannot read {name}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise SettingError(f"{name} is not a text file in UTF-8") from None
     try:

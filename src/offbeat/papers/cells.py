@@ -10,7 +10,7 @@ from math import inf, isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
-from offbeat.papers.entry import Line, PaperEntry, Quantity
+from offbeat.papers.entry import Line, PaperEntry, Quantity, text
 from offbeat.report.comparison import NOT_RUN
 from offbeat.watch.results import LESS_IS_BETTER, Result, TaskResult, finish, first_reached
 
@@ -47,7 +47,7 @@ def compute(entry: PaperEntry, runs: Mapping[str, Sequence[Result]]) -> dict[str
     for line in entry.lines:
         groups = _groups(entry, line, runs.get(line.experiment, ()))
         for name in line.paper:
-            cells[f"{line.name}:{name}"] = _cell(entry, entry.quantities[name], groups)
+            cells[f"{line.name}:{name}"] = _cell(entry, entry.quantity[name], groups)
     return cells
 
 
@@ -71,16 +71,14 @@ def _covers(entry: PaperEntry, line: Line, algorithm: str, settings: Mapping[str
 
 
 def _open(entry: PaperEntry, line: Line) -> bool:
-    return any(entry.quantities[name].of == "largest" for name in line.paper)
+    return any(entry.quantity[name].of == "largest" for name in line.paper)
 
 
 def _is(entry: PaperEntry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
     """Whether the settings have this value on this axis."""
     value = _setting(entry, settings, axis)
-    named = entry.axes[axis][1]
-    if named:
-        return value is not None and _same(value, named[wanted])
-    return value is not None and (f"{value:g}" if isinstance(value, int | float) else str(value)) == wanted
+    named = entry.axis[axis].values
+    return value is not None and (_same(value, named[wanted]) if named else text(value) == wanted)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -91,7 +89,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def _setting(entry: PaperEntry, settings: Mapping[str, Any], axis: str) -> Any:
     """The sweep's value on this axis; None if it has none."""
-    return next((settings[key] for key in entry.axes[axis][0] if key in settings), None)
+    return next((settings[key] for key in entry.axis[axis].keys if key in settings), None)
 
 
 def _cell(entry: PaperEntry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:

@@ -68,9 +68,8 @@ def _divided(a: float, b: float) -> float:
 
 def judge(claim: Claim, cells: Mapping[str, Cell]) -> tuple[str, list[tuple[Interval, Interval]]]:
     """`held`, `not held`, `undecided` or `not checked`, and the numbers that were compared."""
-    pairs = list(zip(claim.terms, claim.terms[1:], strict=False)) if claim.kind == "order" else claim.terms
     try:
-        compared = [(term(a, cells), term(b, cells)) for a, b in pairs]
+        compared = [(term(a, cells), term(b, cells)) for a, b in claim.pairs]
     except MissingCellError:
         return NOT_CHECKED, []
     states = [_compare(claim, a, b) for a, b in compared]
@@ -79,15 +78,14 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> tuple[str, list[tuple[Inte
 
 def _compare(claim: Claim, a: Interval, b: Interval) -> str:
     """The state of one pair."""
-    if claim.kind == "ratio":
+    if claim.ratio:
         low, high, least = _divided(a[0], b[1]), _divided(a[1], b[0]), claim.bound
         return _state(low >= least, high < least)
-    if claim.kind == "near":
+    if claim.near:
         far = max(abs(a[1] - b[0]), abs(b[1] - a[0]))
         near = max(0.0, a[0] - b[1], b[0] - a[1])
         return _state(not isnan(far) and far <= claim.bound, near > claim.bound)
-    factor = 1.0 if claim.kind == "order" else claim.bound
-    return _state(a[1] < factor * b[0], a[0] >= factor * b[1])
+    return _state(a[1] < claim.bound * b[0], a[0] >= claim.bound * b[1])
 
 
 def _state(surely: bool, surely_not: bool) -> str:

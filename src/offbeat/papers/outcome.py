@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf, isfinite
@@ -114,18 +114,17 @@ def conclude(entry: PaperEntry, runs: Mapping[str, Sequence[Result]], whole: boo
     """Compare with the paper. whole: the whole grid was run; otherwise quantities of kind `largest` are left open."""
     cells = compute(entry, runs)
     if not whole:
-        largest = {name for name, quantity in entry.quantities.items() if quantity.of == "largest"}
+        largest = {name for name, quantity in entry.quantity.items() if quantity.of == "largest"}
         cells = {n: Cell(None, note="grid not run") if n.rpartition(":")[2] in largest else c for n, c in cells.items()}
     cells = _with_derived(entry, cells)
-    printed = dict(_printed(entry))
-    compared = [_compared(entry, name, cells[name], printed[name]) for name in entry.cells]
-    return Outcome(entry, compared, [JudgedClaim(claim, *judge(claim, cells)) for claim in entry.claims])
+    compared = [_compared(entry, name, cells[name], printed) for name, printed in entry.printed]
+    return Outcome(entry, compared, [JudgedClaim(claim, *judge(claim, cells)) for claim in entry.claim])
 
 
 def rehearse(entry: PaperEntry) -> None:
     """Judge made-up numbers, to find mistakes in claims before hours are spent on real runs."""
     cells = _with_derived(entry, dict.fromkeys(compute(entry, {}), Cell(1.0)))
-    for claim in entry.claims:
+    for claim in entry.claim:
         judge(claim, cells)
 
 
@@ -167,17 +166,9 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
 
 
-def _printed(entry: PaperEntry) -> Iterator[tuple[str, Printed]]:
-    for line in entry.lines:
-        for quantity, printed in line.paper.items():
-            yield f"{line.name}:{quantity}", printed
-    for derived in entry.derived:
-        yield derived.name, derived.paper
-
-
 def _shows(entry: PaperEntry, name: str) -> str:
     quantity = name.rpartition(":")[2]
-    return (entry.quantities[quantity].shows or quantity) if quantity in entry.quantities else name
+    return (entry.quantity[quantity].shows or quantity) if quantity in entry.quantity else name
 
 
 def _with_derived(entry: PaperEntry, cells: dict[str, Cell]) -> dict[str, Cell]:
@@ -209,7 +200,7 @@ def _outside(ours: Cell, theirs: Printed) -> bool | None:
 def _compared(entry: PaperEntry, name: str, ours: Cell, theirs: Printed) -> ComparedCell:
     if not entry.comparable:
         return ComparedCell(name, _shows(entry, name), ours, theirs, None, comparable=False)
-    why = next((text for pattern, text in entry.reasons if fnmatchcase(name, pattern)), "")
+    why = next((reason.text for reason in entry.reason if fnmatchcase(name, reason.cells)), "")
     return ComparedCell(name, _shows(entry, name), ours, theirs, _outside(ours, theirs), why)
 
 

@@ -125,7 +125,7 @@ def resume(folder: Path, say: Say = lambda line: None) -> Reproduction:
     runs: dict[str, Sequence[Result]] = {}
     grids = _grids(entry, request)
     for name, grid in grids.items():
-        place = folder / name if len(entry.experiments) > 1 else folder
+        place = folder / name if len(entry.experiment) > 1 else folder
         if not (place / EXPERIMENT).exists():
             sweep.create(place, grid, options)
         for change in folders.changes(place):
@@ -187,20 +187,20 @@ def _concluded(
 def _grids(entry: PaperEntry, request: Request) -> dict[str, Grid]:
     """The runs that were asked for: of every experiment, or of those, and the algorithms of them, that `only` names."""
     wanted: dict[str, list[str]] = {}
-    for each in request.only or entry.experiments:
+    for each in request.only or entry.experiment:
         name, _, algorithm = each.partition("/")
-        if name not in entry.experiments:
-            raise unknown("experiment", name, entry.experiments)
+        if name not in entry.experiment:
+            raise unknown("experiment", name, entry.experiment)
         wanted.setdefault(name, []).append(algorithm)
-    return {name: _grid(entry, request, name, wanted[name]) for name in entry.experiments if name in wanted}
+    return {name: _grid(entry, request, name, wanted[name]) for name in entry.experiment if name in wanted}
 
 
 def _grid(entry: PaperEntry, request: Request, name: str, algorithms: Sequence[str]) -> Grid:
     """The runs of one experiment: of the algorithms named, or of all if a name is empty."""
     try:
-        table = override(entry.experiments[name], request.set)
+        table = override(entry.experiment[name], request.set)
     except SettingError as error:
-        if len(entry.experiments) == 1:
+        if len(entry.experiment) == 1:
             raise
         raise SettingError(f"experiment {name}: {error}; --only runs some of the experiments") from None
     grid = Grid({**table, "device": request.device})
