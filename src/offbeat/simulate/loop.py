@@ -110,7 +110,7 @@ class Simulation(Course[Flight]):
         if world.events == 0:
             self.handle(Started())
             events -= 1
-        heap, flights = world.heap, world.flights
+        heap, flights, computing = world.heap, world.flights, self.computing
         last = world.events + events
         while not world.stopped and world.events < last:
             if not heap or heap[0][0] > self.limit:
@@ -128,7 +128,13 @@ class Simulation(Course[Flight]):
                     return False
                 heappop(heap)
                 world.now = time
-                self._land(flight)
+                if flight.lost:
+                    self.lose(flight, flight.lost)
+                    continue
+                result = flight.result
+                if result is None or result[1] or computing.error is not None:
+                    result = computing.result(flight)
+                self.arrived(flight, Update(flight.job, result[0]))
             else:
                 heappop(heap)
                 world.now = time
@@ -179,16 +185,6 @@ class Simulation(Course[Flight]):
     def _stuck(self) -> bool:
         """Whether nothing but measurements will ever happen again, and no time limit would end that."""
         return self.until.time is None and all(entry[1] == MEASURE for entry in self.world.heap)
-
-    def _land(self, flight: Flight) -> None:
-        """A job has arrived, or is lost where it should have."""
-        if flight.lost:
-            self.lose(flight, flight.lost)
-            return
-        result = flight.result
-        if result is None or result[1] or self.computing.error is not None:
-            result = self.computing.result(flight)
-        self.arrived(flight, Update(flight.job, result[0]))
 
     def _flip(self, client: int) -> None:
         """The client comes or goes."""
