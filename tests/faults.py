@@ -23,6 +23,7 @@ import torch
 from worlds import Line
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import below, bits
@@ -39,7 +40,6 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import LogEntry, Reducer
 from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
-from offbeat.simulate.loop import Until
 
 CLIENTS = 4  # a power of two: every number below is exact in double precision
 CALM, END = 60.0, 130.0  # when the faults stop, when the run is ended

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offbeat.core.course import Until
 from offbeat.core.events import Alarm, Command, Job, Send, Update
 from offbeat.core.local import Local
 from offbeat.core.random import Stream
@@ -19,7 +20,7 @@ from offbeat.core.watcher import EventRow
 from offbeat.experiment.run import Run, run as simulate
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 from offbeat.timing.base import Clock, Durations, Timing
 from offbeat.watch.history import History

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from offbeat.algorithms import AREA, FedAsync
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
@@ -37,7 +38,6 @@ from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server import RunServer
 from offbeat.local import SGD
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 
 torch.set_num_threads(1)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from offbeat.algorithms import AREA, FedBuff, Steady
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.theory import area, limits, times
 from offbeat.timing import Exponential, Times

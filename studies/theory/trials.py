@@ -17,6 +17,7 @@ from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.schedules import Schedule, Steady
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
@@ -25,7 +26,7 @@ from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau as MoreauSteps
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.timing import Constant, Exponential, Times, Timing

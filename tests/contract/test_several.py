@@ -15,11 +15,12 @@ import offbeat.algorithms
 from offbeat.algorithms import (
     OneByOne,
 )
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm, Server
 from offbeat.experiment.run import Run
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
 from offbeat.watch.history import History

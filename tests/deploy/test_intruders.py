@@ -13,6 +13,7 @@ import torch
 from worlds import Line
 
 from offbeat.algorithms import FedAsync
+from offbeat.core.course import Until
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.core.server import Algorithm
 from offbeat.deploy import keys, wire
@@ -22,7 +23,6 @@ from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server import RunServer
 from offbeat.local import SGD
-from offbeat.simulate.loop import Until
 
 PROBLEM = Line([1.0, 2.0])
 

@@ -14,6 +14,7 @@ from logs import Log, plan
 from worlds import run as simulate
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
 from offbeat.core.random import SERVER, Stream, key
@@ -31,7 +32,6 @@ from offbeat.deploy.train import Training
 from offbeat.deploy.view import LedgerView
 from offbeat.local import SGD, Moreau
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 from offbeat.watch.history import History
 

@@ -10,13 +10,13 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, Favano, FedAsync, FedAsyncMixing, FedAvg, LocalOnly, QuAFL
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Work
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.vectors import Payload
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 
 PROBLEM = Quadratic(6, dim=4, noise=0.3, dtype=torch.float64)

@@ -15,12 +15,13 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import Criterion, Decay, FedAST, FedBuff, Period, Poisson, optimal_rate
 from offbeat.algorithms.area import AREA, Residual
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Exponential, Times
 from offbeat.timing.base import Durations

@@ -8,10 +8,10 @@ import pytest
 from worlds import Line, Scripted
 
 from offbeat.algorithms.asysg import AsySG
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.local import SGD, Gradient
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 
 THREE = Line([6.0, 12.0, -6.0])

@@ -9,11 +9,11 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms.favano import Favano
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Times
 from offbeat.timing.base import Durations

@@ -17,13 +17,14 @@ from scipy.stats import chisquare
 from worlds import Line, run
 
 from offbeat.algorithms import AREA, FedAST, FedAsyncMixing, FedBuff, OneByOne, Period, Polynomial
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import materialise
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
 from offbeat.watch.history import History

@@ -8,10 +8,10 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms import Hinge, Period, Polynomial
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Server
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 
 HALF = SGD(lr=0.5)  # on the line: reached = (received + centre) / 2

@@ -9,10 +9,10 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms.fedavg import FedAvg
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 from offbeat.timing.base import Durations
 

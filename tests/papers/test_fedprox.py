@@ -7,10 +7,10 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import FedAsyncMixing, FedAvg
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.local import SGD, Prox
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 
 QUADRATIC = Quadratic(6, dim=4, noise=0.5, heterogeneity=5.0)

@@ -10,6 +10,7 @@ import torch
 from worlds import run
 
 from offbeat.algorithms import AREA, FedAsync, FedAvg, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Work
 from offbeat.core.server import Server
@@ -19,7 +20,6 @@ from offbeat.data.splits import Classes
 from offbeat.local import MAML, SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Until
 from offbeat.timing import Exponential, Times
 
 SMOOTH = Quadratic(5, dim=4, dtype=torch.float64)

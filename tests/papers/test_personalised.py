@@ -19,13 +19,13 @@ import pytest
 import torch
 
 from offbeat.algorithms import SCAFFOLD, FedAsync, FedAvg, LocalOnly
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
 from offbeat.data.splits import Classes
 from offbeat.experiment.run import run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import Evaluate
 from offbeat.timing import Delays, Times

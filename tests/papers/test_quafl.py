@@ -7,11 +7,11 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms.quafl import QuAFL, quantise
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.random import bits as random_bits, unit
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 
 HALF = SGD(lr=0.5, steps=2)

@@ -7,6 +7,7 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff, LocalOnly
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.data.digits import digits
@@ -14,7 +15,6 @@ from offbeat.data.splits import Classes
 from offbeat.local import SGD, Gradient, Moreau, Scaffold
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

@@ -9,11 +9,12 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import SCAFFOLD, FedAvg, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.local import SGD, Scaffold
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Exponential, Times
 

@@ -15,11 +15,11 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms import SyncBayesST, SyncST, SyncUCBST
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Model
 from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Constant, Exponential, Factors, OnOff, Times
 

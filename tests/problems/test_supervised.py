@@ -18,6 +18,7 @@ from worlds import run, same_world, seen, through_text
 
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import DataError, SettingError
 from offbeat.core.random import key, signed
 from offbeat.core.server import Algorithm
@@ -27,7 +28,6 @@ from offbeat.data.splits import Dirichlet
 from offbeat.local.sgd import SGD
 from offbeat.models.linear import Softmax
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

@@ -7,6 +7,7 @@ import torch
 from worlds import through_text
 
 from offbeat.algorithms import FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Carry, Work
 from offbeat.core.server import Algorithm
@@ -16,7 +17,6 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate import choose
 from offbeat.simulate.choose import executor
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

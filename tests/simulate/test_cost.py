@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from offbeat.algorithms import FedBuff
+from offbeat.core.course import Until
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.data.base import Dataset
@@ -17,7 +18,7 @@ from offbeat.local import SGD
 from offbeat.models.linear import Softmax
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

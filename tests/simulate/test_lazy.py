@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, strategies as st
 
 from offbeat.algorithms import AREA, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import State, Tensors, dump, exchange, load
 from offbeat.core.vectors import dot, materialise, norm, stacked
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.lazy import Arena, Arenas, LazyArena, LazyVector
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

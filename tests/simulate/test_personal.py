@@ -11,6 +11,7 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, SCAFFOLD, FedAsync, FedAvg, FedBuff, LocalOnly, QuAFL
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.random import PERSONAL, key, signed
@@ -22,7 +23,6 @@ from offbeat.experiment.run import Run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Until
 from offbeat.simulate.personal import Personal, summarise
 from offbeat.simulate.run import Evaluate
 from offbeat.timing import Exponential, Times

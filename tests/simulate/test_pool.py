@@ -22,6 +22,7 @@ from fragile import Broken, Deadly
 from worlds import Line, run, same_world, seen, through_text
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError, SettingError, WorkerError
 from offbeat.core.server import Algorithm
 from offbeat.data import load
@@ -29,7 +30,7 @@ from offbeat.data.splits import Dirichlet
 from offbeat.local import MAML, SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.pack import pack, unpack
 from offbeat.simulate.pool import Pool, Process, Shared, cores
 from offbeat.simulate.run import prepare

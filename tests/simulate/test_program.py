@@ -15,6 +15,7 @@ from torch import nn
 from worlds import Line, seen
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError
 from offbeat.core.events import Stop
 from offbeat.core.random import SAMPLE, key, signed
@@ -29,7 +30,7 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
@@ -162,7 +163,7 @@ MIXED = [
     Plan(NOISY, Algorithm(AREA(size=4), SGD(lr=0.1)), seed=1),
     Plan(OTHER, Algorithm(AREA(size=2), SGD(lr=0.05, steps=3)), ROUGH, seed=2),
     Plan(NOISY, Algorithm(FedBuff(size=4), Prox(lr=0.1, steps=2, mu=0.5)), seed=3),
-    Plan(NOISY, Algorithm(FedBuff(size=4), Prox(lr=0.1, steps=2, mu=5.0)), seed=3),  # another local half
+    Plan(NOISY, Algorithm(FedBuff(size=4), Prox(lr=0.1, steps=2, mu=5.0)), seed=3),  # another local trainer
     Plan(Quadratic(5, dim=5, noise=0.5, seed=9), Algorithm(FedAsync(), SGD(lr=0.05)), seed=4),  # fewer clients
     Plan(Quadratic(N, dim=3, noise=0.5), Algorithm(FedAsync(), SGD(lr=0.05)), seed=5),  # another dimension
     Plan(Quadratic(N, dim=5, noise=0.1), Algorithm(FedAsync(), SGD(lr=0.05)), seed=6),  # other noise: no kin

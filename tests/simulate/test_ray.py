@@ -18,12 +18,12 @@ from worlds import run, same_world, seen
 
 import offbeat.simulate.ray
 from offbeat.algorithms import AREA, FedAsync
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, WorkerError
 from offbeat.data import load
 from offbeat.local import SGD
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import executor
-from offbeat.simulate.loop import Until
 from offbeat.simulate.ray import Actor, Cluster
 from offbeat.timing import Exponential, Times
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 

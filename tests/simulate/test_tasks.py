@@ -12,13 +12,14 @@ from hypothesis import given, settings, strategies as st
 from worlds import Diary, Line, Scenario, Scripted, play, send
 
 from offbeat.algorithms import AREA, FedAST, OneByOne, SyncST
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Stop
 from offbeat.core.server import Algorithm, Commands, Model, View
 from offbeat.core.watcher import EventRow
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
 from offbeat.timing.base import Durations

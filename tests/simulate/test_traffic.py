@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from worlds import Line, Scenario, Scripted, play, send
 
+from offbeat.core.course import Until
 from offbeat.core.errors import HandlerError
 from offbeat.core.events import Alarm, Recall
 from offbeat.local.sgd import SGD
-from offbeat.simulate.loop import Until
 from offbeat.timing.base import Durations
 
 LONG = Until(time=100.0)

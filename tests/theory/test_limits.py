@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff, Steady
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.theory import limits, times
 from offbeat.timing import Exponential, Times

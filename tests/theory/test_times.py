@@ -12,12 +12,12 @@ from hypothesis import given, settings, strategies as st
 from scipy.integrate import quad
 
 from offbeat.algorithms import FedAST, FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
 from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.theory import times
 from offbeat.timing import Constant, Exponential, LogNormal, Times
 

@@ -16,10 +16,10 @@ from offbeat.algorithms import Poisson
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.core.course import Until
 from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.timing import Delays, Exponential, OnOff, Times
 
 HERE = Path(__file__).parent

@@ -13,8 +13,9 @@ from worlds import same_world
 
 from offbeat import AREA, SGD, Algorithm, FedAsync, FedAvg, FedBuff, Quadratic, Server
 from offbeat.algorithms import AsFedAvg, FedAsyncMixing, Poisson
+from offbeat.core.course import Until
 from offbeat.core.errors import FolderError
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Exponential, OnOff, Times

@@ -11,11 +11,11 @@ import torch
 from worlds import Line, Scenario, Scripted, send
 
 from offbeat.algorithms import SCAFFOLD, DeFedAvg, FedAsync, FedAvg, FedBuff, QuAFL
+from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.local import SGD, Moreau, Scaffold
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate.loop import Until
 from offbeat.simulate.run import prepare
 from offbeat.timing import Delays, Times
 from offbeat.timing.base import Durations, Timing

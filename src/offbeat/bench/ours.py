@@ -12,6 +12,7 @@ import torch
 from offbeat.algorithms import FedAST, FedBuff
 from offbeat.bench.material import Material
 from offbeat.bench.workloads import BOTH, OFFBEAT, RUNS, SERIAL, SWEEP
+from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
@@ -20,7 +21,7 @@ from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.lazy import Arenas
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Factors, ShiftedExponential, Times

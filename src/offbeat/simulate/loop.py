@@ -24,8 +24,6 @@ from offbeat.simulate.view import WorldView
 from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, ClientSet, Flight, PendingEvaluation, World
 from offbeat.timing.base import Clock
 
-__all__ = ["Simulation", "Until"]
-
 _FOREVER = float("inf")
 _AT_ONCE = 8  # models evaluated in one pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, at_least, positive, share
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
@@ -12,7 +13,7 @@ from offbeat.core.watcher import Watcher
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
-from offbeat.simulate.loop import Simulation, Until
+from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import Personal, PersonalProblem
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing

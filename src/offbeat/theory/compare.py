@@ -12,13 +12,13 @@ from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Wrapper
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
-from offbeat.simulate.loop import Until
 from offbeat.theory import area, defedavg, estimate, fedast, fedbuff, persafl
 from offbeat.theory.advice import Arrivals
 from offbeat.theory.bound import Bound
