@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from offbeat.core.errors import SettingError, unknown
+from offbeat.core.errors import SettingError, at_least, unknown
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.theory.advice import Advice, Arrivals
-from offbeat.theory.bound import check_whole
 
 theory = typer.Typer(
     help="Step sizes, bounds and times that the papers' theorems give for your numbers.",
@@ -182,7 +181,7 @@ def _concurrency(concurrency: int | None, clients: int) -> int | None:
 
 
 def _rates(text: str, clients: int) -> list[float]:
-    check_whole(clients=clients)
+    at_least(1, clients=clients)
     found = _numbers("rates", text)
     if len(found) not in (1, clients):
         raise SettingError(f"rates holds {len(found)} numbers for {clients} clients; give one, or one for each")

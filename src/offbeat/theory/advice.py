@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, Count, SettingError, positive
 from offbeat.theory import times
-from offbeat.theory.bound import Bound, Change, check, check_whole, halve, horizon
+from offbeat.theory.bound import Bound, Change, halve, horizon
 
 P = TypeVar("P")  # the problem that a theorem is about: a frozen dataclass of its constants
 
@@ -89,7 +89,7 @@ def halvings(time: Callable[[Mapping[str, float]], float], now: Mapping[str, flo
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class Arrivals(Checked):
     """How often clients report, which turns server steps into time and bounds the staleness.
 
     rates: results of each client per unit of time, λ_i.   size: updates per server step.
@@ -97,11 +97,8 @@ class Arrivals:
     """
 
     rates: Sequence[float]
-    size: int = 1
+    size: Count = 1
     in_flight: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole(size=self.size)
 
     @property
     def concurrency(self) -> int | None:
@@ -184,7 +181,7 @@ class Theorem(Generic[P]):
         facts: Mapping[str, Any] | None = None,
     ) -> Advice:
         """The advice for a target ε.   facts: further ones, to be shown after the step sizes."""
-        check(epsilon=epsilon)
+        positive(epsilon=epsilon)
         tau, needed = self.solve(problem, arrivals, staleness, epsilon)
         late = self.with_staleness(problem, tau)
         fewest = self.least_steps(late)

@@ -18,9 +18,9 @@ import numpy as np
 
 from offbeat.algorithms.criteria import optimal_rate as optimal_rate
 from offbeat.algorithms.schedules import Decay
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, positive
 from offbeat.theory.advice import Advice, changed, halvings, largest_term
-from offbeat.theory.bound import Bound, check, check_whole, check_zero, horizon
+from offbeat.theory.bound import Bound, horizon
 
 TERMS = ("2/(M(μ+L))", "γ/(L²(M−1))", "sqrt(Mγ²/(64L⁴(M−1)³))", "cbrt(γ/(32L⁴(M−1)³))")
 
@@ -42,7 +42,7 @@ class Events:
         """p_i = λ_i / λ̄ and p_s = λ_s / λ̄ with λ̄ = λ_s + Σλ_i."""
         if not rates:
             raise SettingError("rates is empty: need one positive rate per client")
-        check(slowest_rate=min(rates), rates=sum(rates), server_rate=server)
+        positive(slowest_rate=min(rates), rates=sum(rates), server_rate=server)
         total = server + sum(rates)
         return cls(tuple(rate / total for rate in rates), server / total, total)
 
@@ -58,23 +58,21 @@ class Events:
 
 
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(Checked):
     """The constants of a strongly convex, smooth problem that theorem 7 uses.
 
     mu: μ.   smoothness: L.   steps: M.   sigma: σ.   zeta: ζ.   distance: |x_0 − x*|.
     """
 
-    mu: float
-    smoothness: float
-    steps: int = 1
-    sigma: float = 1.0
-    zeta: float = 1.0
-    distance: float = 1.0
+    mu: Positive
+    smoothness: Positive
+    steps: Count = 1
+    sigma: NotNegative = 1.0
+    zeta: NotNegative = 1.0
+    distance: NotNegative = 1.0
 
     def __post_init__(self) -> None:
-        check(mu=self.mu, smoothness=self.smoothness)
-        check_whole(steps=self.steps)
-        check_zero(sigma=self.sigma, zeta=self.zeta, distance=self.distance)
+        super().__post_init__()
         if self.mu > self.smoothness:
             raise SettingError(f"mu = {self.mu:g} exceeds smoothness = {self.smoothness:g}: μ ≤ L always")
 
@@ -254,21 +252,16 @@ def trajectory(problem: Smooth, events: Events, iterations: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Nonsmooth:
+class Nonsmooth(Checked):
     """The constants of a convex problem with B-Lipschitz functions that theorem 8 uses.
 
     lipschitz: B.   steps: M.   sigma: σ.   distance: |x_0 − x*|.
     """
 
-    lipschitz: float
-    steps: int = 1
-    sigma: float = 0.0
-    distance: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(lipschitz=self.lipschitz, distance=self.distance)
-        check_whole(steps=self.steps)
-        check_zero(sigma=self.sigma)
+    lipschitz: Positive
+    steps: Count = 1
+    sigma: NotNegative = 0.0
+    distance: Positive = 1.0
 
     def spread(self, printed: bool) -> float:
         """σ² + (M+1)B²/2 as the theorem has it, σ² + M·B² as its proof gives.
@@ -313,7 +306,7 @@ def advise(
     problem: Smooth | Nonsmooth, rates: Sequence[float], server: float | None = None, epsilon: float = 0.01
 ) -> Advice:
     """What theorem 7 (of a smooth problem) or 8 means for a target ε.   server: λ_s; None: λ_s* of theorem 8."""
-    check(epsilon=epsilon)
+    positive(epsilon=epsilon)
     rate = optimal_rate(rates) if server is None else server
     events = Events.from_rates(rates, rate)
     names = [field.name for field in fields(problem)]

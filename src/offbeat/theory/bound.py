@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import positive
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,13 @@ class Condition:
         return self.value <= self.limit * (1 + 1e-12)
 
 
-def check(**numbers: float) -> None:
-    """Refuse numbers that are not finite and positive."""
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value > 0):
-            raise SettingError(f"{name} = {value:g}: must be a positive number")
-
-
-def check_zero(**numbers: float) -> None:
-    """Refuse numbers that are not finite, or negative."""
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise SettingError(f"{name} = {value:g}: must be zero or a positive number")
-
-
-def check_whole(**numbers: float) -> None:
-    """Refuse numbers that are not whole and at least 1."""
-    for name, value in numbers.items():
-        if not (math.isfinite(value) and value >= 1 and value == int(value)):
-            raise SettingError(f"{name} = {value:g}: must be a whole number of at least 1")
-
-
 def horizon(bound: Callable[[int], float], epsilon: float, least: float = 1.0, most: float = 1e30) -> float:
     """The smallest T ≥ `least` from which a falling bound(T) is at most ε; infinity where it has a floor above ε.
 
     >>> horizon(lambda T: 10.0 / T, 0.5)
     20.0
     """
-    check(epsilon=epsilon)
+    positive(epsilon=epsilon)
     low = max(1, math.ceil(least - 1e-9))
     if bound(low) <= epsilon:
         return float(low)

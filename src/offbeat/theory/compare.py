@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, criterion, optimal_rate
@@ -20,7 +20,7 @@ from offbeat.core.server import Algorithm
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.theory import area, defedavg, estimate, fedast, fedbuff, persafl
-from offbeat.theory.advice import Arrivals
+from offbeat.theory.advice import Arrivals, P, Theorem
 from offbeat.theory.bound import Bound
 from offbeat.theory.estimate import Constants
 from offbeat.timing.base import Timing
@@ -75,18 +75,9 @@ def advise(
     known = estimate.constants(problems[0], local.batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
     server = algorithm.server.fit(clock)
-    if isinstance(server, AREA):
-        return _area(server, local, known, rates, until)
-    if isinstance(server, FedBuff):
-        return _fedbuff(server, local, known, rates, until)
-    if isinstance(server, FedAsync):
-        return _persafl(server, local, known, rates, until)
-    if isinstance(server, FedAST):
-        return _fedast(server, local, known, rates, until)
-    if isinstance(server, DeFedAvg):
-        return _defedavg(server, local, known, rates, until)
-    if isinstance(server, DeFedAvgIID):
-        return _defedavg_iid(server, local, known, rates, until)
+    for kind, compare in _BY_SERVER.items():
+        if isinstance(server, kind):
+            return compare(server, local, known, rates, until)
     raise SettingError("none of the five papers has a theorem about it")
 
 
@@ -143,13 +134,12 @@ def _area(server: AREA, local: Local, c: Constants, rates: Sequence[float], unti
     chosen = f"{server.schedule(0) if server.schedule else local.lr:.4g}"
     best = optimal_rate(rates)
     criteria = Choice("server rate λ_s", f"{rate:.4g}", f"{best:.4g} (λ_s*, every {total / best:.3g} messages)")
-    sigma = math.sqrt(c.sigma2.value)
     if c.convexity.value <= 0:
-        flat = area.Nonsmooth(c.gradient, local.steps, sigma, math.sqrt(c.gap))
+        flat = area.Nonsmooth(c.gradient, local.steps, c.sigma, math.sqrt(c.gap))
         wanted = f"{area.nonsmooth_step(flat, events, K):.4g} per unit of |x_0 − x*|/{flat.distance:.3g}"
         theorem = "AREA: μ ≤ 0, so not theorem 7; theorem 8 if it is convex at least"
         return Comparison(theorem, [Choice("step size α", chosen, wanted), criteria])
-    smooth = area.Smooth(c.convexity.value, c.smoothness.value, local.steps, sigma, c.zeta, c.distance)
+    smooth = area.Smooth(c.convexity.value, c.smoothness.value, local.steps, c.sigma, c.zeta, c.distance)
     steps = area.schedule(smooth, events)
     wanted = f"{steps.c:.4g}/(k + {steps.d:.4g}), from {steps(0):.4g} to {steps(K):.4g}"
     bound, (largest, term) = area.leading(smooth, events, K), area.largest_step(smooth)
@@ -167,54 +157,52 @@ def _fedbuff(server: FedBuff, local: Local, c: Constants, rates: Sequence[float]
     if not isinstance(when, MessageCount):
         raise SettingError("the theorem is about a buffer of a fixed size")
     arrivals = Arrivals(rates, when.count, server.concurrency)
-    T, tau = _steps(until, arrivals)
-    problem = fedbuff.FedBuffProblem(
-        c.smoothness.value, local.steps, tau, c.clients, math.sqrt(c.sigma2.value), math.sqrt(c.gamma2.value), c.gap
-    )
-    choices = [
-        Choice("local step η", f"{local.lr:.4g}", f"{fedbuff.local_step(problem, T):.4g}"),
-        Choice("server lr", f"{server.lr:g}", "1"),
-    ]
-    notes = _stale(arrivals, T, tau, fedbuff.least_steps(problem), fedbuff.bound(problem, T)) + _uneven(arrivals)
-    return Comparison("FedBuff, theorem 1", choices, notes)
+    problem = fedbuff.FedBuffProblem(c.smoothness.value, local.steps, 0.0, c.clients, c.sigma, c.gamma, c.gap)
+    found = _stale("FedBuff, theorem 1", fedbuff.THEOREM_1, problem, arrivals, local, server, until)
+    return replace(found, notes=[*found.notes, *_uneven(arrivals)])
 
 
 def _persafl(server: FedAsync, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
     arrivals = Arrivals(rates, 1, server.concurrency)
-    T, tau = _steps(until, arrivals)
-    sigma, gamma = math.sqrt(c.sigma2.value), math.sqrt(c.gamma2.value)
-    base = persafl.FedAsyncProblem(c.smoothness.value, local.steps, tau, sigma, gamma, c.gap)
-    theorem, smoothness = "PersA-FL, theorem 1", base.smoothness
+    base = persafl.FedAsyncProblem(c.smoothness.value, local.steps, 0.0, c.sigma, c.gamma, c.gap)
+    run = arrivals, local, server, until
     if isinstance(local, MAML):
         maml = persafl.MamlProblem(base, local.alpha, c.gradient, c.gap)
-        theorem, smoothness = "PersA-FL, theorem 2, taking ρ = σ_h = γ_h = 0", maml.smoothness
-        least, bound = persafl.maml_least_steps(maml), persafl.maml_bound(maml, T)
+        found = _stale("PersA-FL, theorem 2, taking ρ = σ_h = γ_h = 0", persafl.THEOREM_2, maml, *run)
     elif isinstance(local, Moreau):
         moreau = persafl.MoreauProblem(base, local.penalty, local.accuracy, c.gap)
-        theorem, smoothness = "PersA-FL, theorem 3", moreau.smoothness
-        least, bound = persafl.moreau_least_steps(moreau, printed=False), persafl.moreau_bound(moreau, T, printed=False)
+        found = _stale("PersA-FL, theorem 3", persafl.THEOREM_3, moreau, *run)
     else:
-        least, bound = persafl.least_steps(base), persafl.bound(base, T)
-    choices = [
-        Choice("local step η", f"{local.lr:.4g}", f"{persafl.local_step(smoothness, local.steps, T):.4g}"),
-        Choice("server lr β", f"{server.lr:g}", "1"),
-    ]
-    return Comparison(theorem, choices, _stale(arrivals, T, tau, least, bound) + _uneven(arrivals))
+        found = _stale("PersA-FL, theorem 1", persafl.THEOREM_1, base, *run)
+    return replace(found, notes=[*found.notes, *_uneven(arrivals)])
 
 
 def _fedast(server: FedAST, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    size = server.size or max(1, round(server.requests / server.ratio))
-    arrivals = Arrivals(rates, size, server.requests)
+    size, requests = server.size or max(1, round(server.requests / server.ratio)), server.requests
+    task = fedast.FedASTTask(c.smoothness.value, local.steps, size, requests, 0.0, c.sigma, c.farthest, c.gap)
+    arrivals = Arrivals(rates, size, requests)
+    return _stale("FedAST, corollary 1.1", fedast.COROLLARY, task, arrivals, local, server, until)
+
+
+def _stale(
+    name: str,
+    theorem: Theorem[P],
+    problem: P,
+    arrivals: Arrivals,
+    local: Local,
+    server: FedBuff | FedAsync | FedAST,
+    until: Until,
+) -> Comparison:
     T, tau = _steps(until, arrivals)
-    task = fedast.FedASTTask(
-        c.smoothness.value, local.steps, size, server.requests, tau, math.sqrt(c.sigma2.value), c.farthest, c.gap
-    )
+    late = theorem.with_staleness(problem, tau)
+    (eta, local_lr), (beta, server_lr), *_ = theorem.step_sizes(late, T).items()
     choices = [
-        Choice("client step η_c", f"{local.lr:.4g}", f"{fedast.client_step(task, T):.4g}"),
-        Choice("server lr η_s", f"{server.lr:g}", f"{fedast.server_step(task):.4g}"),
+        Choice(eta, f"{local.lr:.4g}", f"{local_lr:.4g}"),
+        Choice(beta.partition(" (")[0], f"{server.lr:g}", f"{server_lr:.4g}"),
     ]
-    notes = _stale(arrivals, T, tau, fedast.least_steps(task), fedast.corollary_bound(task, T))
-    return Comparison("FedAST, corollary 1.1", choices, notes)
+    staleness = f"mean staleness {arrivals.mean_staleness:.3g}, largest {tau:g} with probability 0.99"
+    notes = _notes(f"T = {T:,} server steps", T, theorem.least_steps(late), "", staleness, theorem.bound(late, T))
+    return Comparison(name, choices, notes)
 
 
 def _defedavg(server: DeFedAvg, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
@@ -227,7 +215,8 @@ def _defedavg(server: DeFedAvg, local: Local, c: Constants, rates: Sequence[floa
         Choice("local step η̄", f"{local.lr:.4g}", f"{defedavg.local_step(problem, T):.4g}"),
     ]
     delay = f"delay λ ≤ {late:g} with probability 0.99 from the draws; clients that train on are less late"
-    notes = _rounds(T, defedavg.least_rounds(problem), delay, defedavg.bound(problem, T))
+    least, why = defedavg.least_rounds(problem)
+    notes = _notes(f"T at most {T:,} rounds", T, least, f" ({why})", delay, defedavg.bound(problem, T))
     return Comparison("DeFedAvg, theorem 1", choices, notes)
 
 
@@ -240,21 +229,31 @@ def _defedavg_iid(server: DeFedAvgIID, local: Local, c: Constants, rates: Sequen
         Choice("local step η̄", f"{local.lr:.4g}", f"{defedavg.iid_local_step(problem, T):.4g}"),
     ]
     delay = f"delay λ ≤ {late:g} with probability 0.99; the theorem assumes that all clients have equal data"
-    notes = _rounds(T, defedavg.iid_least_rounds(problem), delay, defedavg.iid_bound(problem, T))
+    least, why = defedavg.iid_least_rounds(problem)
+    notes = _notes(f"T at most {T:,} rounds", T, least, f" ({why})", delay, defedavg.iid_bound(problem, T))
     return Comparison("DeFedAvg, theorem 2", choices, notes)
 
 
 def _decoupled(c: Constants, local: Local, sampled: int, delay: float) -> defedavg.DeFedAvgProblem:
-    sigma = math.sqrt(c.sigma2.value)
     L, K = c.smoothness.value, local.steps
-    return defedavg.DeFedAvgProblem(L, K, sampled, delay, sigma, c.farthest, c.gradient, c.gap)
+    return defedavg.DeFedAvgProblem(L, K, sampled, delay, c.sigma, c.farthest, c.gradient, c.gap)
 
 
-def _stale(arrivals: Arrivals, T: int, tau: float, least: float, bound: Bound) -> list[str]:
+_BY_SERVER: Mapping[type, Callable[..., Comparison]] = {
+    AREA: _area,
+    FedBuff: _fedbuff,
+    FedAsync: _persafl,
+    FedAST: _fedast,
+    DeFedAvg: _defedavg,
+    DeFedAvgIID: _defedavg_iid,
+}
+
+
+def _notes(steps: str, T: int, least: float, why: str, late: str, bound: Bound) -> list[str]:
+    applies = "" if least <= T else ": it does not apply"
     return [
-        f"T = {T:,} server steps, the theorem asks for at least {least:,.0f}"
-        + ("" if least <= T else ": it does not apply"),
-        f"mean staleness {arrivals.mean_staleness:.3g}, largest {tau:g} with probability 0.99",
+        f"{steps}, the theorem asks for at least {least:,.0f}{why}{applies}",
+        late,
         f"mean squared gradient ≤ {bound.total:.4g}, mostly {bound.largest}",
     ]
 
@@ -264,15 +263,6 @@ def _uneven(arrivals: Arrivals) -> list[str]:
     if most <= 1.05:
         return []
     return [f"the theorem assumes uniform arrivals; the most frequent client has {most:.2f} times its share"]
-
-
-def _rounds(T: int, least: tuple[float, str], delay: str, bound: Bound) -> list[str]:
-    return [
-        f"T at most {T:,} rounds, the theorem asks for at least {least[0]:,.0f} ({least[1]})"
-        + ("" if least[0] <= T else ": it does not apply"),
-        delay,
-        f"mean squared gradient ≤ {bound.total:.4g}, mostly {bound.largest}",
-    ]
 
 
 def _steps(until: Until, arrivals: Arrivals) -> tuple[int, float]:

@@ -7,34 +7,32 @@ Symbols: L smoothness, K local steps, n draws a round of N clients, λ largest d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, at_least, positive
 from offbeat.theory.advice import Advice, changed, halvings, largest_term
-from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero, horizon
+from offbeat.theory.bound import Bound, Condition, horizon
 
 
 @dataclass(frozen=True)
-class DeFedAvgProblem:
+class DeFedAvgProblem(Checked):
     """The constants of a problem that both theorems use.
 
     smoothness: L.   steps: K.   sampled: n.   delay: λ ≥ 1.   sigma: σ.   nu: ν.   gradient: G.   gap: F(w_0) − F*.
     """
 
-    smoothness: float
-    steps: int = 1
-    sampled: int = 1
+    smoothness: Positive
+    steps: Count = 1
+    sampled: Count = 1
     delay: float = 1.0
-    sigma: float = 1.0
-    nu: float = 1.0
-    gradient: float = 1.0
-    gap: float = 1.0
+    sigma: NotNegative = 1.0
+    nu: NotNegative = 1.0
+    gradient: NotNegative = 1.0
+    gap: Positive = 1.0
 
     def __post_init__(self) -> None:
-        check(smoothness=self.smoothness, gap=self.gap)
-        check_whole(steps=self.steps, sampled=self.sampled)
-        check_zero(sigma=self.sigma, nu=self.nu, gradient=self.gradient)
+        super().__post_init__()
         if not self.delay >= 1:
             raise SettingError(f"delay = {self.delay:g}: λ is at least 1")
 
@@ -42,7 +40,7 @@ class DeFedAvgProblem:
     def spread(self) -> float:
         """S = 4σ²L + 2LKG²."""
         found = 4.0 * self.sigma**2 * self.smoothness + 2.0 * self.smoothness * self.steps * self.gradient**2
-        check(spread=found)
+        positive(spread=found)
         return found
 
 
@@ -62,25 +60,19 @@ def local_step(problem: DeFedAvgProblem, rounds: float) -> float:
 def conditions(problem: DeFedAvgProblem, rounds: float) -> list[Condition]:
     """Theorem 1's (11)."""
     L, K, late = problem.smoothness, problem.steps, problem.delay
+    noise, slope = problem.sigma**2, problem.gradient**2
+    third = (2.0 * noise + slope * K) / (8.0 * noise * L * K * late + 4.0 * L * slope * K**2 * late**2)
     both = global_step(problem) * local_step(problem, rounds)
     return [
         Condition("η̄ ≤ 1/(8LK)", local_step(problem, rounds), 1.0 / (8.0 * L * K)),
         Condition("η·η̄ ≤ 1/(4LKλ)", both, 1.0 / (4.0 * L * K * late)),
-        Condition("η·η̄ ≤ (2σ² + G²K)/(8σ²LKλ + 4LG²K²λ²)", both, _third(problem)),
+        Condition("η·η̄ ≤ (2σ² + G²K)/(8σ²LKλ + 4LG²K²λ²)", both, third),
     ]
-
-
-def _third(problem: DeFedAvgProblem) -> float:
-    L, K, late = problem.smoothness, problem.steps, problem.delay
-    noise, slope = problem.sigma**2, problem.gradient**2
-    return (2.0 * noise + slope * K) / (8.0 * noise * L * K * late + 4.0 * L * slope * K**2 * late**2)
 
 
 def least_rounds(problem: DeFedAvgProblem) -> tuple[float, str]:
     """(smallest T that satisfies (11), the condition that binds); it grows as n·K·λ⁴ where G dominates."""
-    found = {c.name: (c.value / c.limit) ** 2 for c in conditions(problem, 1.0)}  # every left side falls as 1/sqrt(T)
-    name = max(found, key=lambda key: found[key])
-    return max(1.0, found[name]), name
+    return _least(conditions(problem, 1.0))
 
 
 def bound(problem: DeFedAvgProblem, rounds: float, tight: bool = False) -> Bound:
@@ -108,7 +100,7 @@ def iid_global_step(problem: DeFedAvgProblem) -> float:
 
 def iid_local_step(problem: DeFedAvgProblem, rounds: float) -> float:
     """η̄ = 1/(sqrt(σ²·L·T)·K)."""
-    check(sigma=problem.sigma)
+    positive(sigma=problem.sigma)
     return 1.0 / (math.sqrt(problem.sigma**2 * problem.smoothness * rounds) * problem.steps)
 
 
@@ -124,7 +116,11 @@ def iid_conditions(problem: DeFedAvgProblem, rounds: float) -> list[Condition]:
 
 def iid_least_rounds(problem: DeFedAvgProblem) -> tuple[float, str]:
     """(smallest T that satisfies (13), the condition that binds); it grows as n·K·λ²."""
-    found = {c.name: (c.value / c.limit) ** 2 for c in iid_conditions(problem, 1.0)}
+    return _least(iid_conditions(problem, 1.0))
+
+
+def _least(after_one: Sequence[Condition]) -> tuple[float, str]:
+    found = {c.name: (c.value / c.limit) ** 2 for c in after_one}  # every left side falls as 1/sqrt(T)
     name = max(found, key=lambda key: found[key])
     return max(1.0, found[name]), name
 
@@ -145,7 +141,7 @@ def iid_bound(problem: DeFedAvgProblem, rounds: float, printed: bool = False) ->
 
 def drawn(clients: int, sampled: int) -> float:
     """p = 1 − (1 − 1/N)^n: the probability that a client is drawn in a round."""
-    check_whole(clients=clients, sampled=sampled)
+    at_least(1, clients=clients, sampled=sampled)
     return 1.0 if clients == 1 else -math.expm1(sampled * math.log1p(-1.0 / clients))
 
 
@@ -187,8 +183,8 @@ def advise(
 
     delay: λ; None: the bound that holds with probability 1 − failure.
     """
-    check(epsilon=epsilon)
-    check_whole(clients=clients)
+    positive(epsilon=epsilon)
+    at_least(1, clients=clients)
 
     def longest(rounds: float) -> float:
         return delay_bound(clients, problem.sampled, rounds, failure) if delay is None else delay
@@ -211,7 +207,7 @@ def advise(
     def time(values: Mapping[str, float]) -> float:
         return rounds_for(changed(late, values, names), values["epsilon"]) * round_time
 
-    at_least = needed <= math.ceil(fewest - 1e-9)
+    binds = needed <= math.ceil(fewest - 1e-9)
     facts = {
         "global step η": global_step(late),
         "local step η̄": local_step(late, needed),
@@ -221,7 +217,7 @@ def advise(
         "at least, by (11)": fewest,
         "of that for λ = 1": least_rounds(replace(late, delay=1.0))[0],
         "time": needed * round_time,
-        "what binds": f"(11): {condition}" if at_least else largest_term(bound(late, needed)),
+        "what binds": f"(11): {condition}" if binds else largest_term(bound(late, needed)),
     }
-    notes = ["(11) grows as n·K·λ⁴: with λ from sampling alone it is far beyond what anybody runs"] if at_least else []
+    notes = ["(11) grows as n·K·λ⁴: with λ from sampling alone it is far beyond what anybody runs"] if binds else []
     return Advice("DeFedAvg, theorem 1 (smooth): (1/T) Σ E|∇F|² ≤ ε", facts, halvings(time, now), notes)

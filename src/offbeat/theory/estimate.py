@@ -60,6 +60,14 @@ class Constants:
     asked: int
     batch: int | None
 
+    @property
+    def sigma(self) -> float:
+        return math.sqrt(self.sigma2.value)
+
+    @property
+    def gamma(self) -> float:
+        return math.sqrt(self.gamma2.value)
+
     def lines(self) -> list[str]:
         """The constants as text."""
         who = "all clients" if self.asked == self.clients else f"{self.asked} of {self.clients} clients"

@@ -11,31 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offbeat.algorithms.allocate import divide
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, at_least
 from offbeat.theory.advice import Advice, Arrivals, Theorem
-from offbeat.theory.bound import Bound, Condition, check, check_whole, check_zero
+from offbeat.theory.bound import Bound, Condition
 
 
 @dataclass(frozen=True)
-class FedASTTask:
+class FedASTTask(Checked):
     """The constants of one task that theorem 1 uses.
 
     smoothness: L.   steps: τ.   size: b.   requests: R.   staleness: γ^max.   sigma: σ_l.   gamma: σ_g.   gap: δ.
     """
 
-    smoothness: float
-    steps: int = 1
-    size: int = 1
-    requests: int = 1
-    staleness: float = 0.0
-    sigma: float = 1.0
-    gamma: float = 1.0
-    gap: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(smoothness=self.smoothness, gap=self.gap)
-        check_whole(steps=self.steps, size=self.size, requests=self.requests)
-        check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
+    smoothness: Positive
+    steps: Count = 1
+    size: Count = 1
+    requests: Count = 1
+    staleness: NotNegative = 0.0
+    sigma: NotNegative = 1.0
+    gamma: NotNegative = 1.0
+    gap: Positive = 1.0
 
 
 def server_step(task: FedASTTask) -> float:
@@ -132,7 +127,7 @@ def objective(requests: Sequence[float], weights: Sequence[float]) -> float:
 
 def allocation(total: int, weights: Sequence[float]) -> list[float]:
     """The real numbers R_m that minimise (6) under Σ R_m = R: in proportion to sqrt(η_s·η_c·τ)·σ_g."""
-    check_whole(total=total)
+    at_least(1, total=total)
     if not weights or min(weights) < 0 or sum(weights) <= 0:
         raise SettingError(f"weights = {list(weights)}: need one number per task, none negative, not all zero")
     return [total * w / sum(weights) for w in weights]
@@ -146,7 +141,7 @@ def whole_allocation(total: int, weights: Sequence[float]) -> list[int]:
 
 # Advice
 
-_COROLLARY = Theorem[FedASTTask](
+COROLLARY = Theorem[FedASTTask](
     "FedAST, corollary 1.1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
     least_steps,
     corollary_bound,
@@ -161,7 +156,7 @@ def advise(task: FedASTTask, arrivals: Arrivals, staleness: float | None = None,
     staleness: the largest; None: the largest to expect.
     """
     notes = ["the paper states this bound in O(·); the constants are those of its appendix E.3.1"]
-    return _COROLLARY.advise(task, arrivals, staleness, epsilon, notes)
+    return COROLLARY.advise(task, arrivals, staleness, epsilon, notes)
 
 
 def advise_allocation(requests: int, weights: Sequence[float]) -> Advice:

@@ -9,31 +9,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from offbeat.core.errors import Checked, Count, NotNegative, Positive
 from offbeat.theory.advice import Advice, Arrivals, Theorem
-from offbeat.theory.bound import Bound, check, check_whole, check_zero
+from offbeat.theory.bound import Bound
 
 
 @dataclass(frozen=True)
-class FedBuffProblem:
+class FedBuffProblem(Checked):
     """The constants of a problem that theorem 1 uses.
 
     smoothness: L.   steps: Q.   staleness: τ.   clients: n.   sigma: σ/sqrt(b).   gamma: γ.   gap: f(w_0) − f*.
     uniform: remark 2, where γ bounds every |∇f_i − ∇f| and n disappears.
     """
 
-    smoothness: float
-    steps: int = 1
-    staleness: float = 0.0
-    clients: int = 1
-    sigma: float = 1.0
-    gamma: float = 1.0
-    gap: float = 1.0
+    smoothness: Positive
+    steps: Count = 1
+    staleness: NotNegative = 0.0
+    clients: Count = 1
+    sigma: NotNegative = 1.0
+    gamma: NotNegative = 1.0
+    gap: Positive = 1.0
     uniform: bool = False
-
-    def __post_init__(self) -> None:
-        check(smoothness=self.smoothness, gap=self.gap)
-        check_whole(steps=self.steps, clients=self.clients)
-        check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
 
 
 def local_step(problem: FedBuffProblem, server_steps: float) -> float:
@@ -60,7 +56,7 @@ def bound(problem: FedBuffProblem, server_steps: float) -> Bound:
     )
 
 
-_THEOREM_1 = Theorem[FedBuffProblem](
+THEOREM_1 = Theorem[FedBuffProblem](
     "FedBuff, theorem 1 (smooth): (1/T) Σ E|∇f|² ≤ ε",
     least_steps,
     bound,
@@ -73,4 +69,4 @@ def advise(
     problem: FedBuffProblem, arrivals: Arrivals, staleness: float | None = None, epsilon: float = 0.01
 ) -> Advice:
     """What theorem 1 means for a target ε.   staleness: the largest; None: the largest to expect."""
-    return _THEOREM_1.advise(problem, arrivals, staleness, epsilon, arrivals.warnings())
+    return THEOREM_1.advise(problem, arrivals, staleness, epsilon, arrivals.warnings())

@@ -10,29 +10,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, positive
 from offbeat.theory.advice import Advice, Arrivals, Theorem
-from offbeat.theory.bound import Bound, check, check_whole, check_zero
+from offbeat.theory.bound import Bound
 
 
 @dataclass(frozen=True)
-class FedAsyncProblem:
+class FedAsyncProblem(Checked):
     """The constants of a problem that theorem 1 uses, and the other two build on.
 
     smoothness: L.   steps: Q.   staleness: τ.   sigma: σ_g/sqrt(b).   gamma: γ_g.   gap: f(w_0) − f*.
     """
 
-    smoothness: float
-    steps: int = 1
-    staleness: float = 0.0
-    sigma: float = 1.0
-    gamma: float = 1.0
-    gap: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(smoothness=self.smoothness, gap=self.gap)
-        check_whole(steps=self.steps)
-        check_zero(staleness=self.staleness, sigma=self.sigma, gamma=self.gamma)
+    smoothness: Positive
+    steps: Count = 1
+    staleness: NotNegative = 0.0
+    sigma: NotNegative = 1.0
+    gamma: NotNegative = 1.0
+    gap: Positive = 1.0
 
 
 def local_step(smoothness: float, steps: int, server_steps: float) -> float:
@@ -62,7 +57,7 @@ def bound(problem: FedAsyncProblem, server_steps: float) -> Bound:
 
 
 @dataclass(frozen=True)
-class MamlProblem:
+class MamlProblem(Checked):
     """The constants that lemmas 1–4 give for the MAML objective F_i(w) = f_i(w − α∇f_i(w)).
 
     alpha: α.   base: the problem without personalisation.   hessian_sigma: σ_h/sqrt(b).   hessian_gamma: γ_h.
@@ -71,17 +66,12 @@ class MamlProblem:
     """
 
     base: FedAsyncProblem
-    alpha: float
-    gradient: float
-    gap: float
-    hessian_sigma: float = 0.0
-    hessian_gamma: float = 0.0
-    hessian_lipschitz: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_zero(alpha=self.alpha, gradient=self.gradient, hessian_sigma=self.hessian_sigma)
-        check_zero(hessian_gamma=self.hessian_gamma, hessian_lipschitz=self.hessian_lipschitz)
-        check(gap=self.gap)
+    alpha: NotNegative
+    gradient: NotNegative
+    gap: Positive
+    hessian_sigma: NotNegative = 0.0
+    hessian_gamma: NotNegative = 0.0
+    hessian_lipschitz: NotNegative = 0.0
 
     @property
     def smoothness(self) -> float:
@@ -139,7 +129,7 @@ def maml_bound(problem: MamlProblem, server_steps: float) -> Bound:
 
 def maml_batch(problem: MamlProblem, epsilon: float) -> float:
     """By how much to enlarge b so that the bias takes half of ε (corollary 1: b = O(1/ε))."""
-    check(epsilon=epsilon)
+    positive(epsilon=epsilon)
     return max(1.0, 4.0 * problem.base.steps * problem.bias**2 / (epsilon / 2.0))
 
 
@@ -147,7 +137,7 @@ def maml_batch(problem: MamlProblem, epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class MoreauProblem:
+class MoreauProblem(Checked):
     """The constants that lemmas 5–7 give for the Moreau envelope F_i(w) = min_θ f_i(θ) + λ/2·|θ − w|².
 
     penalty: λ ≥ 7L.   accuracy: ν, of the inner problem.   gap: F(w_0) − f*, of the envelope.
@@ -155,15 +145,14 @@ class MoreauProblem:
     """
 
     base: FedAsyncProblem
-    penalty: float
-    accuracy: float
-    gap: float
+    penalty: Positive
+    accuracy: NotNegative
+    gap: Positive
     kappa: float | None = None
     uniform: bool = False
 
     def __post_init__(self) -> None:
-        check(penalty=self.penalty, gap=self.gap)
-        check_zero(accuracy=self.accuracy)
+        super().__post_init__()
         if self.penalty < 7.0 * self.base.smoothness:
             raise SettingError(
                 f"penalty = {self.penalty:g}: theorem 3 asks for at least 7·L = {7.0 * self.base.smoothness:g}"
@@ -223,21 +212,21 @@ def moreau_bound(problem: MoreauProblem, server_steps: float, printed: bool = Tr
 
 def moreau_accuracy(problem: MoreauProblem, epsilon: float) -> float:
     """The ν at which the bias takes half of ε (corollary 3: ν = O(ε^½))."""
-    check(epsilon=epsilon)
+    positive(epsilon=epsilon)
     stretch = problem.penalty / (problem.penalty - problem.base.smoothness)
     return math.sqrt(epsilon / 2.0 / (4.0 * problem.base.steps)) / stretch
 
 
 # Advice
 
-_THEOREM_1 = Theorem[FedAsyncProblem](
+THEOREM_1 = Theorem[FedAsyncProblem](
     "PersA-FL, theorem 1 for FedAsync (smooth): (1/T) Σ E|∇f|² ≤ ε",
     least_steps,
     bound,
     lambda p, T: {"local step η": local_step(p.smoothness, p.steps, T), "server lr β": 1.0},
     ("smoothness", "steps", "sigma", "gamma", "gap"),
 )
-_THEOREM_2 = Theorem[MamlProblem](
+THEOREM_2 = Theorem[MamlProblem](
     "PersA-FL, theorem 2 for MAML (smooth): (1/T) Σ E|∇F|² ≤ ε",
     maml_least_steps,
     maml_bound,
@@ -245,7 +234,7 @@ _THEOREM_2 = Theorem[MamlProblem](
     ("alpha", "gradient", "gap"),
     lambda p, staleness: replace(p, base=replace(p.base, staleness=staleness)),
 )
-_THEOREM_3 = Theorem[MoreauProblem](
+THEOREM_3 = Theorem[MoreauProblem](
     "PersA-FL, theorem 3 for ME (smooth): (1/T) Σ E|∇F|² ≤ ε",
     lambda p: moreau_least_steps(p, printed=False),
     lambda p, T: moreau_bound(p, T, printed=False),
@@ -271,11 +260,11 @@ def advise(
     """
     notes = arrivals.warnings()
     if isinstance(problem, FedAsyncProblem):
-        return _THEOREM_1.advise(problem, arrivals, staleness, epsilon, notes)
+        return THEOREM_1.advise(problem, arrivals, staleness, epsilon, notes)
     facts = {"bias that stays": 4.0 * problem.base.steps * problem.bias**2}
     if isinstance(problem, MamlProblem):
         facts["batches larger by (corollary 1)"] = maml_batch(problem, epsilon)
-        return _THEOREM_2.advise(problem, arrivals, staleness, epsilon, notes, facts)
+        return THEOREM_2.advise(problem, arrivals, staleness, epsilon, notes, facts)
     facts["inner accuracy ν at most (corollary 3)"] = moreau_accuracy(problem, epsilon)
     notes.append("the condition on T has (τ+1)³ and the third term γ_c², as the proof has them")
-    return _THEOREM_3.advise(problem, arrivals, staleness, epsilon, notes, facts)
+    return THEOREM_3.advise(problem, arrivals, staleness, epsilon, notes, facts)

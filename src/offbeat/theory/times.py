@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from offbeat.core.errors import SettingError
-from offbeat.theory.bound import check, check_whole
+from offbeat.core.errors import SettingError, at_least, positive
 
 
 def shares(rates: Sequence[float], concurrency: int | None = None) -> list[float]:
@@ -48,7 +47,7 @@ def staleness(in_flight: float, size: float) -> float:
 
     FedBuff: C = n client-driven or its concurrency. FedAST: C = R, K = b. FedAsync: K = 1.
     """
-    check(in_flight=in_flight, size=size)
+    positive(in_flight=in_flight, size=size)
     return max(0.0, in_flight - 1.0) / size
 
 
@@ -67,7 +66,7 @@ def worst_staleness(
     A union bound. The number of arrivals during a job of the slowest client exceeds m with probability (1 − q)^m, where
     q is its rate over that of all arrivals; client-driven it is its share, with C at work an upper bound is used.
     """
-    check(arrivals=arrivals, failure=failure)
+    positive(arrivals=arrivals, failure=failure)
     if len(rates) == 1 or concurrency == 1:
         return 0.0
     slow = min(rates)
@@ -78,27 +77,27 @@ def worst_staleness(
 def area_staleness(rates: Sequence[float], server: float) -> list[float]:
     """λ_s/λ_i: server steps between two messages of each client, under a Poisson criterion."""
     _rates(rates)
-    check(server_rate=server)
+    positive(server_rate=server)
     return [server / rate for rate in rates]
 
 
 def buffer_time(rates: Sequence[float], size: int, concurrency: int | None = None) -> float:
     """Time between two server steps of FedBuff: K over the arrival rate."""
-    check_whole(size=size)
+    at_least(1, size=size)
     return size / arrival_rate(rates, concurrency)
 
 
 def fedast_time(rate: float, size: int, requests: int) -> float:
     """b/(R·λ): time of one of FedAST's server steps, clients without queues (FedAST, §4)."""
-    check(rate=rate)
-    check_whole(size=size, requests=requests)
+    positive(rate=rate)
+    at_least(1, size=size, requests=requests)
     return size / (requests * rate)
 
 
 def synchronous_time(rate: float, clients: int, first: int | None = None) -> float:
     """(1/λ)·Σ_{k=s−m+1}^{s} 1/k: time until the first m of s equal clients are done, by default all (FedAST, §4)."""
-    check(rate=rate)
-    check_whole(clients=clients)
+    positive(rate=rate)
+    at_least(1, clients=clients)
     wanted = clients if first is None else first
     if not 1 <= wanted <= clients:
         raise SettingError(f"first = {wanted}: between 1 and clients = {clients}")
@@ -126,7 +125,7 @@ def _rates(rates: Sequence[float]) -> None:
     if not rates:
         raise SettingError("rates is empty: need one positive rate per client")
     for rate in rates:
-        check(rate=rate)
+        positive(rate=rate)
 
 
 def _concurrency(concurrency: int, clients: int) -> None:
