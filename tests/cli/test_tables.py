@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.cli.tables import table
-from offbeat.report.tables import TableCell, markdown, rows
+from offbeat.report.tables import TableCell, markdown, note, rows
 from offbeat.watch.results import MeanMax, Result
 
 
@@ -80,14 +80,15 @@ def test_it_fits_into_80_columns_with_a_long_name_and_wide_ranges() -> None:
     metrics = [{"accuracy": 0.9 + seed / 100, "loss": 0.354 + 0.011 * seed} for seed in range(3)]
     results = [result("fedasync-mixing", seed, 0.9, 10.25 + seed, metrics=metrics[seed]) for seed in range(3)]
     file = io.StringIO()
-    Console(file=file, width=80).print(table(results, [0.8]))
+    Console(file=file, width=80).print(table(*rows(results, [0.8]), note(results)))
     assert "fedasync-mixing" in file.getvalue()
     assert "0.354–0.376" in file.getvalue()
     assert "means over 3 seeds" in file.getvalue()
 
 
 def test_markdown_has_one_line_an_algorithm() -> None:
-    lines = markdown([result("area", 0, 0.9), result("area", 1, 0.92), result("fedavg", 0, 0.5)], [0.8]).splitlines()
+    results = [result("area", 0, 0.9), result("area", 1, 0.92), result("fedavg", 0, 0.5)]
+    lines = markdown(*rows(results, [0.8]), note(results)).splitlines()
     assert lines[0].count("|") == lines[1].count("|") == 8
     assert lines[2].startswith("| area | 91.0 % (90.0–92.0) | 0.25 | 1 | 12,345 | 99 | mean 3.14 (max 1,001) |")
     assert lines[-1] == "Means over 2 seeds, with the lowest and highest value."

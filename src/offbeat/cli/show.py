@@ -6,11 +6,12 @@ import sys
 
 from rich.console import Console
 
-from offbeat.cli import tables
+from offbeat.cli.tables import table
 from offbeat.experiment import ranking
 from offbeat.experiment.folder import json_text
 from offbeat.experiment.results import Results, SweepTotals
 from offbeat.experiment.sweep_display import duration, table as ranking_table
+from offbeat.report import tables
 
 _LINES = 200  # of a sweep's table
 # What --json prints of a run; its result.json holds a few things more.
@@ -37,13 +38,16 @@ def results(found: Results, as_json: bool) -> None:
 
 def _runs(found: Results, as_json: bool) -> None:
     if as_json:
-        tables_ = [result.to_json() for result in found]
-        print(json_text({"runs": [{key: table[key] for key in _PRINTED if key in table} for table in tables_]}))
+        runs = [result.to_json() for result in found]
+        print(json_text({"runs": [{key: run[key] for key in _PRINTED if key in run} for run in runs]}))
     else:
         console = _console()
-        several = any(result.several for result in found)
-        console.print(tables.task_table(found, found.baseline) if several else tables.table(found, found.targets))
-        console.print(tables.work_table(found))
+        if any(result.several for result in found):
+            said = "time at which a task finished, and its accuracy then"
+            console.print(table(*tables.task_rows(found, found.baseline), said))
+        else:
+            console.print(table(*tables.rows(found, found.targets), tables.note(found)))
+        console.print(table(*tables.work_rows(found), tables.UNEQUAL_SHARES))
         _print_places(found, "run folder")
     for line in found.unreached():
         _say(line)

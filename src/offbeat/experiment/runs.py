@@ -112,10 +112,12 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
     """Write the summary, the report and its page of finished runs."""
     found = _results(results, folder, experiment)
     write_json(folder / SUMMARY, found.summary)
-    several = len(experiment.tasks) > 1
-    first = tables.task_markdown(found, found.baseline) if several else tables.markdown(found, found.targets)
+    if len(experiment.tasks) > 1:
+        text = tables.markdown(*tables.task_rows(found, found.baseline))
+    else:
+        text = tables.markdown(*tables.rows(found, found.targets), tables.note(found))
     errors = [f"{result.name}: {result.error}" for result in results if result.error is not None]
-    folders.write_report(folder, experiment, first + "\n" + tables.work_markdown(found), errors)
+    folders.write_report(folder, experiment, f"{text}\n{tables.markdown(*tables.work_rows(found))}", errors)
     folders.draw_report(folder)
     return found
 

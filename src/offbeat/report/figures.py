@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from offbeat.core.errors import FolderError, SettingError
+from offbeat.report.bands import Band
 from offbeat.report.content import AXES, Content, Series
+from offbeat.report.tables import SHARES
 from offbeat.report.timeline import TICKS, Timeline
 
 if TYPE_CHECKING:
@@ -38,7 +40,6 @@ _STYLE: Any = {
     "figure.constrained_layout.use": True,
 }
 _AXIS = {"time": "virtual time", "updates": "updates", "bytes": "MB sent and received"}
-_SHARES = ("accuracy", "personal", "personal_worst")
 
 
 def draw(content: Content, folder: Path, form: str = "pdf") -> list[Path]:
@@ -65,22 +66,21 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
     for task, name in enumerate(content.tasks):
         for metric in content.metrics:
             for axis in AXES:
-                if any(axis in s.progress.get(task, {}).get(metric, {}) for s in drawn):
-                    subject = f"{metric}-{_file(name)}" if len(content.tasks) > 1 else metric
-                    yield f"{subject}-by-{axis}", _progress(drawn, task, metric, axis)
+                bands = [s.progress.get(task, {}).get(metric, {}).get(axis) for s in drawn]
+                subject = f"{metric}-{_file(name)}" if len(content.tasks) > 1 else metric
+                labels = _AXIS[axis], metric.replace("_", " ")
+                if any(bands):
+                    yield f"{subject}-by-{axis}", _bands(drawn, bands, *labels, (False, metric in SHARES))
     if any(s.staleness for s in drawn):
         yield "staleness", _staleness([s for s in drawn if s.staleness])
-    if any(s.concurrency for s in drawn):
-        yield (
-            "concurrency",
-            _bands(drawn, lambda s: s.concurrency, "virtual time", "busy clients", percent=(False, True)),
-        )
-    if any(s.participation for s in drawn):
-        labels = "clients, busiest first", "updates relative to the mean"
-        yield "participation", _bands(drawn, lambda s: s.participation, *labels, percent=(True, False))
-    if any(s.last for s in drawn):
-        labels = "clients, worst first", "accuracy of personalised models"
-        yield "personal", _bands(drawn, lambda s: s.last, *labels, percent=(True, True))
+    relative = "updates relative to the mean"
+    for name, bands, x, y, percent in (  # in which shares are in per cent
+        ("concurrency", [s.concurrency for s in drawn], "virtual time", "busy clients", (False, True)),
+        ("participation", [s.participation for s in drawn], "clients, busiest first", relative, (True, False)),
+        ("personal", [s.last for s in drawn], "clients, worst first", "accuracy of personalised models", (True, True)),
+    ):
+        if any(bands):
+            yield name, _bands(drawn, bands, x, y, percent)
     for series in drawn:
         if series.allocation:
             yield f"requests-{_file(series.name)}", _allocation(series, content.tasks)
@@ -88,28 +88,20 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
             yield f"timeline-{_file(series.name)}", _timeline(series.timeline)
 
 
-def _progress(drawn: Sequence[Series], task: int, metric: str, axis: str) -> Figure:
-    unit = 1e-6 if axis == "bytes" else 1.0
+def _bands(drawn: Sequence[Series], bands: Sequence[Band | None], x: str, y: str, percent: tuple[bool, bool]) -> Figure:
+    """One band a series.   percent: whether x and y are shares."""
+    from matplotlib.ticker import PercentFormatter
+
+    unit = 1e-6 if x == _AXIS["bytes"] else 1.0
     figure, ax = _new()
-    for at, series in enumerate(drawn):
-        band = series.progress.get(task, {}).get(metric, {}).get(axis)
+    for at, (series, band) in enumerate(zip(drawn, bands, strict=True)):
         if band is not None:
             ax.plot(band.x * unit, band.mean, label=series.name, **_look(at))
             ax.fill_between(band.x * unit, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
-    ax.set(xlabel=_AXIS[axis], ylabel=metric.replace("_", " "))
-    _percent(ax, False, metric in _SHARES)
-    _legend(figure, ax)
-    return figure
-
-
-def _bands(drawn: Sequence[Series], get: Callable[[Series], Any], x: str, y: str, percent: tuple[bool, bool]) -> Figure:
-    figure, ax = _new()
-    for at, series in enumerate(drawn):
-        if (band := get(series)) is not None:
-            ax.plot(band.x, band.mean, label=series.name, **_look(at))
-            ax.fill_between(band.x, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
     ax.set(xlabel=x, ylabel=y)
-    _percent(ax, *percent)
+    for axis, wanted in zip((ax.xaxis, ax.yaxis), percent, strict=True):
+        if wanted:
+            axis.set_major_formatter(PercentFormatter(1.0))
     _legend(figure, ax)
     return figure
 
@@ -199,14 +191,6 @@ def _legend(figure: Figure, ax: Axes) -> None:
     if len(ax.get_legend_handles_labels()[0]) > 1:
         columns = 2 if len(ax.lines) <= 8 else 3
         figure.legend(loc="outside upper center", ncols=min(len(ax.lines), columns if len(ax.lines) > 3 else 3))
-
-
-def _percent(ax: Axes, x: bool, y: bool) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    for axis, wanted in ((ax.xaxis, x), (ax.yaxis, y)):
-        if wanted:
-            axis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _look(at: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from offbeat import __version__
 from offbeat.report import comparison, toml
 from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import ExperimentFolder
-from offbeat.report.tables import UNEQUAL_SHARES, TableCell, note, number, rows, task_rows, work_rows
+from offbeat.report.tables import UNEQUAL_SHARES, TableCell, megabytes, note, number, rows, task_rows, work_rows
 from offbeat.report.targets import cell, ladder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
@@ -169,7 +169,7 @@ def _results(content: Content) -> str:
 
 def _targets(content: Content) -> str:
     """When accuracies were reached, in the unit of the selected axis."""
-    write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": _megabytes}
+    write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": megabytes}
     units = {"time": "Virtual time", "updates": "Updates", "bytes": "MB sent and received"}
     found = []
     for task, name in enumerate(content.tasks):
@@ -332,10 +332,6 @@ def _flat(resolved: dict[str, Any]) -> Iterator[str]:
 
 def _count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
-
-
-def _megabytes(value: float) -> str:
-    return number(value / 1e6)
 
 
 def _script_safe(text: str) -> str:

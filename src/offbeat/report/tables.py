@@ -10,7 +10,7 @@ from offbeat.watch.results import Measures, Result, TaskResult
 
 Getter = Callable[[Result], float | None]
 
-_SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
+SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
 NOTHING = "–"
 UNEQUAL_SHARES = "unequal shares: 0 = all clients contribute equally, 1 = one client does all the work"
 
@@ -34,7 +34,7 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
         mine = [r for r in finished if r.algorithm == label]
         asked = sum(1 for r in results if r.algorithm == label)
         line = [TableCell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
-        line += [_mean((r.metrics.get(name) for r in mine), _writer(name)) for name in metrics]
+        line += [_mean((r.metrics.get(name) for r in mine), _share if name in SHARES else number) for name in metrics]
         line += [_reached(mine, f"{target:g}") for target in targets]
         line.append(TableCell(_mean((r.updates for r in mine), number).main))
         line.append(TableCell(_mean((r.versions for r in mine), number).main))
@@ -44,29 +44,20 @@ def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str]
 
 def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[TableCell]]]:
     """How the clients worked: one row per algorithm, with means over its seeds; empty columns are left out."""
-    head = [
-        "algorithm",
-        "clients\nbusy",
-        "unequal\nshares",
-        "staleness\n90 %",
-        "MB down",
-        "MB up",
-        "time\nper step",
-        "jobs lost",
+    columns: list[tuple[str, Getter, Callable[[float], str]]] = [
+        ("clients\nbusy", _measured(lambda m: m.concurrency.mean), _share),
+        ("unequal\nshares", _measured(lambda m: m.participation.distance), number),
+        ("staleness\n90 %", _measured(lambda m: m.staleness.p90), number),
+        ("MB down", _measured(lambda m: m.bytes.down), megabytes),
+        ("MB up", _measured(lambda m: m.bytes.up), megabytes),
+        ("time\nper step", _measured(lambda m: m.waiting), number),
+        ("jobs lost", lambda r: r.lost, number),
     ]
-    columns: list[tuple[Getter, Callable[[float], str]]] = [
-        (_measured(lambda m: m.concurrency.mean), _share),
-        (_measured(lambda m: m.participation.distance), number),
-        (_measured(lambda m: m.staleness.p90), number),
-        (_measured(lambda m: m.bytes.down), _megabytes),
-        (_measured(lambda m: m.bytes.up), _megabytes),
-        (_measured(lambda m: m.waiting), number),
-        (lambda r: r.lost, number),
-    ]
+    head = ["algorithm", *(name for name, _, _ in columns)]
     body = []
     for label in _labels(results):
         mine = [r for r in results if r.algorithm == label and r.error is None]
-        body.append([TableCell(label), *(TableCell(_mean(map(get, mine), write).main) for get, write in columns)])
+        body.append([TableCell(label), *(TableCell(_mean(map(get, mine), write).main) for _, get, write in columns)])
     known = [at for at in range(len(head)) if any(line[at].main != NOTHING for line in body)]
     return [head[at] for at in known], [[line[at] for at in known] for line in body]
 
@@ -145,11 +136,8 @@ def _staleness(results: Sequence[Result]) -> TableCell:
     return TableCell("mean " + _mean((r.staleness.mean for r in results), number).main, f"max {number(most)}")
 
 
-def _writer(metric: str) -> Callable[[float], str]:
-    return _share if metric in _SHARES else number
-
-
-def _megabytes(value: float) -> str:
+def megabytes(value: float) -> str:
+    """From bytes."""
     return number(value / 1e6)
 
 
@@ -162,26 +150,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
-# For a text file
-
-
-def markdown(results: Sequence[Result], targets: Sequence[float]) -> str:
-    """The table of results."""
-    text = _markdown(*rows(results, targets))
-    return text + (f"\n{note(results)[0].upper()}{note(results)[1:]}.\n" if note(results) else "")
-
-
-def task_markdown(results: Sequence[Result], baseline: str) -> str:
-    """The table of several tasks."""
-    return _markdown(*task_rows(results, baseline))
-
-
-def work_markdown(results: Sequence[Result]) -> str:
-    """The table of how the clients worked."""
-    return _markdown(*work_rows(results))
-
-
-def _markdown(head: Sequence[str], body: Sequence[Sequence[TableCell]]) -> str:
+def markdown(head: Sequence[str], body: Sequence[Sequence[TableCell]], caption: str = "") -> str:
+    """A table for a text file."""
     cells = [[cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line] for line in body]
     lines = [[name.replace("\n", " ") for name in head], ["---", *("---:" for _ in head[1:])], *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return text + (f"\n{caption.capitalize()}.\n" if caption else "")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import math
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def dumps(table: Mapping[str, Any]) -> str:
@@ -57,10 +56,8 @@ def _key(name: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return _float(value)
+    if isinstance(value, int | float):
+        return repr(value)
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, Mapping):
@@ -73,18 +70,5 @@ def _value(value: Any) -> str:
     raise TypeError(f"{value!r} cannot be written in TOML")
 
 
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    text = repr(value)
-    return text if "." in text or "e" in text else text + ".0"
-
-
 def _string(text: str) -> str:
-    return '"' + "".join(_ESCAPES.get(c, c if _printable(c) else f"\\U{ord(c):08X}") for c in text) + '"'
-
-
-def _printable(c: str) -> bool:
-    return ord(c) >= 0x20 and ord(c) != 0x7F
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
