@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import log
 from pathlib import Path
 from typing import Any
 
+from offbeat.core.errors import FolderError
 from offbeat.report.run import DAMAGE, short
 from offbeat.watch.files import OUTCOME
+from offbeat.watch.results import read_as
 
 NOT_RUN, NOT_CHECKED = "not run", "not checked"  # a cell's note, a claim's state
 _FAR = 4.0  # times the paper's number: where the scale of the marks ends
@@ -19,15 +21,24 @@ _FAR = 4.0  # times the paper's number: where the scale of the marks ends
 
 @dataclass(frozen=True)
 class Compared:
-    """A cell as read from the file.   ratio: our number over the paper's.   why: the likely reason if they differ."""
+    """A cell as in the file.   ratio: our number over the paper's.   why: the likely reason if they differ."""
 
-    name: str
+    cell: str
     shows: str
-    ours: str
-    paper: str
+    shown: str
+    printed: str
+    note: str
     ratio: float | None
     differs: bool
     why: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim as in the file."""
+
+    claim: str
+    state: str
 
 
 Lines = dict[str, dict[str, Compared]]  # by line and quantity
@@ -35,65 +46,31 @@ Lines = dict[str, dict[str, Compared]]  # by line and quantity
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """The outcome of a reproduction.   cells: those that were run.   claims: (text, state).   left: what was not."""
+    """The outcome of a reproduction, as in its file.   seeds: by experiment."""
 
     name: str
     scale: str
     title: str
-    source: str
+    paper: str
+    where: str
     scope: str
     notes: Sequence[str]
-    experiments: Sequence[str]
+    seeds: Mapping[str, Any]
     cells: Sequence[Compared]
-    claims: Sequence[tuple[str, str]]
-    left: str
-    stopped: str
+    claims: Sequence[Judged]
+    stopped: str = ""
 
 
 def comparison(path: Path, warnings: list[str]) -> PaperComparison | None:
     """The outcome in this folder, if there is one; a damaged file is reported and skipped."""
     try:
-        return _comparison(json.loads((path / OUTCOME).read_text(encoding="utf-8")))
+        found: PaperComparison = read_as(PaperComparison, json.loads((path / OUTCOME).read_text(encoding="utf-8")), "")
     except FileNotFoundError:
         return None
-    except (RecursionError, *DAMAGE) as error:
+    except (RecursionError, FolderError, *DAMAGE) as error:
         warnings.append(f"{OUTCOME} is damaged and left out ({short(error)})")
         return None
-
-
-def _comparison(found: Mapping[str, Any]) -> PaperComparison:
-    cells = [_compared(cell) for cell in found["cells"] if cell["note"] != NOT_RUN]
-    claims = [(str(c["claim"]), str(c["state"])) for c in found["claims"] if c["state"] != NOT_CHECKED]
-    left = ""
-    if len(cells) < len(found["cells"]) or len(claims) < len(found["claims"]):
-        left = f"{len(cells)} of {len(found['cells'])} cells and {len(claims)} of {len(found['claims'])} claims"
-        left = f"{left} are shown; the others were not run."
-    return PaperComparison(
-        name=str(found["name"]),
-        scale=str(found["scale"]),
-        title=str(found["title"]),
-        source=f"{found['paper']}, {found['where']}",
-        scope=str(found["scope"]),
-        notes=[str(note) for note in found["notes"]],
-        experiments=[str(name) for name in found["seeds"]],
-        cells=cells,
-        claims=claims,
-        left=left,
-        stopped=str(found.get("stopped", "")),
-    )
-
-
-def _compared(cell: Mapping[str, Any]) -> Compared:
-    ratio, differs = cell["ratio"], bool(cell["differs"])
-    return Compared(
-        name=str(cell["cell"]),
-        shows=str(cell["shows"]),
-        ours=str(cell["shown"]),
-        paper=str(cell["printed"]),
-        ratio=None if ratio is None else float(ratio),
-        differs=differs,
-        why=str(cell["why"]) if differs else "",
-    )
+    return found
 
 
 # As HTML
@@ -101,9 +78,9 @@ def _compared(cell: Mapping[str, Any]) -> Compared:
 
 def lead(found: PaperComparison) -> str:
     """A sentence of introduction."""
-    text = f"{found.title[:1].upper()}{found.title[1:]} ({found.source})."
-    held = sum(state == "held" for _, state in found.claims)
-    return text + (f" {held} of {len(found.claims)} claims held." if found.claims else "")
+    text = f"{found.title[:1].upper()}{found.title[1:]} ({found.paper}, {found.where})."
+    states = [judged.state for judged in found.claims if judged.state != NOT_CHECKED]
+    return text + (f" {states.count('held')} of {len(states)} claims held." if states else "")
 
 
 def body(found: PaperComparison) -> str:
@@ -111,25 +88,30 @@ def body(found: PaperComparison) -> str:
     parts = [_note(f"Stopped, {found.stopped}.")] if found.stopped else []
     if found.scope:
         parts.append(_note(f"{found.scale.capitalize()}: {found.scope}."))
-    if found.claims:
-        lines = (f'<li data-state="{escape(s)}"><b>{escape(s)}</b> {escape(text)}</li>' for text, s in found.claims)
+    claims = [(escape(each.state), escape(each.claim)) for each in found.claims if each.state != NOT_CHECKED]
+    if claims:
+        lines = (f'<li data-state="{state}"><b>{state}</b> {text}</li>' for state, text in claims)
         parts.append(f'<ul class="claims">{"".join(lines)}</ul>')
-    whys = list(dict.fromkeys(cell.why for cell in found.cells if cell.why))
-    tables = "".join(_tables(found, whys))
+    cells = [cell for cell in found.cells if cell.note != NOT_RUN]
+    whys = list(dict.fromkeys(cell.why for cell in cells if cell.why and cell.differs))
+    tables = "".join(_tables(_groups(cells, found.seeds), whys))
     if tables:
         parts.append(f'<div class="panels comparisons">{tables}</div>')
-    if any(cell.ratio is not None for cell in found.cells):
+    if any(cell.ratio is not None for cell in cells):
         parts.append(_note("The marks show our number relative to the paper's, on a scale from 1/4 to 4."))
     if whys:
         reasons = "".join(f"<li>{escape(why)}</li>" for why in whys)
         parts.append(f'<h3>Likely reasons</h3><ol class="whys">{reasons}</ol>')
-    parts += [_note(line) for line in (found.left, *found.notes) if line]
+    if len(cells) < len(found.cells) or len(claims) < len(found.claims):
+        shown = f"{len(cells)} of {len(found.cells)} cells and {len(claims)} of {len(found.claims)} claims"
+        parts.append(_note(f"{shown} are shown; the others were not run."))
+    parts += [_note(line) for line in found.notes if line]
     return "".join(parts)
 
 
-def _tables(found: PaperComparison, whys: Sequence[str]) -> Iterator[str]:
+def _tables(groups: Sequence[tuple[str, Lines]], whys: Sequence[str]) -> Iterator[str]:
     """One table per experiment: the paper's rows down, quantities across."""
-    for title, lines in _groups(found):
+    for title, lines in groups:
         across = list(dict.fromkeys(shows for line in lines.values() for shows in line))
         marked = {shows for line in lines.values() for shows, cell in line.items() if cell.ratio is not None}
         heads = "".join(f'<th scope="col">{escape(shows)}</th>' for shows in across)
@@ -147,18 +129,19 @@ def _tables(found: PaperComparison, whys: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _groups(found: PaperComparison) -> list[tuple[str, Lines]]:
+def _groups(cells: Sequence[Compared], experiments: Collection[str]) -> list[tuple[str, Lines]]:
     """(title, cells by row and quantity) of each table; rows without a common quantity get separate tables."""
     groups: list[tuple[str, Lines]] = []
-    for cell in found.cells:
-        line, colon, _ = cell.name.rpartition(":")
+    for cell in cells:
+        line, colon, _ = cell.cell.rpartition(":")
         title, slash, rest = line.partition("/")
         shows = cell.shows
         if not colon:  # worked out from several cells
-            title, rest, shows = "", cell.name, ""
-        elif not slash or title not in found.experiments:
+            title, rest, shows = "", cell.cell, ""
+        elif not slash or title not in experiments:
             title, rest = "", line
-        fitting = (lines for name, lines in groups if name == title and _fits(lines, rest, shows))
+        same = [lines for name, lines in groups if name == title]
+        fitting = (lines for lines in same if rest in lines or any(shows in line for line in lines.values()))
         lines = next(fitting, None)
         if lines is None:
             groups.append((title, lines := {}))
@@ -166,18 +149,14 @@ def _groups(found: PaperComparison) -> list[tuple[str, Lines]]:
     return groups
 
 
-def _fits(lines: Lines, line: str, shows: str) -> bool:
-    return line in lines or any(shows in each for each in lines.values())
-
-
 def _cell(cell: Compared | None, whys: Sequence[str], marked: bool) -> str:
     if cell is None:
         return "<td></td>"
-    why = f"<sup>{whys.index(cell.why) + 1}</sup>" if cell.why else ""
-    paper = f"<small>paper {escape(cell.paper)}</small>" if cell.paper not in ("", "-") else ""
+    why = f"<sup>{whys.index(cell.why) + 1}</sup>" if cell.why and cell.differs else ""
+    paper = f"<small>paper {escape(cell.printed)}</small>" if cell.printed not in ("", "-") else ""
     names = ["off"] * cell.differs + ["marked"] * marked
     kind = f' class="{" ".join(names)}"' if names else ""
-    return f"<td{kind}>{escape(cell.ours)}{why}{_mark(cell.ratio) if marked else ''}{paper}</td>"
+    return f"<td{kind}>{escape(cell.shown)}{why}{_mark(cell.ratio) if marked else ''}{paper}</td>"
 
 
 def _mark(ratio: float | None) -> str:

@@ -113,7 +113,7 @@ def _parts(path: Path, found: PaperComparison | None) -> list[Path]:
     """The folders of the experiments of a reproduction that has several; otherwise the folder itself."""
     if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
-    order = {name: at for at, name in enumerate(found.experiments if found else ())}
+    order = {name: at for at, name in enumerate(found.seeds if found else ())}
     parts = [child for child in path.iterdir() if (child / EXPERIMENT).exists()]
     return sorted(parts, key=lambda part: (order.get(part.name, len(order)), part.name)) or [path]
 

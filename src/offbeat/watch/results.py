@@ -97,11 +97,9 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Messages:
+class Messages(Bytes):
     """The messages of one task: bytes per download and per upload, and the number of jobs sent."""
 
-    down: int
-    up: int
     jobs: int
 
 
@@ -118,16 +116,6 @@ class Measures:
     messages: tuple[Messages, ...] = field(metadata={"key": "wires"})
     idle: float
     waiting: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As in `result.json`."""
-        found: dict[str, Any] = _plain(self)
-        return found
-
-    @classmethod
-    def from_json(cls, value: Any) -> Measures:
-        """The inverse; a FolderError names what is wrong."""
-        return _object(cls, value, "measures")
 
 
 @dataclass(frozen=True)
@@ -146,15 +134,6 @@ class TaskResult:
     staleness: float
     metrics: Mapping[str, float]
     allocation: Mapping[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As in `result.json`, where it stands under its name."""
-        return {name: value for name, value in _plain(self).items() if name != "name"}
-
-    @classmethod
-    def from_json(cls, name: str, value: Any) -> TaskResult:
-        """The inverse; a FolderError names what is wrong."""
-        return _object(cls, value, f"tasks.{name}", name=name)
 
 
 def finish(tasks: Iterable[TaskResult]) -> float:
@@ -178,13 +157,6 @@ class Deployment:
     fingerprint: str
     limits: Mapping[str, Any]
     dtype: str
-
-
-_TOTALS = (
-    *("time", "updates", "versions", "metrics", "targets", "staleness", "notes", "lost", "computed", "stopped"),
-    *("executor", "executor_reason", "workers", "wall_s", "updates_per_s"),
-)
-_NEEDED = ("time", "updates", "versions", "metrics", "staleness")
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,37 +260,31 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """As in `result.json`, or a line of `runs.jsonl`."""
-        left_out = {"folder"}
-        left_out |= set() if self.several else {"tasks"}
+        names = [each.name for each in fields(self)]
+        totals = names[names.index("time") : names.index("tasks")]  # only a finished run has them
+        left_out = {"folder"} | ({"tasks"} if not self.several else set())
         left_out |= {"settings"} if self.number is None else set()
         if self.unfinished:
-            left_out |= set(_TOTALS) - {"updates"}
+            left_out |= set(totals) - {"updates"}
         elif self.time is None:
-            left_out |= set(_TOTALS)
+            left_out |= set(totals)
         kept = (f for f in fields(self) if f.name not in left_out and getattr(self, f.name) is not None)
         table = {_key(f): _plain(getattr(self, f.name)) for f in kept}
         if "tasks" in table:
-            table["tasks"] = {task.name: task.to_json() for task in self.tasks}
+            table["tasks"] = {task.pop("name"): task for task in table["tasks"]}
         return table
 
     @classmethod
     def from_json(cls, value: Any, folder: Path | None = None) -> Result:
         """The inverse; a FolderError names what is wrong.   folder: where the run's files are."""
-        table = _read(Mapping[str, Any], value, "")
+        table = read_as(Mapping[str, Any], value, "")
         if "error" not in table and not table.get("unfinished"):
-            for name in _NEEDED:
+            for name in ("time", "updates", "versions", "metrics", "staleness"):
                 if table.get(name) is None:
                     raise FolderError(f"{name} is missing")
-        tasks = _read(Mapping[str, Any], table.get("tasks", {}), "tasks")
-        curve = table.get("curve")
-        return _object(
-            cls,
-            {name: each for name, each in table.items() if name not in ("tasks", "curve", "folder")},
-            "",
-            tasks=tuple(TaskResult.from_json(name, task) for name, task in tasks.items()),
-            curve=None if curve is None else tuple(_measurement(m, at) for at, m in enumerate(_items(curve, "curve"))),
-            folder=folder,
-        )
+        tasks = read_as(Mapping[str, Any], table.get("tasks", {}), "tasks").items()
+        found = tuple(_object(TaskResult, task, f"tasks.{name}", name=name) for name, task in tasks)
+        return _object(cls, table, "", tasks=found, folder=folder)
 
     def __repr__(self) -> str:
         return f"<Result {self.name}: {self._end}>"
@@ -377,63 +343,55 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _object(kind: type[T], value: Any, where: str, **known: Any) -> T:
     hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
-    table, front = _read(Mapping[str, Any], value, where), f"{where}." if where else ""
+    table, front = read_as(Mapping[str, Any], value, where), f"{where}." if where else ""
     found = dict(known)
     for each in fields(kind):  # type: ignore[arg-type]
         if each.name in known:
             continue
         if _key(each) in table:
-            found[each.name] = _read(hints[each.name], table[_key(each)], front + _key(each))
+            found[each.name] = read_as(hints[each.name], table[_key(each)], front + _key(each))
         elif each.default is MISSING and each.default_factory is MISSING:
             raise FolderError(f"{front}{_key(each)} is missing")
     return kind(**found)
 
 
-_SCALARS: Mapping[Any, tuple[Any, str]] = {
-    float: ((int, float), "a number"),
+def _tuple(kind: Any, value: Any, where: str) -> Any:
+    """A named tuple, which is a list in JSON."""
+    needed = [name for name in kind._fields if name not in kind._field_defaults]
+    items = read_as(tuple[Any, ...], value, where)
+    if not len(needed) <= len(items) <= len(kind._fields):
+        raise _wrong(value, where, ", ".join(needed))
+    return kind(*(read_as(hint, each, where) for hint, each in zip(_hints(kind).values(), items, strict=False)))
+
+
+_EXPECTED: Mapping[Any, tuple[Any, str]] = {
+    float: (int | float, "a number"),
     int: (int, "a whole number"),
     str: (str, "text"),
     bool: (bool, "true or false"),
+    tuple: (list | tuple, "a list"),
+    Sequence: (list | tuple, "a list"),
+    Mapping: (dict, "a table"),
 }
-_POINT = (int, float, int, int, Mapping[str, float], list[float])
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
-    """The value, checked. A number that JSON does not have is null there, and nan here."""
-    if hint in _SCALARS:
-        if hint is float and value is None:
-            return nan
-        accepted, words = _SCALARS[hint]
-        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-            raise _wrong(value, where, words)
-        return value
+def read_as(hint: Any, value: Any, where: str) -> Any:
+    """What JSON holds as a type, checked. A number that JSON does not have is null there, and nan here."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any or (hint is float and value is None):
+        return value if hint is Any else nan
     if is_dataclass(hint):
         return _object(hint, value, where)  # type: ignore[arg-type]
-    if hint is Any:
-        return value
-    origin, inner = get_origin(hint), get_args(hint)
+    if hasattr(hint, "_fields"):
+        return _tuple(hint, value, where)
     if origin is UnionType:
-        return None if value is None else _read(inner[0], value, where)
-    if origin in (tuple, list):
-        return origin(_read(inner[0], each, f"{where}[{at}]") for at, each in enumerate(_items(value, where)))
-    if not isinstance(value, dict):
-        raise _wrong(value, where, "a table")
-    return {str(name): _read(inner[1], each, f"{where}.{name}") for name, each in value.items()}
-
-
-def _measurement(value: Any, at: int) -> Measurement:
-    where = f"curve[{at}]"
-    items = _items(value, where)
-    if not 5 <= len(items) <= 6:
-        raise _wrong(value, where, "task, time, updates, version, metrics")
-    values: Any = (_read(hint, each, where) for hint, each in zip(_POINT, items, strict=False))
-    return Measurement(*values)
-
-
-def _items(value: Any, where: str) -> Sequence[Any]:
-    if not isinstance(value, list | tuple):
-        raise _wrong(value, where, "a list")
-    return value
+        return None if value is None else read_as(inner[0], value, where)
+    accepted, words = _EXPECTED[origin or hint]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise _wrong(value, where, words)
+    if origin is Mapping:
+        return {str(name): read_as(inner[1], each, f"{where}.{name}") for name, each in value.items()}
+    return value if origin is None else tuple(read_as(inner[0], v, f"{where}[{at}]") for at, v in enumerate(value))
 
 
 def _wrong(value: Any, where: str, expected: str) -> FolderError:
