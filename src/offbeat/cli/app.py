@@ -12,7 +12,7 @@ from offbeat.cli.theory import theory
 from offbeat.core.errors import InterruptedRunError, OffbeatError
 
 app = typer.Typer(
-    help="Asynchronous federated learning: simulate it in virtual time, then run it for real.",
+    help="Asynchronous federated learning: simulate an experiment in virtual time, then run it across real machines.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -12,16 +12,15 @@ from offbeat.experiment.folder import json_text
 
 
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help="W1 to W5; without one, all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter turns.")] = False,
+    workloads: Annotated[list[str] | None, typer.Argument(help="W1 to W5. Default: all.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run fewer and shorter turns.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    turns: Annotated[int | None, typer.Option(min=1, help="Turns of every contender.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    turns: Annotated[int | None, typer.Option(min=1, help="Number of turns of each contender.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
-    """How fast offbeat is on this machine.
+    """Measure how fast offbeat is on this machine; takes a few minutes.
 
-    Every contender does the same work in a process of its own, in turns; a few
-    minutes. The check column shows that they did.
+    Contenders take turns, each in its own process. The check column shows that they did the same work.
     """
     from offbeat.bench import session, table
 

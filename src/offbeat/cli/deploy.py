@@ -18,24 +18,26 @@ from offbeat.core.errors import SettingError
 Url = Annotated[
     str,
     typer.Option(
-        "--nats", metavar="URL", help="The broker, such as tls://host:4222; of a cluster several, with commas."
+        "--nats", metavar="URL", help="Address of the broker, tls://host:4222; of a cluster several, with commas."
     ),
 ]
-Keys = Annotated[Path, typer.Option("--keys", metavar="FILE", help="This identity's credentials.")]
-Run = Annotated[Path, typer.Argument(help="The folder of a run, LABEL-SEED.")]
+Keys = Annotated[Path, typer.Option("--keys", metavar="FILE", help="Credentials file.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run, LABEL-SEED.")]
 Folder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder to write; one that holds this run continues it.")
+    Path | None, typer.Option(metavar="DIR", help="Folder to write. If it contains this run, the run continues.")
 ]
-Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Answer Prometheus on this local port.")]
-Lease = Annotated[float, typer.Option(help="Seconds for a job, from when its client could begin it.")]
-Patience = Annotated[float, typer.Option(help="Seconds without a sign of life after which a client counts as gone.")]
-Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates that are longer.")]
-Window = Annotated[int | None, typer.Option("--max-staleness", help="Refuse updates that are more versions old.")]
-Slot = Annotated[bool, typer.Option("--one-slot", help="One update a client between two server steps.")]
-Trim = Annotated[bool, typer.Option("--trim", help="Keep no more of the log than is needed to go on.")]
-Size = Annotated[int, typer.Option("--max-size", min=1, max=4000, help="Refuse updates of more megabytes.")]
-Replicas = Annotated[int, typer.Option(min=1, max=5, help="Brokers of a cluster that each keep the whole run.")]
-Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send half as many bytes, rounded.")]
+Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port.")]
+Lease = Annotated[float, typer.Option(help="Seconds that a job may take, from when its client could start it.")]
+Patience = Annotated[float, typer.Option(help="Seconds without a heartbeat after which a client counts as gone.")]
+Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates with a larger norm.")]
+Window = Annotated[
+    int | None, typer.Option("--max-staleness", help="Refuse updates from more than this many versions ago.")
+]
+Slot = Annotated[bool, typer.Option("--one-slot", help="Accept one update per client between two server steps.")]
+Trim = Annotated[bool, typer.Option("--trim", help="Keep only the part of the log that is needed to continue.")]
+Size = Annotated[int, typer.Option("--max-size", min=1, max=4000, help="Refuse updates of more megabytes than this.")]
+Replicas = Annotated[int, typer.Option(min=1, max=5, help="Number of brokers of a cluster that store the run.")]
+Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send updates as bfloat16, with half the bytes.")]
 BROKER = "tls://127.0.0.1:4222"
 
 
@@ -64,12 +66,11 @@ def _options(size: int, half: bool, limits: dict[str, Any], **others: Any) -> An
 
 
 def up(
-    file: Annotated[Path | None, typer.Argument(help="Experiment file; without one, the demonstration.")] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients; default what the file says.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Client processes; default one a client, at most 8.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Experiment file. Default: the embedded demonstration.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients. Default: as in the file.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Client processes. Default: one per client, at most 8.")] = None,
     pace: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Clients take as long as the timing model says, SECONDS for its unit."),
+        float | None, typer.Option(metavar="SECONDS", help="Follow the timing model, with SECONDS per unit of time.")
     ] = None,
     set_: Set = None,
     out: Folder = None,
@@ -81,12 +82,12 @@ def up(
     window: Window = None,
     slot: Slot = False,
     half: Half = False,
-    sync: Annotated[bool, typer.Option(help="Every message is on disk before it counts.")] = True,
+    sync: Annotated[bool, typer.Option(help="Sync every message to disk before it is acknowledged.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment for real on this machine: broker, server and client processes.
+    """Run an experiment with real processes on this machine: a broker, the server and clients.
 
-    The same file and the same algorithm as `offbeat run`; times in it are seconds. Ctrl-C stops everything cleanly.
+    It takes the files of `offbeat run`; times are seconds. Ctrl-C stops everything cleanly.
     """
     limits = {"norm": norm, "window": window, "slot": slot, "lease": lease, "patience": patience}
     options = _options(size, half, limits, unit=1.0 if pace is None else pace, paced=pace is not None)
@@ -96,13 +97,13 @@ def up(
 
 
 def serve(
-    file: Annotated[Path, typer.Argument(help="Experiment file.")],
+    file: Annotated[Path, typer.Argument(help="Experiment file in TOML.")],
     keys: Keys,
     nats: Url = BROKER,
-    embedded: Annotated[bool, typer.Option(help="Run the broker too, beside the keys.")] = False,
-    algorithm: Annotated[str | None, typer.Option(help="Which of the file's algorithms, by label.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Which of the file's seeds.")] = None,
-    wait: Annotated[int | None, typer.Option(help="Begin when so many clients are there; default all.")] = None,
+    embedded: Annotated[bool, typer.Option(help="Also run the broker; it stores its data next to the keys.")] = False,
+    algorithm: Annotated[str | None, typer.Option(help="Label of the algorithm to run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    wait: Annotated[int | None, typer.Option(help="Start when this many clients are online. Default: all.")] = None,
     set_: Set = None,
     out: Folder = None,
     metrics: Metrics = None,
@@ -119,7 +120,7 @@ def serve(
 ) -> None:
     """Serve one run of an experiment to the clients on the roster.
 
-    Stopped with Ctrl-C or killed, it continues where it was when it is started again with the same --out.
+    After Ctrl-C or a crash, start it again with the same --out to continue the run.
     """
     limits = {"norm": norm, "window": window, "slot": slot, "lease": lease, "patience": patience}
     found = _library().serve(
@@ -139,20 +140,19 @@ def serve(
 
 
 def join(
-    keys: Annotated[list[Path], typer.Option("--keys", metavar="FILE", help="Credentials; once for each client.")],
+    keys: Annotated[list[Path], typer.Option("--keys", metavar="FILE", help="Credentials file; once for each client.")],
     nats: Url = BROKER,
-    data: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Gives this client's own samples.")] = "",
-    holdout: Annotated[float, typer.Option(help="Share of them kept for evaluation.")] = 0.2,
+    data: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the samples.")] = "",
+    holdout: Annotated[float, typer.Option(help="Share of the samples kept for evaluation.")] = 0.2,
     model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model factory, or another name outside offbeat, that the server may ask for. Repeatable."),
+        list[str] | None, typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda; default what the experiment says.")] = "",
-    state: Annotated[Path | None, typer.Option(help="Folder for this client's state; keep it.")] = None,
-    once: Annotated[bool, typer.Option(help="Leave when a run is over; default wait for the next.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda. Default: as in the experiment.")] = "",
+    state: Annotated[Path | None, typer.Option(help="Folder for this client's state. Do not delete it.")] = None,
+    once: Annotated[bool, typer.Option(help="Leave after one run. Default: wait for the next.")] = False,
     until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Take part in the runs of a federation with this site's data. Reconnects for ever; Ctrl-C leaves."""
+    """Take part in the runs of a federation with this client's data. Reconnects until Ctrl-C."""
     _library().join(
         keys,
         url=nats,
@@ -167,7 +167,7 @@ def join(
 
 
 def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
-    """Ask the server of a federation how its run stands."""
+    """Show the state of a federation's run."""
     found = _library().status(keys, nats)
     if as_json:
         print(json.dumps(found))
@@ -184,32 +184,34 @@ def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
         print("refused: " + ", ".join(f"{code} {count}" for code, count in found["refused"].items()))
 
 
-def retire(client: Annotated[str, typer.Argument(help="The client's name.")], keys: Keys, nats: Url = BROKER) -> None:
-    """Take a client out of the run for good, such as one whose memory is lost; what it has contributed stays."""
+def retire(client: Annotated[str, typer.Argument(help="Name of the client.")], keys: Keys, nats: Url = BROKER) -> None:
+    """Remove a client from the run for good, for example if its memory is lost. Its contribution stays."""
     _library().retire(client, keys, nats)
     print(f"{client} is retired")
 
 
 def replay(
     run: Run,
-    keys: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="The server's; not for `up`.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", metavar="FILE", help="The server's; not needed after `offbeat up`.")
+    ] = None,
     nats: Url = BROKER,
 ) -> None:
-    """Fold the log of a finished real run again and compare: the same state, to the last bit."""
+    """Fold the log of a finished real run again and check that the state is the same, bit for bit."""
     entries, fingerprint = _library().replay(run, keys, nats)
     print(f"{run}: {entries:,} entries give the same state, {fingerprint[:16]}")
 
 
-def trace(run: Run, out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("trace.csv")) -> None:
-    """Turn a real run's measured times into a timing model: `trace = { file = "FILE" }` in an experiment's [timing]."""
+def trace(run: Run, out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv")) -> None:
+    """Turn the measured times of a real run into a trace, for [timing] trace = { file = "FILE" }."""
     from offbeat.experiment import export as library
 
     rows = library.trace(run, out)
     print(f'{out}: {rows} rows; simulate with [timing] trace = {{ file = "{out}" }}')
 
 
-def export(run: Run, file: Annotated[Path, typer.Argument(help="The safetensors file to write.")]) -> None:
-    """Write a run's model, finished or not, as named parameters that `load_state_dict` takes."""
+def export(run: Run, file: Annotated[Path, typer.Argument(help="Safetensors file to write.")]) -> None:
+    """Write the model of a run, finished or not, as named parameters for `load_state_dict`."""
     from offbeat.experiment import export as library
 
     tensors = library.export(run, file)

@@ -9,24 +9,24 @@ import typer
 
 from offbeat.cli.deploy import needs_deploy
 
-keys = typer.Typer(help="Keys, roster and broker configuration of a federation.", no_args_is_help=True)
+keys = typer.Typer(help="Manage the keys, roster and broker configuration of a federation.", no_args_is_help=True)
 
-Folder = Annotated[Path, typer.Argument(help="The folder of keys.")]
+Folder = Annotated[Path, typer.Argument(help="Folder of the federation's keys.")]
 _RELOAD = "let the broker read {} again (SIGHUP; with --embedded, stop `offbeat serve` and start it again)"
 
 
 @keys.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    clients: Annotated[str, typer.Option(help="Their names, separated by commas.")],
-    federation: Annotated[str, typer.Option("--name", help="The federation's name on the broker.")] = "fed",
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    clients: Annotated[str, typer.Option(help="Names of the clients, separated by commas.")],
+    federation: Annotated[str, typer.Option("--name", help="Name of the federation on the broker.")] = "fed",
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the broker, for its certificate.")
+        list[str] | None, typer.Option(help="Host name or address of the broker, for its certificate. Repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option(help="The broker's.")] = 4222,
+    port: Annotated[int, typer.Option(help="Port of the broker.")] = 4222,
     tls: Annotated[bool, typer.Option(help="Encrypt all traffic.")] = True,
 ) -> None:
-    """Make the roster, one credential file per client and the broker's configuration."""
+    """Create the roster, one credentials file per client, and the broker's configuration."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     names = _names(clients)
@@ -39,9 +39,9 @@ def init(
 def add(
     folder: Folder,
     clients: Annotated[str, typer.Option(help="Names of new clients, separated by commas.")],
-    port: Annotated[int | None, typer.Option(help="The broker's; default as before.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the broker. Default: unchanged.")] = None,
 ) -> None:
-    """Put more clients on the roster, for runs to come."""
+    """Add clients to the roster, for later runs."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     identities.add(folder, _names(clients), port)
@@ -50,10 +50,9 @@ def add(
 
 @keys.command()
 def rotate(
-    folder: Folder,
-    clients: Annotated[str, typer.Option(help="Clients that get another key, separated by commas.")],
+    folder: Folder, clients: Annotated[str, typer.Option(help="Names of the clients, separated by commas.")]
 ) -> None:
-    """Give clients new keys, such as those whose credentials were seen by others; names and state stay theirs."""
+    """Replace clients' keys, for example after a leak. Names and state are kept."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     identities.rotate(folder, _names(clients))

@@ -14,10 +14,10 @@ from rich.table import Table
 
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="algorithms, locals, models, data, splits or timing; without it, all.")
+        str | None, typer.Argument(help="algorithms, locals, models, data, splits or timing. Default: all of them.")
     ] = None,
 ) -> None:
-    """Show what an experiment file can name, with a line of explanation each."""
+    """List everything that an experiment file can name, one line each."""
     from offbeat.core.errors import unknown
     from offbeat.experiment.catalogue import catalogue
 
@@ -39,19 +39,16 @@ def list_(
 
 
 def schema() -> None:
-    """Print the JSON Schema of an experiment file, so that editors complete and check it."""
+    """Print the JSON Schema of an experiment file, for completion and checks in editors."""
     from offbeat.experiment.experiment import json_schema
 
     print(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
 
 def data(
-    get: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Download this set into the folder; checked against its publisher's files."),
-    ] = None,
+    get: Annotated[str | None, typer.Option(metavar="NAME", help="Download this data set and verify it.")] = None,
 ) -> None:
-    """Show where data sets are looked for, which are there, and how to get the others."""
+    """Show where data sets are stored, which ones are installed, and how to get the others."""
     from offbeat.data import fetch, status
     from offbeat.data.folder import VARIABLE, root
 

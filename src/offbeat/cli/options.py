@@ -15,9 +15,9 @@ Set = Annotated[
         "--set", metavar="KEY.PATH=VALUE", help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")]
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder to write, which must not hold a run yet; default runs/TIME.")
+    Path | None, typer.Option(metavar="DIR", help="Folder to write; must not contain a run. Default: runs/TIME.")
 ]
 
 

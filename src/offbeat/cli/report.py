@@ -15,24 +15,20 @@ from offbeat.report import PAGE, figures, gather, save
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of experiments, or of single runs, to show together."),
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of experiments, sweeps or single runs.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help=f"File to write; default {PAGE} in the folder, or here if there are several folders."),
+        Path | None, typer.Option(help=f"File to write. Default: {PAGE} in the folder; here if there are several.")
     ] = None,
     to: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper.")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Of the figures: pdf or png.")] = "pdf",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
-    ] = False,
+    form: Annotated[str, typer.Option("--format", help="Format of the figures: pdf or png.")] = "pdf",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
-    """Write a page about finished or unfinished runs: one file that opens without a network.
+    """Write the HTML report of finished or unfinished runs: one file that opens without a network.
 
-    Folders with missing or damaged files give a page of what can be read, which says what is missing.
+    If files are missing or damaged, the report shows what can be read and says what is missing.
     """
     if form not in figures.FORMATS:
         raise SettingError(f"--format {form}: must be one of {', '.join(figures.FORMATS)}")

@@ -22,33 +22,32 @@ _STYLES = {"held": "green", "not held": "red", "undecided": "yellow"}
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which one; without it, a list of all.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, in minutes on two cores; the default.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="The paper's protocol.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Name of a reproduction. Default: list all of them.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, in minutes; the default.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run the paper's protocol.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/NAME-SCALE-TIME.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default as for `offbeat sweep`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write. Default: runs/NAME-SCALE-TIME.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: as for `offbeat sweep`.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="EXPERIMENT[/ALGORITHM]",
-            help="Run this experiment alone, or one algorithm of it. Repeatable.",
+            metavar="EXPERIMENT[/ALGORITHM]", help="Run only this experiment, or one algorithm of it. Repeatable."
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Override a setting of its experiments, e.g. trials=1. Repeatable."
+            "--set", metavar="KEY.PATH=VALUE", help="Override a setting of the experiments, e.g. trials=1. Repeatable."
         ),
     ] = None,
     printed: Annotated[
-        bool, typer.Option("--printed", help="Only settings that the paper's table shows, not the grid behind them.")
+        bool, typer.Option("--printed", help="Run only the settings in the paper's table, not the grid behind it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a paper's experiment and print our numbers next to the paper's, and which of its claims held.
+    """Run a paper's experiment, compare our numbers with the paper's, and check its claims.
 
-    Ctrl-C saves what is at work; `offbeat resume DIR` continues it.
+    Ctrl-C saves the active runs; `offbeat resume DIR` continues them.
     """
     from offbeat.papers.reproduce import Request, reproduce as run
 

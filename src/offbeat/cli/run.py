@@ -15,7 +15,7 @@ from offbeat.cli.options import AsJson, Out, Set, overrides
 
 def run(
     file: Annotated[
-        Path | None, typer.Argument(help="Experiment file in TOML; without one, the embedded demonstration.")
+        Path | None, typer.Argument(help="Experiment file in TOML. Default: the embedded demonstration.")
     ] = None,
     set_: Set = None,
     out: Out = None,
@@ -24,25 +24,24 @@ def run(
         bool, typer.Option("--theory", help="Also print what the papers' theorems would choose, on standard error.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard's files, into this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files to this folder.")
     ] = None,
     wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Also send the runs to this project at Weights & Biases.")
+        str | None, typer.Option(metavar="PROJECT", help="Also log the runs to this Weights & Biases project.")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Spread the clients' jobs over so many processes (or Ray's workers)."),
+        int | None, typer.Option(metavar="N", help="Distribute clients' jobs over this many processes or Ray workers.")
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
-            metavar="auto|ADDRESS", help="Spread them over a Ray cluster; auto: one found, else this machine."
+            metavar="auto|ADDRESS", help="Distribute them over Ray; auto: a detected cluster, else this machine."
         ),
     ] = None,
 ) -> None:
-    """Run an experiment: every algorithm in the file, under every seed.
+    """Run an experiment: every algorithm in the file, with every seed.
 
-    Ctrl-C saves the run; `offbeat resume DIR` continues it and ends bit for bit as an unbroken run would.
+    Ctrl-C saves the run. `offbeat resume DIR` continues it and ends bit for bit like an uninterrupted run.
     """
     spread = None if workers is None and ray is None else "processes" if ray is None else "ray"
     given = overrides(
@@ -60,9 +59,8 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of an experiment that was stopped.")],
-    as_json: AsJson = False,
+    folder: Annotated[Path, typer.Argument(help="Folder of an experiment that was stopped.")], as_json: AsJson = False
 ) -> None:
-    """Continue an experiment, sweep or reproduction that was stopped; finished runs are kept as they are."""
+    """Continue an experiment, sweep or reproduction that was stopped. Finished runs are kept."""
     if not reproduce.resume(folder, as_json):
         show.results(ob.resume(folder), as_json)

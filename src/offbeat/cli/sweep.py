@@ -13,33 +13,33 @@ from offbeat.cli.options import AsJson, Out, Set, overrides
 
 def sweep(
     file: Annotated[
-        Path, typer.Argument(help="Experiment file in TOML with a [sweep] table of keys and lists of values.")
+        Path, typer.Argument(help="Experiment file in TOML, with a [sweep] table of keys and lists of values.")
     ],
     set_: Set = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over", metavar="KEY.PATH=[VALUES]", help="Sweep over this key, too: algorithm.*.local.sgd.lr=[1,10]."
+            "--over", metavar="KEY.PATH=[VALUES]", help="Also sweep over this key: algorithm.*.local.sgd.lr=[1,10]."
         ),
     ] = None,
     out: Out = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; default: one per core, on a GPU at most 8.")
+        int | None, typer.Option(min=1, help="Number of processes. Default: one per core, on a GPU at most 8.")
     ] = None,
     events: Annotated[bool, typer.Option("--events", help="Also keep the event log of every run.")] = False,
     best: Annotated[
         str | None,
         typer.Option(
-            help="What is best: accuracy, loss, another metric, the time to an accuracy, such as time:0.8, or finish, "
-            "when the last of several tasks reached its target."
+            help="Rank by accuracy, loss or another metric, by the time to an accuracy (time:0.8), or by finish, "
+            "the time when the last of several tasks reached its target."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of experiments as one program: every algorithm, seed and combination of the values in [sweep].
+    """Run a grid as one program: every algorithm, seed and combination of the values in [sweep].
 
-    Jobs of all runs that are ready are computed in one batch, in several processes. Ctrl-C saves what is at work;
-    `offbeat resume DIR` continues it.
+    Jobs of all active runs are computed in batches, in several processes. Ctrl-C saves the active runs;
+    `offbeat resume DIR` continues them.
     """
     from offbeat.experiment import sweep as library
     from offbeat.experiment.experiment import read

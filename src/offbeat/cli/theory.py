@@ -13,23 +13,21 @@ from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.theory.advice import Advice, Arrivals
 
 theory = typer.Typer(
-    help="Step sizes, bounds and times that the papers' theorems give for your numbers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Compute step sizes, bounds and times from the papers' theorems.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Clients = Annotated[int, typer.Option(help="Number of clients, n.")]
-Rates = Annotated[str, typer.Option(help="Messages of a client in a unit of time, λ: one number, or n with commas.")]
+Rates = Annotated[str, typer.Option(help="Messages per client and unit of time, λ: one number, or n with commas.")]
 Smoothness = Annotated[float, typer.Option(help="Largest curvature, L.")]
-Steps = Annotated[int, typer.Option(help="Local steps of a job.")]
-Sigma = Annotated[float, typer.Option(help="Noise of a mini-batch's gradient, E|g − ∇f_i|² = σ².")]
-Gamma = Annotated[float, typer.Option(help="Heterogeneity, root of (1/n) Σ|∇f_i − ∇f|².")]
+Steps = Annotated[int, typer.Option(help="Local steps per job.")]
+Sigma = Annotated[float, typer.Option(help="Noise of a mini-batch gradient, E|g − ∇f_i|² = σ².")]
+Gamma = Annotated[float, typer.Option(help="Heterogeneity, square root of (1/n) Σ|∇f_i − ∇f|².")]
 Gap = Annotated[float, typer.Option(help="f(w_0) − f*.")]
-Gradient = Annotated[float, typer.Option(help="Largest gradient, G.")]
-Stale = Annotated[float | None, typer.Option(help="Largest staleness; default: from the rates, probability 0.99.")]
-Epsilon = Annotated[float, typer.Option(help="Target: squared distance, or for most the mean squared gradient.")]
-Concurrency = Annotated[int | None, typer.Option(help="Clients at work at once; default: all, client-driven.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Gradient = Annotated[float, typer.Option(help="Largest gradient norm, G.")]
+Stale = Annotated[float | None, typer.Option(help="Largest staleness. Default: from the rates, probability 0.99.")]
+Epsilon = Annotated[float, typer.Option(help="Target: the mean squared gradient; for AREA the squared distance.")]
+Concurrency = Annotated[int | None, typer.Option(help="Clients that work at a time. Default: all, client-driven.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object.")]
 
 
 @theory.command("area")
@@ -40,16 +38,16 @@ def area_(
     smoothness: Smoothness = 4.0,
     steps: Steps = 1,
     sigma: Sigma = 1.0,
-    zeta: Annotated[float, typer.Option(help="Distance from x* to the farthest client's own optimum, ζ.")] = 1.0,
+    zeta: Annotated[float, typer.Option(help="Distance from x* to the farthest client optimum, ζ.")] = 1.0,
     distance: Annotated[float, typer.Option(help="|x_0 − x*|.")] = 1.0,
-    server_rate: Annotated[float | None, typer.Option(help="Aggregations in a unit of time; default: λ_s*.")] = None,
+    server_rate: Annotated[float | None, typer.Option(help="Aggregations per unit of time. Default: λ_s*.")] = None,
     lipschitz: Annotated[
-        float | None, typer.Option(help="Convex and B-Lipschitz instead of smooth: theorem 8.")
+        float | None, typer.Option(help="Assume convex and B-Lipschitz functions instead of smooth ones: theorem 8.")
     ] = None,
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """AREA: theorem 7's schedule, or with --lipschitz theorem 8's constant step."""
+    """AREA: the schedule of theorem 7, or with --lipschitz the constant step of theorem 8."""
     each = _rates(rates, clients)
     problem: area.Smooth | area.Nonsmooth
     if lipschitz is not None:
@@ -63,7 +61,7 @@ def area_(
 def fedbuff_(
     clients: Clients = 128,
     rates: Rates = "10",
-    size: Annotated[int, typer.Option(help="Updates a server step, K.")] = 10,
+    size: Annotated[int, typer.Option(help="Updates per server step, K.")] = 10,
     concurrency: Concurrency = None,
     smoothness: Smoothness = 1.0,
     steps: Steps = 1,
@@ -74,7 +72,7 @@ def fedbuff_(
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """FedBuff, theorem 1."""
+    """FedBuff: theorem 1."""
     problem = fedbuff.FedBuffProblem(smoothness, steps, staleness or 0.0, clients, sigma, gamma, gap)
     arrivals = Arrivals(_rates(rates, clients), size, _concurrency(concurrency, clients))
     _print(fedbuff.advise(problem, arrivals, staleness, epsilon), as_json)
@@ -92,11 +90,11 @@ def persafl_(
     gamma: Gamma = 1.0,
     gap: Gap = 1.0,
     gradient: Gradient = 1.0,
-    alpha: Annotated[float, typer.Option(help="MAML's personalising step, α.")] = 0.01,
-    hessian_sigma: Annotated[float, typer.Option(help="MAML: noise of a mini-batch's Hessian, σ_h.")] = 0.0,
+    alpha: Annotated[float, typer.Option(help="MAML: step size of the personalisation, α.")] = 0.01,
+    hessian_sigma: Annotated[float, typer.Option(help="MAML: noise of a mini-batch Hessian, σ_h.")] = 0.0,
     hessian_gamma: Annotated[float, typer.Option(help="MAML: heterogeneity of Hessians, γ_h.")] = 0.0,
     hessian_lipschitz: Annotated[float, typer.Option(help="MAML: Lipschitz constant of Hessians, ρ.")] = 0.0,
-    penalty: Annotated[float | None, typer.Option(help="ME: λ; default 10·L.")] = None,
+    penalty: Annotated[float | None, typer.Option(help="ME: penalty, λ. Default: 10·L.")] = None,
     accuracy: Annotated[float, typer.Option(help="ME: accuracy of the inner problem, ν.")] = 0.01,
     staleness: Stale = None,
     epsilon: Epsilon = 0.01,
@@ -119,8 +117,8 @@ def persafl_(
 def fedast_(
     clients: Clients = 128,
     rates: Rates = "10",
-    size: Annotated[int, typer.Option(help="Buffer of the task, b.")] = 4,
-    requests: Annotated[int, typer.Option(help="Active requests of the task, R; with --weights of all tasks.")] = 100,
+    size: Annotated[int, typer.Option(help="Buffer size of the task, b.")] = 4,
+    requests: Annotated[int, typer.Option(help="Active requests of the task, R; with --weights, of all tasks.")] = 100,
     smoothness: Smoothness = 1.0,
     steps: Steps = 1,
     sigma: Sigma = 1.0,
@@ -128,12 +126,12 @@ def fedast_(
     gap: Gap = 1.0,
     staleness: Stale = None,
     weights: Annotated[
-        str | None, typer.Option(help="sqrt(η_s·η_c·τ)·σ_g of every task with commas: the optimum of (6) and no more.")
+        str | None, typer.Option(help="Only the optimum of (6), given sqrt(η_s·η_c·τ)·σ_g of every task.")
     ] = None,
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """FedAST, theorem 1 and corollary 1.1, and the division of requests among tasks."""
+    """FedAST: theorem 1, corollary 1.1, and the allocation of requests to tasks."""
     if weights is not None:
         _print(fedast.advise_allocation(requests, _numbers("weights", weights)), as_json)
         return
@@ -145,20 +143,20 @@ def fedast_(
 @theory.command("defedavg")
 def defedavg_(
     clients: Clients = 100,
-    sampled: Annotated[int, typer.Option(help="Draws a round, n.")] = 10,
+    sampled: Annotated[int, typer.Option(help="Clients drawn per round, n.")] = 10,
     smoothness: Smoothness = 1.0,
     steps: Steps = 1,
     sigma: Sigma = 1.0,
     nu: Annotated[float, typer.Option(help="Heterogeneity, ν² ≥ E|∇F_i − ∇F|².")] = 1.0,
     gradient: Gradient = 1.0,
     gap: Gap = 1.0,
-    delay: Annotated[float | None, typer.Option(help="Largest delay λ; default: the high-probability bound.")] = None,
+    delay: Annotated[float | None, typer.Option(help="Largest delay, λ. Default: the high-probability bound.")] = None,
     failure: Annotated[float, typer.Option(help="Probability that the bound on λ fails, δ.")] = 0.01,
-    round_time: Annotated[float, typer.Option(help="Time of a round.")] = 1.0,
+    round_time: Annotated[float, typer.Option(help="Duration of a round.")] = 1.0,
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """DeFedAvg, theorem 1 and its bound on the delay."""
+    """DeFedAvg: theorem 1 and its bound on the delay."""
     problem = defedavg.DeFedAvgProblem(smoothness, steps, sampled, delay or 1.0, sigma, nu, gradient, gap)
     _print(defedavg.advise(problem, clients, round_time, delay, epsilon, failure), as_json)
 
