@@ -21,24 +21,11 @@ from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import wire
+from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import INLINE
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.disk import Disk
-from offbeat.deploy.effects import (
-    Done,
-    Effect,
-    Exit,
-    Fetch,
-    Interrupt,
-    Judge,
-    Mirror,
-    Recover,
-    Save,
-    Sign,
-    Tell,
-    Train,
-)
+from offbeat.deploy.effects import Done, Effect
 from offbeat.deploy.keys import Seal
 from offbeat.deploy.link import FAILURES, Link
 from offbeat.deploy.train import Training
@@ -106,7 +93,7 @@ class RunClient:
             await self._look()
             while self.ended is None:
                 await self._step()
-            await self._do([Sign(self.core.sign())])
+            await self._do([effects.Sign(self.core.sign())])
             return self.ended
         finally:
             self._stop_training(False)
@@ -130,9 +117,9 @@ class RunClient:
                 await self._look()
             return
         before = self.core.state
-        effects = heard(self.core, time.monotonic())
+        wants = heard(self.core, time.monotonic())
         self._count(before)
-        await self._do(effects)
+        await self._do(wants)
         await self._do(self.core.tick(time.monotonic()))
 
     def _count(self, before: Any) -> None:
@@ -184,31 +171,31 @@ class RunClient:
 
     # Doing
 
-    async def _do(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
+    async def _do(self, wants: Sequence[Effect]) -> None:
+        for effect in wants:
             match effect:
-                case Save(data):
+                case effects.Save(data):
                     self.disk.save(data)
-                case Tell(data, name) if len(data) <= INLINE:
+                case effects.Tell(data, name) if len(data) <= INLINE:
                     await self._tell(data, name)
-                case Tell(data, name):
+                case effects.Tell(data, name):
                     self._once(f"tell {name}", partial(self._tell_large, data, name))
-                case Sign(data):
+                case effects.Sign(data):
                     with contextlib.suppress(*FAILURES):
                         await self.link.say(f"{self.party.run}.beat.{self.party.client}", data)
-                case Mirror(nonce, data):
+                case effects.Mirror(nonce, data):
                     self._once(f"mirror {nonce} {id(data)}", partial(self._mirror, nonce, data))
-                case Recover(nonce):
+                case effects.Recover(nonce):
                     self._once(f"recover {nonce}", partial(self._recover, nonce))
-                case Fetch(digest):
+                case effects.Fetch(digest):
                     self._once(f"fetch {digest}", partial(self._fetch, digest))
-                case Train(job, payload, memory):
+                case effects.Train(job, payload, memory):
                     self._train(job, payload, memory)
-                case Interrupt(keep):
+                case effects.Interrupt(keep):
                     self._stop_training(keep)
-                case Judge(number, task, payload):
+                case effects.Judge(number, task, payload):
                     self._later(self._judge(number, task, payload))
-                case Exit(error):
+                case effects.Exit(error):
                     await asyncio.sleep(0)  # let what was said before go out
                     self.ended = error
 

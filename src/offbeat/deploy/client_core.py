@@ -21,23 +21,10 @@ from math import isfinite
 
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
-from offbeat.deploy import wire
+from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
-from offbeat.deploy.effects import (
-    Done,
-    Effect,
-    Exit,
-    Fetch,
-    Interrupt,
-    Judge,
-    Mirror,
-    Recover,
-    Save,
-    Sign,
-    Tell,
-    Train,
-)
+from offbeat.deploy.effects import Done, Effect
 from offbeat.deploy.wire import RefusedError
 
 GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
@@ -196,7 +183,7 @@ class ClientCore:
             return []
         loss, diverged = (loss, False) if isfinite(loss) else (0.0, True)
         header = wire.Judged(self.run, self.client, self.state.epoch, number, right, total, loss, diverged)
-        tell = Tell(wire.say(header), f"{self.state.nonce}.judged.{number}")
+        tell = effects.Tell(wire.say(header), f"{self.state.nonce}.judged.{number}")
         over = self.assignment.stopped and self.state.pending is None
         return [tell, *(self._evaluate(self.assignment) or self._done_with(self.assignment) if over else self._work())]
 
@@ -204,33 +191,33 @@ class ClientCore:
         """Go away, and say so; work that is not done is lost."""
         self.now, self.leaving, self.over = now, True, True
         if self.state is None or not self.state.accepted:
-            return [Exit("")]
+            return [effects.Exit("")]
         bye = wire.Bye(self.run, self.client, self.state.epoch)
-        return [Tell(wire.say(bye), f"{self.state.nonce}.bye.{now}"), Exit("")]
+        return [effects.Tell(wire.say(bye), f"{self.state.nonce}.bye.{now}"), effects.Exit("")]
 
     def tick(self, now: float) -> list[Effect]:
         """Some time has passed."""
         self.now = now
-        effects: list[Effect] = []
+        wants: list[Effect] = []
         if self.over:
-            return effects
+            return wants
         if now - self.signed >= self.beat:
             self.signed = now
-            effects.append(Sign(self.sign()))
+            wants.append(effects.Sign(self.sign()))
         if self.comparing and self.state is not None and now - self.asked >= self.retry:
-            effects += self._compare(self.state)
+            wants += self._compare(self.state)
         if self.assignment is None:
-            return effects
+            return wants
         if now - self.stopped > GRACE:  # nobody listens any more; what is not settled by now will not be applied
-            return [*effects, *self._exit("")]
+            return [*wants, *self._exit("")]
         if self.recovering and now - self.asked >= self.retry:
-            effects += self._recover(self.assignment)
+            wants += self._recover(self.assignment)
         if now - self.told >= self.retry:
-            effects += self._speak()
+            wants += self._speak()
         if self.wanted and now - self.asked >= self.retry:
             self.asked = now
-            effects.append(Fetch(self.wanted))
-        return effects + self._work()
+            wants.append(effects.Fetch(self.wanted))
+        return wants + self._work()
 
     # Who we are
 
@@ -281,11 +268,11 @@ class ClientCore:
     def _compare(self, mine: ClientState) -> list[Effect]:
         """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
         self.comparing, self.asked = True, self.now
-        return [Recover(mine.nonce)]
+        return [effects.Recover(mine.nonce)]
 
     def _compared(self, mine: ClientState, data: bytes | None) -> list[Effect]:
         self.comparing = False
-        effects = list[Effect]()
+        wants = list[Effect]()
         try:
             left = None if data is None else read_client_state(data)
         except RefusedError:
@@ -293,16 +280,16 @@ class ClientCore:
         if left is not None and (left.run, left.client, left.nonce) == (mine.run, mine.client, mine.nonce):
             if (left.seq, left.settled) > (mine.seq, mine.settled) and data is not None:
                 self.state = left
-                effects.append(Save(data))
+                wants.append(effects.Save(data))
         else:
             left = None
         if left is None or (left.seq, left.settled) < (mine.seq, mine.settled):
             self.mirror_of = write_client_state(mine)
-        return [*effects, *(self._move(self.assignment) if self.assignment is not None else [])]
+        return [*wants, *(self._move(self.assignment) if self.assignment is not None else [])]
 
     def _recover(self, assignment: Assignment) -> list[Effect]:
         self.recovering, self.asked = True, self.now
-        return [Recover(assignment.nonce)]
+        return [effects.Recover(assignment.nonce)]
 
     def _renew(self, state: ClientState, assignment: Assignment) -> list[Effect]:
         """Come back under a new name and with a larger epoch."""
@@ -322,7 +309,7 @@ class ClientCore:
         self.state = state
         data = write_client_state(state)
         self.mirror_of = data if self.remembers else None
-        return [Save(data), *self._speak()]
+        return [effects.Save(data), *self._speak()]
 
     def _speak(self) -> list[Effect]:
         """Say what is unheard, at most once in a while."""
@@ -331,21 +318,21 @@ class ClientCore:
             return []
         if self.mirror_of is not None:
             self.told = self.now
-            return [Mirror(state.nonce, self.mirror_of)]
-        effects: list[Effect] = []
+            return [effects.Mirror(state.nonce, self.mirror_of)]
+        wants: list[Effect] = []
         mine = (assignment.epoch, assignment.nonce) == (state.epoch, state.nonce)
         if not mine or not assignment.present:
             if assignment.stopped and state.pending is None:
                 return []
             self._forget_work()
             hello = wire.Hello(self.run, self.client, state.epoch, state.nonce, *state.settled)
-            effects.append(Interrupt(False))
-            effects.append(Tell(wire.say(hello), f"{state.nonce}.hello.{self.now}"))
+            wants.append(effects.Interrupt(False))
+            wants.append(effects.Tell(wire.say(hello), f"{state.nonce}.hello.{self.now}"))
         if mine and state.pending is not None:
-            effects.append(Tell(state.pending.message, f"{state.nonce}.{state.pending.seq}"))
-        if effects:
+            wants.append(effects.Tell(state.pending.message, f"{state.nonce}.{state.pending.seq}"))
+        if wants:
             self.told = self.now
-        return effects
+        return wants
 
     def sign(self) -> bytes:
         """A sign of life."""
@@ -406,10 +393,10 @@ class ClientCore:
         newer = any(job.hold and job.task == current.task and job.number > current.number for job, _ in assignment.jobs)
         if not listed and not (current.hold and newer):
             self.current, self.interrupted = None, False
-            return [Interrupt(False), *self._work()]
+            return [effects.Interrupt(False), *self._work()]
         if current.hold and assignment.recalls.get(current.task) and not self.interrupted:
             self.interrupted = True
-            return [Interrupt(True)]
+            return [effects.Interrupt(True)]
         return []
 
     def _next(self, assignment: Assignment) -> list[Effect]:
@@ -432,7 +419,7 @@ class ClientCore:
             payload = self.models[name]
             named = {digest for _, digest in assignment.jobs} | {digest for _, _, digest in assignment.judge}
             self.models = {digest: model for digest, model in self.models.items() if digest in named}
-            return [Train(job, payload, state.memory.get(job.task, {}))]
+            return [effects.Train(job, payload, state.memory.get(job.task, {}))]
         return []
 
     def _evaluate(self, assignment: Assignment) -> list[Effect]:
@@ -442,7 +429,7 @@ class ClientCore:
                 if name not in self.models:
                     return self._get(name)
                 self.judging, self.answering = number, True
-                return [Judge(number, task, self.models[name])]
+                return [effects.Judge(number, task, self.models[name])]
         return []
 
     def _get(self, name: str) -> list[Effect]:
@@ -450,7 +437,7 @@ class ClientCore:
         if self.wanted:
             return []
         self.wanted, self.asked = name, self.now
-        return [Fetch(name)]
+        return [effects.Fetch(name)]
 
     def _done_with(self, assignment: Assignment) -> list[Effect]:
         """The run is over; leave as soon as nothing is asked for any more."""
@@ -459,4 +446,4 @@ class ClientCore:
 
     def _exit(self, error: str) -> list[Effect]:
         self.over = True
-        return [Interrupt(False), Exit(error)]
+        return [effects.Interrupt(False), effects.Exit(error)]

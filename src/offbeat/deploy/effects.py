@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 
 
-@dataclass(frozen=True)
-class Save:
+class Save(NamedTuple):
     """Write this to the disk, whole or not at all, and be sure that it stays."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
-class Mirror:
+class Mirror(NamedTuple):
     """Leave this with the broker under this name, sealed; then call `mirrored`."""
 
     nonce: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class Recover:
+class Recover(NamedTuple):
     """Read what was left with the broker under this name; then call `recovered`."""
 
     nonce: str
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(NamedTuple):
     """Append this to the log. It may fail; it is told again."""
 
     data: bytes
     name: str  # the same for the same message
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(NamedTuple):
     """A sign of life, to nobody in particular."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Get the model of this digest; then call `fetched`."""
 
     digest: str
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(NamedTuple):
     """Begin this job; call `done` or `failed` when it is."""
 
     job: Job
@@ -62,15 +54,13 @@ class Train:
     memory: Payload
 
 
-@dataclass(frozen=True)
-class Interrupt:
+class Interrupt(NamedTuple):
     """Stop the job at work; with `keep`, call `done` with the steps that it has made."""
 
     keep: bool
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(NamedTuple):
     """Evaluate this model on the client's own held-out data; then call `judged`."""
 
     number: int
@@ -78,8 +68,7 @@ class Judge:
     payload: Payload
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """There is nothing more to do; `error` is empty if that is as it should be."""
 
     error: str
@@ -88,8 +77,7 @@ class Exit:
 Effect: TypeAlias = Save | Mirror | Recover | Tell | Sign | Fetch | Train | Interrupt | Judge | Exit
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """A result. Times are seconds."""
 
     job: Job

@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext, api
@@ -53,7 +52,6 @@ class Link:
         self.client = Client()
         self.root = f"offbeat.{creds.federation}"
         self.reconnected: list[Callable[[], Awaitable[None]]] = []
-        self.denied = ""  # the last thing that the broker refused
         self.trouble = ""  # the last thing that went wrong
         self.unknown = asyncio.Event()  # the broker does not know our key
         self.bytes_in = self.bytes_out = 0
@@ -99,8 +97,6 @@ class Link:
 
     async def _error(self, error: Exception) -> None:
         self.trouble = str(error)
-        if "permissions violation" in self.trouble.lower():
-            self.denied = self.trouble
         if "authorization violation" in self.trouble.lower():
             self.unknown.set()
         log.debug("broker: %s", error)
@@ -253,12 +249,6 @@ class Link:
                 ) from None
             raise
 
-    async def drop_streams(self, run: str) -> None:
-        """Remove what the broker keeps of a run."""
-        for what in ("log", "assignment", "model", "part"):
-            with contextlib.suppress(NotFoundError):
-                await self.js.delete_stream(self.stream(run, what))
-
 
 class LogReader:
     """Reads a run's log from a position on, in order, through broken connections.
@@ -338,6 +328,3 @@ class LogReader:
 def as_json(value: Any) -> bytes:
     """Plain data as bytes."""
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-__all__ = ["FAILURES", "Link", "LogReader", "as_json", "nats"]

@@ -8,9 +8,8 @@ crash the server loads its checkpoint, folds the rest of the log and sends every
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from offbeat.core.watcher import Watcher
 from offbeat.deploy import wire
@@ -24,24 +23,21 @@ SCAN = 0.2  # seconds between two looks at all clients
 AGAIN = 5.0  # seconds after which something that was asked for and is not in the log is asked for again
 
 
-@dataclass(frozen=True)
-class Put:
+class Put(NamedTuple):
     """Make this model available under its digest."""
 
     digest: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class Post:
+class Post(NamedTuple):
     """Send this assignment to its client."""
 
     client: int
     data: bytes
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(NamedTuple):
     """Add this entry to the log, as the server."""
 
     data: bytes

@@ -190,11 +190,23 @@ def _no_constant(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Hello:
-    """A client is there. after_*: the last of its messages that it knows to be settled, if its epoch is new."""
+class RunHeader:
+    """What every message says."""
 
     run: str
+
+
+@dataclass(frozen=True)
+class ClientHeader(RunHeader):
+    """What every message of a client says."""
+
     client: str
+
+
+@dataclass(frozen=True)
+class Hello(ClientHeader):
+    """A client is there. after_*: the last of its messages that it knows to be settled, if its epoch is new."""
+
     epoch: int
     nonce: str
     after_epoch: int = 0
@@ -202,14 +214,12 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained(ClientHeader):
     """A job is done, or cannot be done (`error`). Times are seconds, measured by the client.
 
     others: job -> what it took to compute, of held results since the last message that nobody asked for.
     """
 
-    run: str
-    client: str
     epoch: int
     seq: int
     job: int
@@ -222,39 +232,29 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Parted:
+class Parted(ClientHeader):
     """A message too large for the broker, which lies beside the log in pieces."""
 
-    run: str
-    client: str
     name: str  # its digest
     count: int
     size: int
 
 
-@dataclass(frozen=True)
-class Oversized:
+class Oversized(ClientHeader):
     """A message in pieces that is larger than what is taken: what the server reads in its place."""
 
-    run: str
-    client: str
-
 
 @dataclass(frozen=True)
-class Bye:
+class Bye(ClientHeader):
     """A client leaves."""
 
-    run: str
-    client: str
     epoch: int
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judged(ClientHeader):
     """A client's count of right answers on its own held-out data, for the evaluation of this number."""
 
-    run: str
-    client: str
     epoch: int
     number: int
     right: int
@@ -263,43 +263,36 @@ class Judged:
     diverged: bool = False  # the loss is nan, which JSON has no word for
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(RunHeader):
     """The run begins."""
 
-    run: str
-
 
 @dataclass(frozen=True)
-class Rung:
+class Rung(RunHeader):
     """An alarm is due."""
 
-    run: str
     alarm: int
 
 
 @dataclass(frozen=True)
-class Expired:
+class Expired(RunHeader):
     """A job's lease is over."""
 
-    run: str
     job: int
 
 
 @dataclass(frozen=True)
-class Gone:
+class Gone(RunHeader):
     """Nothing was heard of a client for too long."""
 
-    run: str
     client: int
     epoch: int
 
 
 @dataclass(frozen=True)
-class Scored:
+class Scored(RunHeader):
     """A model was evaluated by the server."""
 
-    run: str
     task: int
     time: float
     updates: int
@@ -309,35 +302,30 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(RunHeader):
     """The clients are to evaluate a task's model on their own held-out data."""
 
-    run: str
     task: int
 
 
 @dataclass(frozen=True)
-class Halted:
+class Halted(RunHeader):
     """The run ends from outside: its time is over, or somebody stopped it."""
 
-    run: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Retired:
+class Retired(RunHeader):
     """A client will not come back; what it has contributed stays."""
 
-    run: str
     client: int
 
 
 @dataclass(frozen=True)
-class Beat:
+class Beat(ClientHeader):
     """A client's heartbeat; not part of the log. seen: one more than the revision of the newest assignment it knows."""
 
-    run: str
-    client: str
     epoch: int
     seen: int
     job: int = 0
