@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
-from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.algorithms.fedbuff import BuffState
+from offbeat.algorithms.flow import Flow
 from offbeat.core.errors import Count
 from offbeat.core.events import Update
 from offbeat.core.local import Local
@@ -17,13 +18,8 @@ from offbeat.core.vectors import Vector
 from offbeat.local.reached import Reached
 
 
-@dataclass
-class AsFedAvgState(OneModel):
-    buffer: Buffer
-
-
 @dataclass(frozen=True)
-class AsFedAvg(Flow[AsFedAvgState]):
+class AsFedAvg(Flow[BuffState]):
     """Clients send models; the server's model becomes the mean of the last few that arrived (AREA, §5).
 
     size: models per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
@@ -37,20 +33,20 @@ class AsFedAvg(Flow[AsFedAvgState]):
     def pair(self, local: Local) -> Local:
         return Reached.around(local)
 
-    def begin(self, models: Sequence[Vector], view: View) -> AsFedAvgState:
-        return AsFedAvgState(Model(models[0]), Buffer())
+    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
+        return BuffState(Model(models[0]), Buffer())
 
-    def started(self, state: AsFedAvgState, view: View) -> Commands:
+    def started(self, state: BuffState, view: View) -> Commands:
         yield from super().started(state, view)
         yield from alarm(criterion(self.size), view)
 
-    def arrived(self, state: AsFedAvgState, update: Update, view: View) -> Commands:
+    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
         state.buffer.add(1.0, update["model"])
         if criterion(self.size).due(state.buffer.count):
             state.model.replace(state.buffer.take_mean())
         yield from self.next(state, update.job.client, view)
 
-    def rang(self, state: AsFedAvgState, key: str, view: View) -> Commands:
+    def rang(self, state: BuffState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             if state.buffer.count:
                 state.model.replace(state.buffer.take_mean())

@@ -6,15 +6,15 @@ results travel while they train on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
-from offbeat.algorithms.flow import OneModel
+from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
-from offbeat.core.events import Job, Recall, Send, Update
+from offbeat.core.events import Job, Recall, Update
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Vector
 
@@ -54,7 +54,7 @@ class DeFedAvg(Server[DeFedAvgState]):
         return DeFedAvgState(Model(models[0]), Buffer(), {})
 
     def started(self, state: DeFedAvgState, view: View) -> Commands:
-        yield from _broadcast(state.model, view.everyone())  # server line 2
+        yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
         yield from self._draw(state, self.sampled, view)
 
     def arrived(self, state: DeFedAvgState, update: Update, view: View) -> Commands:
@@ -65,18 +65,18 @@ class DeFedAvg(Server[DeFedAvgState]):
         if over:
             state.model.step(-self.lr, state.buffer.take_mean())  # line 8
         everybody = over and self.renew == "always"
-        yield from _broadcast(state.model, view.everyone() if everybody else (client,))  # line 9
+        yield from hand_out(state.model, view.everyone() if everybody else (client,), hold=True)  # line 9
         if over:
             yield from self._draw(state, self.sampled, view)  # line 4
 
     def lost(self, state: DeFedAvgState, job: Job, reason: str, view: View) -> Commands:
         times = state.drawn.pop(job.client, 0)
         if view.present(job.client):
-            yield from _broadcast(state.model, (job.client,))
+            yield from hand_out(state.model, (job.client,), hold=True)
         yield from self._draw(state, times, view)  # somebody else in its place
 
     def joined(self, state: DeFedAvgState, client: int, view: View) -> Commands:
-        yield from _broadcast(state.model, (client,))
+        yield from hand_out(state.model, (client,), hold=True)
         if not state.drawn:  # nobody was there when the round should have begun
             yield from self._draw(state, self.sampled - state.buffer.count, view)
 
@@ -106,7 +106,7 @@ class DeFedAvgIID(Server[BuffState]):
         return BuffState(Model(models[0]), Buffer())
 
     def started(self, state: BuffState, view: View) -> Commands:
-        yield from _broadcast(state.model, view.everyone())  # server line 2
+        yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
         for client in view.everyone():
             yield Recall(client)
 
@@ -114,7 +114,7 @@ class DeFedAvgIID(Server[BuffState]):
         state.buffer.add(1.0, update["delta"])
         if state.buffer.count == self.size:  # line 4
             state.model.step(-self.lr, state.buffer.take_mean())  # lines 6 and 7
-            yield from _broadcast(state.model, view.everyone())  # line 8
+            yield from hand_out(state.model, view.everyone(), hold=True)  # line 8
         yield from self._next(state, update.job)
 
     def lost(self, state: BuffState, job: Job, reason: str, view: View) -> Commands:
@@ -122,18 +122,11 @@ class DeFedAvgIID(Server[BuffState]):
             yield from self._next(state, job)
 
     def joined(self, state: BuffState, client: int, view: View) -> Commands:
-        yield from _broadcast(state.model, (client,))
+        yield from hand_out(state.model, (client,), hold=True)
         yield Recall(client)
 
     def _next(self, state: BuffState, job: Job) -> Commands:
         """What this client is at by now will be sent when it is done."""
         if job.version == state.model.version:  # it is at nothing
-            yield from _broadcast(state.model, (job.client,))
+            yield from hand_out(state.model, (job.client,), hold=True)
         yield Recall(job.client)
-
-
-def _broadcast(model: Model, clients: Iterable[int]) -> Commands:
-    """The newest model into these clients' receive buffers; what they make of it is theirs until it is asked for."""
-    payload = {"model": model.vector}
-    for client in clients:
-        yield Send(client, payload, model.version, hold=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
-from offbeat.algorithms.flow import OneModel
+from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
-from offbeat.core.events import Alarm, Job, Recall, Send, Update
+from offbeat.core.events import Alarm, Job, Recall, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.vectors import Payload, Vector
@@ -64,7 +64,7 @@ class Interrupting(Server[S]):
         raise NotImplementedError
 
     def started(self, state: S, view: View) -> Commands:
-        yield from _start(view.everyone(), state.model.vector, state.model.version)
+        yield from hand_out(state.model, view.everyone(), hold=True)
         yield Alarm(self.period, _ROUND)
 
     def rang(self, state: S, key: str, view: View) -> Commands:
@@ -82,27 +82,24 @@ class Interrupting(Server[S]):
 
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         if view.present(job.client):
-            yield from _start((job.client,), state.model.vector, state.model.version)
+            yield from hand_out(state.model, (job.client,), hold=True)
         if job.client in state.waiting:
             yield from self._answered(state, job.client, view)
 
     def joined(self, state: S, client: int, view: View) -> Commands:
-        yield from _start((client,), state.model.vector, state.model.version)
+        yield from hand_out(state.model, (client,), hold=True)
 
     def _answered(self, state: S, client: int, view: View) -> Commands:
         """When the last one has answered: average, and let those that answered go on."""
         state.waiting.remove(client)
         if state.waiting:
             return
-        before, version = state.model.vector, state.model.version
+        before = replace(state.model)
         if state.sum is not None:
-            state.model.replace((before + state.sum) * (1.0 / (len(state.answered) + 1)))
+            state.model.replace((before.vector + state.sum) * (1.0 / (len(state.answered) + 1)))
             state.sum = None
         clients = [c for c in state.answered if view.present(c)]
-        if self.restarts:
-            yield from _start(clients, state.model.vector, state.model.version)
-        else:
-            yield from _start(clients, before, version)
+        yield from hand_out(state.model if self.restarts else before, clients, hold=True)
         yield Alarm(self.period, _ROUND)
 
 
@@ -149,9 +146,3 @@ class Favano(Interrupting[FavanoState]):
         answers, moved, steps = answers + 1, moved + (q > 0), steps + q
         state.taken[client] = [answers, moved, steps]
         return steps / answers if self.normalise == "expected" else moved / answers * q
-
-
-def _start(clients: Iterable[int], vector: Vector, version: int) -> Commands:
-    payload = {"model": vector}
-    for client in clients:
-        yield Send(client, payload, version, hold=True)

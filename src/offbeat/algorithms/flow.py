@@ -22,11 +22,11 @@ class OneModel(State):
 S = TypeVar("S", bound=OneModel)
 
 
-def hand_out(model: Model, clients: Iterable[int], lr: float | None = None) -> Iterator[Send]:
-    """Send the model to these clients."""
+def hand_out(model: Model, clients: Iterable[int], lr: float | None = None, hold: bool = False) -> Iterator[Send]:
+    """Send the model to these clients.   hold: what they make of it is theirs until it is asked for."""
     payload = {"model": model.vector}
     for client in clients:
-        yield Send(client, payload, model.version, lr=lr)
+        yield Send(client, payload, model.version, lr=lr, hold=hold)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.algorithms.flow import Flow, OneModel
@@ -29,10 +29,10 @@ class Apart(Wrapper):
         return {**self.inner.remember(model), "own": model}
 
     def init(self, work: Work) -> Carry:
-        return self.inner.init(_mine(work))
+        return self.inner.init(work.sent(work.memory["own"]))
 
     def step(self, carry: Carry, work: Work) -> Carry:
-        return self.inner.step(carry, _mine(work))
+        return self.inner.step(carry, work.sent(work.memory["own"]))
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         notes, memory = self.noted(carry, work)
@@ -41,10 +41,6 @@ class Apart(Wrapper):
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         """What the client has trained; there is nothing of the server's in it."""
         return work.memory["own"]
-
-
-def _mine(work: Work) -> Work:
-    return replace(work, payload={**work.payload, "model": work.memory["own"]})
 
 
 @dataclass(frozen=True)

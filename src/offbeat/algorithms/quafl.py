@@ -50,24 +50,17 @@ class Mixing(Wrapper):
         own, served = work.memory["own"], work.payload["model"]
         met = quantise(served, own, work.uniform(own, sample=0), self.bits)
         base = (met + self.sampled * own) * (1.0 / (self.sampled + 1))
-        return {**self.inner.init(_from(base, work)), "base": base}
+        return {**self.inner.init(work.sent(base)), "base": base}
 
     def step(self, carry: Carry, work: Work) -> Carry:
         rest = {name: value for name, value in carry.items() if name != "base"}
-        return {**self.inner.step(rest, _from(carry["base"], work)), "base": carry["base"]}
+        return {**self.inner.step(rest, work.sent(carry["base"])), "base": carry["base"]}
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         notes, memory = self.noted(carry, work)
         own = carry["w"]
         sent = quantise(own, work.payload["model"], work.uniform(own, sample=1), self.bits)
         return {"model": sent, **notes}, {**memory, "own": own}
-
-    def personal(self, w: Vector, work: Work, steps: int) -> Vector:
-        return self.inner.personal(w, work, steps)
-
-
-def _from(base: Vector, work: Work) -> Work:
-    return replace(work, payload={**work.payload, "model": base})
 
 
 @dataclass(frozen=True)

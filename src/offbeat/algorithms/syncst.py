@@ -57,6 +57,7 @@ class TaskRounds(Server[S]):
     shares: tuple[Positive, ...] = ()
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     several: ClassVar[bool] = True
+    state: ClassVar[type[SyncState]] = SyncState
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> dict[int, list[int]]:
@@ -72,14 +73,16 @@ class TaskRounds(Server[S]):
     def models(self, state: S) -> Sequence[Model]:
         return [task.model for task in state.tasks]
 
-    def check(self, models: Sequence[Vector]) -> None:
-        """Refuse settings that do not fit so many tasks."""
+    def begin(self, models: Sequence[Vector], view: View) -> S:
         for name in ("shares", "targets"):
             given = getattr(self, name)
             if given and len(given) != len(models):
                 raise SettingError(f"{name} has {len(given)} values for {len(models)} tasks; give one for each")
         if self.sampled < len(models):
             raise SettingError(f"sampled = {self.sampled} for {len(models)} tasks: each needs at least one client")
+        kind: Any = self.state
+        state: S = kind([RoundTask(Model(model), Buffer()) for model in models])
+        return state
 
     def started(self, state: S, view: View) -> Commands:
         for m in view.tasks:
@@ -164,10 +167,6 @@ class TaskRounds(Server[S]):
 class SyncST(TaskRounds[SyncState]):
     """Synchronous rounds of several tasks, with a random partition of the clients (FedAST, §2)."""
 
-    def begin(self, models: Sequence[Vector], view: View) -> SyncState:
-        self.check(models)
-        return SyncState([RoundTask(Model(model), Buffer()) for model in models])
-
     def assign(
         self, state: SyncState, clients: Sequence[int], places: Mapping[int, int], view: View
     ) -> dict[int, list[int]]:
@@ -220,14 +219,11 @@ class SyncUCBST(TaskRounds[UCBState]):
 
     explore: NotNegative = 1.0
 
+    state = UCBState
     reads: ClassVar[tuple[str, ...]] = ("delta", "loss")
 
     def pair(self, local: Local) -> Local:
         return ReportsLoss.around(local)
-
-    def begin(self, models: Sequence[Vector], view: View) -> UCBState:
-        self.check(models)
-        return UCBState([RoundTask(Model(model), Buffer()) for model in models])
 
     def learn(self, state: UCBState, update: Update, view: View) -> None:
         pair = (update.job.client, update.job.task)
@@ -289,9 +285,7 @@ class SyncBayesST(TaskRounds[BayesState]):
     fairness: NotNegative = 1.0
     memory: Count = 64
 
-    def begin(self, models: Sequence[Vector], view: View) -> BayesState:
-        self.check(models)
-        return BayesState([RoundTask(Model(model), Buffer()) for model in models])
+    state = BayesState
 
     def learn(self, state: BayesState, update: Update, view: View) -> None:
         client = update.job.client

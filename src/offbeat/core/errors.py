@@ -152,7 +152,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     for base in reversed(kind.__mro__):
         with suppress(NameError):
             found |= get_type_hints(base, include_extras=True)
-    return {field.name: found[field.name] for field in dataclasses.fields(kind) if field.name in found}
+    return {f.name: found[f.name] for f in dataclasses.fields(kind) if f.init and f.name in found}
 
 
 def _check(hint: Any, value: Any, name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -53,6 +53,10 @@ class Work:
     def loss(self, w: Vector, sample: int = 0) -> torch.Tensor:
         """Stochastic losses at w, [n]."""
         return self.oracle.loss(w, self.step, sample)
+
+    def sent(self, model: Vector) -> Work:
+        """The same with this model in place of the one that was sent."""
+        return replace(self, payload={**self.payload, "model": model})
 
     def uniform(self, like: Vector, sample: int) -> Vector:
         """Numbers in (0, 1) of this shape [n, d], the clients' own: for randomised rounding and the like."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from offbeat.core.errors import SettingError, positive
+from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError
 from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class Quadratic(Checked):
     """f_i(w) = ½ Σ_j h_ij (w_j − c_ij)², f = mean of the f_i; a gradient carries Gaussian noise.
 
     clients: n.
@@ -31,13 +31,13 @@ class Quadratic:
     Curvatures lie along the axes; all algorithms here are indifferent to a rotation of the space.
     """
 
-    clients: int
-    dim: int = 10
-    smoothness: float = 1.0
-    convexity: float = 0.1
-    noise: float = 0.0
-    heterogeneity: float = 1.0
-    distance: float = 10.0
+    clients: Count
+    dim: Count = 10
+    smoothness: Positive = 1.0
+    convexity: Positive = 0.1
+    noise: NotNegative = 0.0
+    heterogeneity: NotNegative = 1.0
+    distance: NotNegative = 10.0
     label: str = field(default="", metadata={"setting": False})
     seed: int = field(default=0, metadata={"setting": False})
     dtype: torch.dtype = field(default=torch.float32, metadata={"setting": False})
@@ -47,14 +47,9 @@ class Quadratic:
     _start: Vector = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or self.dim < 1:
-            raise SettingError(f"a quadratic with clients = {self.clients}, dim = {self.dim}: both must be at least 1")
-        positive(smoothness=self.smoothness, convexity=self.convexity)
+        super().__post_init__()
         if self.convexity > self.smoothness:
             raise SettingError(f"convexity = {self.convexity} exceeds smoothness = {self.smoothness}: μ ≤ L always")
-        for name in ("noise", "heterogeneity", "distance"):
-            if getattr(self, name) < 0:
-                raise SettingError(f"{name} = {getattr(self, name)}: must not be negative")
         generator = torch.Generator().manual_seed(key(self.seed, PROBLEM) >> 1)
         n, d = self.clients, self.dim
         spread = torch.rand(n, d, generator=generator, dtype=torch.float64)

@@ -114,7 +114,6 @@ class BoundTimes:
         return [rate / factor for rate, factor in zip(rates, self._factors, strict=True)]
 
     def durations(self, job: Job, down: int, up: int) -> Durations:
-        """The times of one job that moves this many bytes down and up."""
         # Parts draw in a fixed order, one draw each: a part added to the model leaves those before it as they were.
         start = longer(self._keys[job.client], job.number)
         if self._simple is not None:
@@ -128,14 +127,11 @@ class BoundTimes:
         return Durations(download, compute, upload, self._dropout > 0 and stream.uniform() < self._dropout)
 
     def available(self, client: int, now: float, stream: Stream) -> bool:
-        """Whether the client is there and takes new work at this moment."""
         willing = self._share == 1 or stream.uniform() < self._share
         return willing and self.present(client, now)
 
     def present(self, client: int, now: float) -> bool:
-        """Whether the client is there at all."""
         return self.presence is None or self.presence.present(client, now)
 
     def flip(self, client: int, after: float) -> float | None:
-        """The first time later than `after` at which the client's presence changes; None: never."""
         return None if self.presence is None else self.presence.flip(client, after)

@@ -68,7 +68,6 @@ class ShiftedExponential(Checked):
     per: ClassVar[Per] = "step"
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part whose law has β = 1."""
         return Scaled(laws.shifted(1.0, 2.0), sizes("per_step", self.per_step, tasks), factors, per_unit=True)
 
 
@@ -84,7 +83,6 @@ class Constant(Checked):
     per: Per = "job"
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part of the unit law."""
         return Scaled(laws.point(), sizes("time", self.time, tasks), factors, self.per == "step")
 
 
@@ -101,7 +99,6 @@ class Flops(Checked):
     per: ClassVar[Per] = "step"
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part of the unit law."""
         times = [flops / self.speed for flops in sizes("per_step", self.per_step, tasks)]
         return Scaled(laws.point(), times, factors, per_unit=True)
 
@@ -124,7 +121,6 @@ class Uniform(Checked):
         ordered(low=self.low, high=self.high)
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part of this law."""
         return Scaled(laws.uniform(self.low, self.high), [1.0] * len(tasks), factors, self.per == "step")
 
 
@@ -149,7 +145,6 @@ class LogNormal(Checked):
             raise SettingError(f"median = {self.median}, mean = {self.mean}: give exactly one of the two")
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part of this law."""
         median = self.median
         if median is None:
             assert self.mean is not None
@@ -171,7 +166,6 @@ class Pareto(Checked):
     per: Per = "job"
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:
-        """A part of this law."""
         return Scaled(laws.pareto(self.scale, self.shape), [1.0] * len(tasks), factors, self.per == "step")
 
 
@@ -191,7 +185,6 @@ class RecordedTimes(Checked):
             raise SettingError("records: every recorded client needs at least one time")
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Replayed:
-        """A part that draws nothing."""
         return Replayed(self.records, factors)
 
 

@@ -35,7 +35,6 @@ class PhoneSpeeds:
     folder: str | None = None
 
     def factors(self, clients: int, seed: int) -> list[float]:
-        """The factor of each client's phone."""
         path = located(self.table, self.folder)
         latencies = [_value(positive, path, phone, ms) for phone, ms in _table(path).items()]
         middle = median(latencies)
@@ -62,7 +61,6 @@ class PhoneTraining:
     per: ClassVar[str] = "step"
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Classed:
-        """A part with a law for each kind of phone."""
         path = located(self.table, self.folder)
         table = _table(path)
         models = [name for name, row in table.items() if isinstance(row, Mapping)]

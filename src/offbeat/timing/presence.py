@@ -122,7 +122,6 @@ class Diurnal(Checked):
             raise SettingError(f"spread = {self.spread!r}: must be a share of the day, from 0 to 1")
 
     def bind(self, clients: int, seed: int) -> Presence:
-        """One stretch for each client."""
         if self.on == 1:
             return Cyclic([()], [True], self.period)
         begins = laws.each(laws.uniform(0.0, self.spread), clients, seed, laws.PHASE)
@@ -179,7 +178,6 @@ class Intervals:
                 last = end
 
     def bind(self, clients: int, seed: int) -> Presence:
-        """Nothing is drawn."""
         # A stay that ends with the period reaches into the next cycle: the client is there before its first edge.
         first = [not stays or stays[-1][1] == self.period for stays in self.stays]
         return Cyclic([_edges(stays, self.period) for stays in self.stays], first, self.period)

@@ -38,7 +38,6 @@ class SpeedClasses(Checked):
             raise SettingError(f"of = {self.of!r}: the shares of {', '.join(self.of)} must sum to 1, not {total:g}")
 
     def factors(self, clients: int, seed: int) -> list[float]:
-        """The factor of each client's class."""
         shares, by_class = zip(*self.of.values(), strict=True)
         return [float(by_class[i]) for i in laws.divide(shares, clients, seed, laws.SPEED)]
 
@@ -59,7 +58,6 @@ class Spread(Checked):
         ordered(low=self.low, high=self.high)
 
     def factors(self, clients: int, seed: int) -> list[float]:
-        """One draw for each client."""
         return laws.each(laws.uniform(self.low, self.high), clients, seed, laws.SPEED)
 
 
@@ -73,5 +71,4 @@ class Factors(Checked):
     values: tuple[Positive, ...]
 
     def factors(self, clients: int, seed: int) -> list[float]:
-        """The values."""
         return laws.one_each("values", self.values, clients)
