@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from offbeat.core.errors import SettingError
 from offbeat.theory import defedavg, fedast, fedbuff, persafl
-from offbeat.theory.bound import Change, halve, horizon
+from offbeat.theory.bound import Halving, halve, horizon
 
 L, T, Q, tau, n, s, g, gap = sp.symbols("L T Q tau n s g gap", positive=True)
 VALUES = {L: 0.3, T: 5000, Q: 4, tau: 3, n: 7, s: 1.1, g: 0.6, gap: 2.5}
@@ -316,6 +316,6 @@ def test_halving_finds_the_nearest_value_or_none() -> None:
     now = {"a": 4.0, "b": 3.0, "c": 1.0}
     found = halve(time, now, whole=["b"])
     assert found[0].to == pytest.approx(4.0 / math.sqrt(2.0))
-    assert found[1:] == [Change("b", 3.0, 6.0), Change("c", 1.0, None)]
+    assert found[1:] == [Halving("b", 3.0, 6.0), Halving("c", 1.0, None)]
     limited = halve(lambda p: time(p) if p["b"] <= 5.0 else math.inf, now)
-    assert limited[1] == Change("b", 3.0, None)
+    assert limited[1] == Halving("b", 3.0, None)

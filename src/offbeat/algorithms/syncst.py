@@ -37,6 +37,7 @@ class SyncState(State):
 
 
 S = TypeVar("S", bound=SyncState)
+Parts = dict[int, list[int]]  # the clients of each task
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class TaskRounds(Server[S]):
     state: ClassVar[type[SyncState]] = SyncState
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
-    def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> dict[int, list[int]]:
+    def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
         """Which of these clients train which task; `places` are the tasks' numbers of clients."""
         raise NotImplementedError
 
@@ -167,13 +168,11 @@ class TaskRounds(Server[S]):
 class SyncST(TaskRounds[SyncState]):
     """Synchronous rounds of several tasks, with a random partition of the clients (FedAST, §2)."""
 
-    def assign(
-        self, state: SyncState, clients: Sequence[int], places: Mapping[int, int], view: View
-    ) -> dict[int, list[int]]:
+    def assign(self, state: SyncState, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
         return _cut(clients, places)  # they come in random order
 
 
-def _cut(clients: Sequence[int], places: Mapping[int, int]) -> dict[int, list[int]]:
+def _cut(clients: Sequence[int], places: Mapping[int, int]) -> Parts:
     parts, at = {}, 0
     for m, count in places.items():
         parts[m] = list(clients[at : at + count])
@@ -230,13 +229,11 @@ class SyncUCBST(TaskRounds[UCBState]):
         times, total = state.seen.get(pair, (0.0, 0.0))
         state.seen[pair] = [times + 1.0, total + float(update["loss"])]
 
-    def assign(
-        self, state: UCBState, clients: Sequence[int], places: Mapping[int, int], view: View
-    ) -> dict[int, list[int]]:
+    def assign(self, state: UCBState, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
         mean = {m: _mean([s for (_, t), s in state.seen.items() if t == m]) for m in places}
         scores = {(c, m): self._score(state, c, m, mean[m]) for c in clients for m in places}
         order = {pair: at for at, pair in enumerate(scores)}  # clients come in random order: ties are broken by it
-        parts: dict[int, list[int]] = {m: [] for m in places}
+        parts: Parts = {m: [] for m in places}
         free = set(clients)
         for client, m in sorted(scores, key=lambda pair: (-scores[pair], order[pair])):
             if client in free and len(parts[m]) < places[m]:
@@ -301,9 +298,7 @@ class SyncBayesST(TaskRounds[BayesState]):
         state.features = [*state.features, state.current][-self.memory :]
         state.costs = [*state.costs, view.now - state.began + self.fairness * uneven][-self.memory :]
 
-    def assign(
-        self, state: BayesState, clients: Sequence[int], places: Mapping[int, int], view: View
-    ) -> dict[int, list[int]]:
+    def assign(self, state: BayesState, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
         options = [_cut(_shuffled(clients, view), places) for _ in range(self.candidates)]
         described = [self._describe(state, option) for option in options]
         best = _improvement(state.features, state.costs, described)

@@ -18,14 +18,13 @@ from offbeat.core.errors import Checked, Count, Positive, SettingError
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]
+Rng = np.random.Generator
 
 
 class Split(Protocol):
     """What every split is called with."""
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         """The sample indices of each client."""
 
 
@@ -33,9 +32,7 @@ class Split(Protocol):
 class IID:
     """Equal parts of the shuffled samples; sizes differ by at most one."""
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         return np.array_split(rng.permutation(_samples(labels, clients, owner)), clients)
 
 
@@ -43,9 +40,7 @@ class IID:
 class NearlyIID:
     """All clients but the last have the same number of samples of every class; the last has the rest (AREA, E.1)."""
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for members in _by_class(labels, _samples(labels, clients, owner), rng):
             share = len(members) // clients
@@ -69,9 +64,7 @@ class Dirichlet(Checked):
     per_client: Count | None = None
     min_size: Count = 1
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         samples = _samples(labels, clients, owner, repeated=self.per_client is not None)
         classes = _by_class(labels, samples, rng)
         if self.per_client is not None:
@@ -106,9 +99,7 @@ class Classes(Checked):
     even: bool = True
     equal: bool = True
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         classes = _by_class(labels, _samples(labels, clients, owner), rng)
         if self.per_client > len(classes):
             raise SettingError(
@@ -127,7 +118,7 @@ class Classes(Checked):
                 parts[client].append(piece)
         return _joined(parts, "its classes have fewer samples than clients that hold them: use fewer clients")
 
-    def _cut(self, members: Indices, count: int, rng: np.random.Generator) -> list[Indices]:
+    def _cut(self, members: Indices, count: int, rng: Rng) -> list[Indices]:
         if self.equal or len(members) < count:
             return np.array_split(members, count)
         places = 1 + np.sort(rng.choice(len(members) - 1, count - 1, replace=False))
@@ -141,9 +132,7 @@ class Owners:
     They come in the owners' order and do not depend on the seed, so that all runs have the same clients.
     """
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owner: Labels | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         samples = _samples(labels, clients, owner)
         if owner is None:
             raise SettingError("the split owners needs data with natural owners, such as shakespeare; use another")
@@ -167,7 +156,7 @@ def _samples(labels: Labels, clients: int, owner: Labels | None, repeated: bool 
     return samples
 
 
-def _by_class(labels: Labels, samples: Indices, rng: np.random.Generator) -> list[Indices]:
+def _by_class(labels: Labels, samples: Indices, rng: Rng) -> list[Indices]:
     """The samples of each class that occurs, shuffled."""
     shuffled = rng.permutation(samples)
     order = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -183,7 +172,7 @@ def _joined(parts: Sequence[Sequence[Indices]], remedy: str) -> list[Indices]:
     return joined
 
 
-def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: Rng) -> list[Indices]:
     """Equal-sized clients, each with its own Dirichlet mix of the classes, taken from each class in turn."""
     taken = np.zeros(len(classes), np.int64)
     parts = []
@@ -198,7 +187,7 @@ def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: 
     return parts
 
 
-def _topped_up(parts: list[Indices], least: int, rng: np.random.Generator) -> list[Indices]:
+def _topped_up(parts: list[Indices], least: int, rng: Rng) -> list[Indices]:
     """The same clients after those with too few samples took some, one by one, from whoever is largest."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes < least):

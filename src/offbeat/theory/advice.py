@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from offbeat.core.errors import Checked, Count, SettingError, positive
 from offbeat.theory import times
-from offbeat.theory.bound import Bound, Change, halve, horizon
+from offbeat.theory.bound import Bound, Halving, halve, horizon
 
 P = TypeVar("P")  # the problem that a theorem is about: a frozen dataclass of its constants
 
@@ -28,7 +28,7 @@ class Advice:
 
     theorem: str
     facts: Mapping[str, Any]
-    changes: Sequence[Change] = ()
+    changes: Sequence[Halving] = ()
     notes: Sequence[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -60,7 +60,7 @@ def _text(value: Any) -> str:
     return f"{value:,.0f}" if value == round(value) and 1 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def _target(change: Change) -> str:
+def _target(change: Halving) -> str:
     return "no value of it" if change.to is None else _text(change.to)
 
 
@@ -76,7 +76,7 @@ def changed(problem: P, values: Mapping[str, float], names: Sequence[str]) -> P:
     return replace(problem, **new)  # type: ignore[type-var]
 
 
-def halvings(time: Callable[[Mapping[str, float]], float], now: Mapping[str, float]) -> list[Change]:
+def halvings(time: Callable[[Mapping[str, float]], float], now: Mapping[str, float]) -> list[Halving]:
     """For every parameter the change that halves the time; where the theorem refuses a value, the time is infinite."""
 
     def allowed(values: Mapping[str, float]) -> float:

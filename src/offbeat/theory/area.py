@@ -170,21 +170,15 @@ def leading(problem: Smooth, events: Events, iterations: float) -> Bound:
     alpha = steps(0)
     start2 = (1.0 / ps + 8.0 * q) * distance**2 + 8.0 * (alpha * L * M * zeta) ** 2 * q  # Λ_0
     start1 = (1.0 / ps + 4.0 * q) * distance + 4.0 * alpha * L * M * zeta * q  # λ_0
+    from_start = c5 * math.sqrt(start2) + c6 * math.sqrt(zeta * start1)
+    from_noise = c8 * math.sqrt(sigma * zeta) + c9 * sigma
     K = iterations + d - 1.0
     return Bound(
         {
             "start, 1/K⁴": ps * (d - 1) ** 4 * start2 / K**4,
-            "start × heterogeneity, 1/K³": ps
-            * c1
-            * zeta
-            * (c5 * math.sqrt(start2) + c6 * math.sqrt(zeta * start1))
-            / K**3,
+            "start × heterogeneity, 1/K³": ps * c1 * zeta * from_start / K**3,
             "heterogeneity, 1/K²": ps * (c1 * c7 + c4) * zeta**2 / (2.0 * K**2),
-            "noise × heterogeneity, 1/K^1.5": ps
-            * c1
-            * zeta
-            * (c8 * math.sqrt(sigma * zeta) + c9 * sigma)
-            / (2.0 * K**1.5),
+            "noise × heterogeneity, 1/K^1.5": ps * c1 * zeta * from_noise / (2.0 * K**1.5),
             "noise, 1/K": ps * c3 * sigma**2 / (3.0 * K),
         }
     )

@@ -71,7 +71,7 @@ def horizon(bound: Callable[[int], float], epsilon: float, least: float = 1.0, m
 
 
 @dataclass(frozen=True)
-class Change:
+class Halving:
     """What one parameter would have to be to halve the time; `to` of None: no value of it does."""
 
     name: str
@@ -82,13 +82,13 @@ class Change:
 Time = Callable[[Mapping[str, float]], float]
 
 
-def halve(time: Time, now: Mapping[str, float], whole: Collection[str] = (), reach: float = 2.0**40) -> list[Change]:
+def halve(time: Time, now: Mapping[str, float], whole: Collection[str] = (), reach: float = 2.0**40) -> list[Halving]:
     """For each parameter alone, the nearest value that halves `time(parameters)`: bisection on a logarithmic scale.
 
     whole: the parameters that are whole numbers.
     """
     goal = time(now) / 2.0
-    return [Change(name, value, _nearest(time, now, name, goal, name in whole, reach)) for name, value in now.items()]
+    return [Halving(name, value, _nearest(time, now, name, goal, name in whole, reach)) for name, value in now.items()]
 
 
 def _nearest(time: Time, now: Mapping[str, float], name: str, goal: float, whole: bool, reach: float) -> float | None:
