@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf, isfinite, isnan, nan
 from statistics import fmean
@@ -62,7 +62,8 @@ def _groups(entry: PaperEntry, line: Line, runs: Sequence[Result]) -> list[list[
 
 def printed(entry: PaperEntry, experiment: str, algorithm: str, settings: Mapping[str, Any]) -> bool:
     """Whether a line that fixes every axis covers runs with these settings."""
-    lines = [line for line in entry.lines if line.experiment == experiment and not _open(entry, line)]
+    largest = {name for name, quantity in entry.quantity.items() if quantity.of == "largest"}
+    lines = [line for line in entry.lines if line.experiment == experiment and not largest & line.paper.keys()]
     return any(_covers(entry, line, algorithm, settings) for line in lines)
 
 
@@ -70,21 +71,10 @@ def _covers(entry: PaperEntry, line: Line, algorithm: str, settings: Mapping[str
     return algorithm == line.algorithm and all(_is(entry, settings, axis, value) for axis, value in line.at.items())
 
 
-def _open(entry: PaperEntry, line: Line) -> bool:
-    return any(entry.quantity[name].of == "largest" for name in line.paper)
-
-
 def _is(entry: PaperEntry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
     """Whether the settings have this value on this axis."""
-    value = _setting(entry, settings, axis)
-    named = entry.axis[axis].values
-    return value is not None and (_same(value, named[wanted]) if named else text(value) == wanted)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True) or (
-        isinstance(a, int | float) and isinstance(b, int | float) and float(a) == float(b)
-    )
+    value, named = _setting(entry, settings, axis), entry.axis[axis].values
+    return value is not None and (value == named[wanted] if named else text(value) == wanted)
 
 
 def _setting(entry: PaperEntry, settings: Mapping[str, Any], axis: str) -> Any:
@@ -110,7 +100,7 @@ def _cell(entry: PaperEntry, quantity: Quantity, groups: Sequence[Sequence[Resul
     sign = 1.0 if quantity.best == "lowest" else -1.0
     cell, group = min(known, key=lambda each: sign * (each[0].mean or 0.0))
     chosen = ", ".join(f"{k.split('.')[-1]} {v:g}" for k, v in group[0].settings.items() if isinstance(v, float))
-    return Cell(cell.mean, cell.low, cell.high, cell.seeds, cell.beyond, f"best at {chosen}" if chosen else "")
+    return replace(cell, note=f"best at {chosen}" if chosen else "")
 
 
 def _largest(entry: PaperEntry, quantity: Quantity, groups: Sequence[Sequence[Result]]) -> Cell:
@@ -133,13 +123,12 @@ def _kept(quantity: Quantity, runs: Sequence[Result]) -> bool:
 
 def _over_seeds(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     """One setting: mean, minimum and maximum over its seeds."""
-    failed = sum(run.error is not None for run in runs)
-    if quantity.of != "time to" and any(run.unfinished for run in runs):
-        return Cell(None, seeds=len(runs), note=UNDER_WAY)
-    if failed and quantity.of != "time to":
-        return Cell(None, seeds=len(runs), note=f"{failed} of {len(runs)} runs diverged")
     if quantity.of == "time to":
         return _time_to(quantity, runs)
+    if any(run.unfinished for run in runs):
+        return Cell(None, seeds=len(runs), note=UNDER_WAY)
+    if failed := sum(run.error is not None for run in runs):
+        return Cell(None, seeds=len(runs), note=f"{failed} of {len(runs)} runs diverged")
     if quantity.of == "finish":
         return _finish(quantity, runs)
     read = {"final": _final, "measure": _measure, "swing": _swing, "step time": _step_time}[quantity.of]
@@ -186,21 +175,25 @@ def _number(value: Any) -> float | None:
 def _time_to(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     curves = [list(_curve(quantity, run)) for run in runs]
     ends = min(curve[-1][0] for curve in curves) / quantity.per
-    if quantity.curve == "mean":
-        times = [_first(_mean(curves), quantity)]
-    else:
-        times = [_first(curve, quantity) for curve in curves]
-    reached = [t / quantity.per for t in times if t is not None]
-    if len(reached) < len(times) and (failed := sum(run.error is not None for run in runs)):
-        note = "diverged" if len(runs) == 1 else f"{failed} of {len(runs)} runs diverged"
-        return Cell(inf, min(reached, default=None), None, len(runs), beyond=inf, note=note)
-    if len(reached) < len(times):
-        note = "" if not reached else f"reached in {len(reached)} of {len(times)} runs"
-        if any(run.unfinished for run in runs):
-            note = UNDER_WAY
-        return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)
-    low, high = (min(reached), max(reached)) if quantity.curve == "each" else (None, None)
-    return Cell(fmean(reached), low, high, len(runs))
+    judged = [_mean(curves)] if quantity.curve == "mean" else curves
+    times = [_first(curve, quantity) for curve in judged]
+    cell = replace(_reached([inf if t is None else t / quantity.per for t in times], ends), seeds=len(runs))
+    if cell.beyond is None:
+        return cell if quantity.curve == "each" else replace(cell, low=None, high=None)
+    if failed := sum(run.error is not None for run in runs):
+        return replace(
+            cell, beyond=inf, note="diverged" if len(runs) == 1 else f"{failed} of {len(runs)} runs diverged"
+        )
+    return replace(cell, note=UNDER_WAY) if any(run.unfinished for run in runs) else cell
+
+
+def _reached(times: Sequence[float], ends: float) -> Cell:
+    """Of the times at which runs reached something, infinite where they did not up to their ends."""
+    reached = [t for t in times if isfinite(t)]
+    if len(reached) == len(times):
+        return Cell(fmean(times), min(times), max(times), len(times))
+    note = f"reached in {len(reached)} of {len(times)} runs" if reached else ""
+    return Cell(inf, min(reached, default=None), None, len(times), beyond=ends, note=note)
 
 
 def _curve(quantity: Quantity, run: Result) -> Iterator[tuple[float, float]]:
@@ -235,10 +228,4 @@ def _finish(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     chosen = [_chosen(quantity, run) for run in runs]
     if not all(chosen):
         return Cell(None, note=NOT_RUN)
-    times = [finish(tasks) for tasks in chosen]
-    reached = [t for t in times if isfinite(t)]
-    if len(reached) < len(times):
-        ends = min(max(m.time for m in run.history) for run in runs)
-        note = f"reached in {len(reached)} of {len(times)} runs" if reached else ""
-        return Cell(inf, min(reached, default=None), None, len(runs), beyond=ends, note=note)
-    return Cell(fmean(times), min(times), max(times), len(times))
+    return _reached([finish(tasks) for tasks in chosen], min(max(m.time for m in run.history) for run in runs))

@@ -12,7 +12,7 @@ A number that a run did not reach is an interval without an end: a claim that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf, isnan
 from statistics import fmean
 from typing import Any
@@ -73,7 +73,7 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> tuple[str, list[tuple[Inte
     except MissingCellError:
         return NOT_CHECKED, []
     states = [_compare(claim, a, b) for a, b in compared]
-    return _worst(states), compared
+    return next((state for state in ("not held", "undecided") if state in states), "held"), compared
 
 
 def _compare(claim: Claim, a: Interval, b: Interval) -> str:
@@ -90,10 +90,3 @@ def _compare(claim: Claim, a: Interval, b: Interval) -> str:
 
 def _state(surely: bool, surely_not: bool) -> str:
     return "held" if surely else "not held" if surely_not else "undecided"
-
-
-def _worst(states: Sequence[str]) -> str:
-    for state in ("not held", "undecided"):
-        if state in states:
-            return state
-    return "held"

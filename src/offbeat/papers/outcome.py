@@ -13,23 +13,28 @@ from offbeat.papers.claims import Interval, MissingCellError, judge, term
 from offbeat.papers.entry import Claim, PaperEntry, Printed
 from offbeat.watch.results import Result
 
+_SAID = ("name", "scale", "title", "paper", "where", "says", "comparable")
 _NEAR = 0.9  # of the paper's number: nearer than that wants no reason
 
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """One cell. outside: whether our mean is outside the paper's range; None if the paper prints no range.
-
-    why: the most likely reason for a difference, if one is known.
-    """
+    """One cell.   why: the most likely reason for a difference, if one is known."""
 
     name: str
     shows: str
     ours: Cell
     paper: Printed
-    outside: bool | None
     why: str = ""
     comparable: bool = True
+
+    @property
+    def outside(self) -> bool | None:
+        """Whether our mean is outside the paper's range; None if there are not both."""
+        low, high = self.paper.low, self.paper.high
+        if not self.comparable or self.ours.mean is None or low is None or high is None:
+            return None
+        return not low <= round(self.ours.mean, 2) <= high
 
     @property
     def one_sided(self) -> bool:
@@ -79,13 +84,7 @@ class Outcome:
     def data(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "name": self.entry.name,
-            "scale": self.entry.scale,
-            "title": self.entry.title,
-            "paper": self.entry.paper,
-            "where": self.entry.where,
-            "says": self.entry.says,
-            "comparable": self.entry.comparable,
+            **{name: getattr(self.entry, name) for name in _SAID},
             "scope": scope(self.entry),
             "notes": list(self.entry.notes),
             "cells": [_cell_data(cell) for cell in self.cells],
@@ -166,42 +165,25 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3f}"
 
 
-def _shows(entry: PaperEntry, name: str) -> str:
-    quantity = name.rpartition(":")[2]
-    return (entry.quantity[quantity].shows or quantity) if quantity in entry.quantity else name
+def _compared(entry: PaperEntry, name: str, ours: Cell, paper: Printed) -> ComparedCell:
+    quantity = entry.quantity.get(name.rpartition(":")[2])
+    shows = (quantity.shows or name.rpartition(":")[2]) if quantity else name
+    why = next((reason.text for reason in entry.reason if fnmatchcase(name, reason.cells)), "")
+    return ComparedCell(name, shows, ours, paper, why if entry.comparable else "", entry.comparable)
 
 
-def _with_derived(entry: PaperEntry, cells: dict[str, Cell]) -> dict[str, Cell]:
+def _with_derived(entry: PaperEntry, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     """Cells plus derived ones, which may use earlier derived ones."""
     cells = dict(cells)
     for derived in entry.derived:
-        cells[derived.name] = _derived(derived.term, derived.scale, cells)
+        try:
+            low, high = (derived.scale * bound for bound in term(derived.term, cells))
+        except MissingCellError as error:
+            cells[derived.name] = Cell(None, note=f"without {error}")
+            continue
+        known = Cell(high, beyond=None if low == high else low)
+        cells[derived.name] = known if low == high or isfinite(low) else Cell(None, note="not reached")
     return cells
-
-
-def _derived(value: Any, scale: float, cells: Mapping[str, Cell]) -> Cell:
-    try:
-        low, high = term(value, cells)
-    except MissingCellError as error:
-        return Cell(None, note=f"without {error}")
-    if low == high:
-        return Cell(scale * low)
-    if isfinite(low):
-        return Cell(scale * high, beyond=scale * low)
-    return Cell(None, note="not reached")
-
-
-def _outside(ours: Cell, theirs: Printed) -> bool | None:
-    if ours.mean is None or theirs.low is None or theirs.high is None:
-        return None
-    return not theirs.low <= round(ours.mean, 2) <= theirs.high
-
-
-def _compared(entry: PaperEntry, name: str, ours: Cell, theirs: Printed) -> ComparedCell:
-    if not entry.comparable:
-        return ComparedCell(name, _shows(entry, name), ours, theirs, None, comparable=False)
-    why = next((reason.text for reason in entry.reason if fnmatchcase(name, reason.cells)), "")
-    return ComparedCell(name, _shows(entry, name), ours, theirs, _outside(ours, theirs), why)
 
 
 def _cell_data(cell: ComparedCell) -> dict[str, Any]:
