@@ -63,7 +63,7 @@ def test_a_world_comes_back_as_it_was_and_goes_on_to_the_same_end(
 ) -> None:
     world = after(70, server, executor)
     save(tmp_path, world, {"note": [1, "two"]})
-    found = restore(tmp_path)
+    found = restore(World, tmp_path)
     assert found is not None
     assert found[1] == {"note": [1, "two"]}
     assert same_world(found[0], world)
@@ -74,7 +74,7 @@ def test_a_world_comes_back_as_it_was_and_goes_on_to_the_same_end(
 def test_a_vector_that_several_places_share_is_stored_once_and_shared_again(tmp_path: Path) -> None:
     world = after(1)  # everybody was sent the same model
     save(tmp_path, world)
-    found = restore(tmp_path)
+    found = restore(World, tmp_path)
     assert found is not None
     payloads = [f.payload["model"] for f in found[0].flights.values() if f.payload]
     assert len(payloads) == len(found[0].present.items)
@@ -87,14 +87,14 @@ def test_views_of_one_storage_are_saved_too(tmp_path: Path) -> None:
     vectors = {"row": matrix[1], "whole": matrix, "same": matrix.view(2, 3), "column": matrix[:, 0]}
     world.memories = {(0, 0): (0, vectors)}
     save(tmp_path, world)
-    found = restore(tmp_path)
+    found = restore(World, tmp_path)
     assert found is not None
     back = found[0].memories[0, 0][1]
     assert all(torch.equal(back[name], vector) for name, vector in vectors.items())
 
 
 def test_a_folder_without_checkpoint_has_none(tmp_path: Path) -> None:
-    assert restore(tmp_path) is None
+    assert restore(World, tmp_path) is None
 
 
 def test_an_interrupted_write_leaves_the_last_one_in_use(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_flipped_bit_is_never_taken_for_the_truth(pair: tuple[Path, bytes], pl
     damaged = bytearray(whole)
     damaged[int(place * len(whole))] ^= 1 << bit
     (folder / CHECKPOINT).write_bytes(damaged)
-    found = restore(folder)
+    found = restore(World, folder)
     assert found is not None
     if found[1] == "newest":  # a space of the header that means nothing
         assert same_world(found[0], after(20))
@@ -147,7 +147,7 @@ def test_with_both_broken_the_error_names_them_and_says_what_to_do(tmp_path: Pat
     for name in (CHECKPOINT, OLDER_CHECKPOINT):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
     with pytest.raises(FolderError) as error:
-        restore(tmp_path)
+        restore(World, tmp_path)
     for part in (str(tmp_path), CHECKPOINT, OLDER_CHECKPOINT, "delete"):
         assert part in str(error.value)
 
@@ -155,7 +155,7 @@ def test_with_both_broken_the_error_names_them_and_says_what_to_do(tmp_path: Pat
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(2)}, tmp_path / CHECKPOINT)
     with pytest.raises(FolderError, match="is not a checkpoint of this version"):
-        restore(tmp_path)
+        restore(World, tmp_path)
 
 
 def two(folder: Path) -> None:
@@ -164,6 +164,6 @@ def two(folder: Path) -> None:
 
 
 def _extra(folder: Path) -> Any:
-    found = restore(folder)
+    found = restore(World, folder)
     assert found is not None
     return found[1]

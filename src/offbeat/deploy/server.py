@@ -71,7 +71,7 @@ class RunServer:
         self.measure, self.save_every, self.kept_models, self.tick = measure, save_every, models, tick
         self.replicas = replicas
         folder.mkdir(parents=True, exist_ok=True)
-        saved = checkpoint.restore_as(Ledger, folder)
+        saved = checkpoint.restore(Ledger, folder)
         ledger, extra = saved if saved else (None, {})
         self.recorder = Recorder(folder, extra.get("record"))
         self.trips = Trips(folder, extra.get("trips"))

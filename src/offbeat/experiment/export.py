@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +14,7 @@ from offbeat.deploy.trace import write_trace
 from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.session import Session
+from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.files import MODEL
 from offbeat.watch.folder import RunFolder
@@ -39,11 +38,9 @@ def _models(run: Path, experiment: Experiment, spec: Spec) -> list[Vector]:
     if (run / MODEL).exists():
         return list(load_file(run / MODEL).values())
     server = experiment.algorithms[spec.label].server
-    ways: list[Callable[[], Any]] = [lambda: checkpoint.restore_as(Ledger, run), lambda: checkpoint.restore(run)]
-    for restore in ways:
+    for kind in (Ledger, World):
         with contextlib.suppress(FolderError):
-            found = restore()
-            if found is not None:
+            if found := checkpoint.restore(kind, run):
                 return [model.vector for model in server.models(found[0].server)]
     raise FolderError(f"{run} has neither a model nor a checkpoint")
 

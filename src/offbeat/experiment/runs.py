@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.results import Results
 from offbeat.experiment.session import Session
-from offbeat.experiment.trackers import closing_all
 from offbeat.report import tables
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
@@ -142,11 +141,13 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
         updates = world.tally.updates if world else 0
         settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
         names = [task.name for task in experiment.tasks]
-        opened.extend(experiment.trackers.open(spec.name, place, settings, names, updates))
-        return session.simulation(spec, [*watchers, *opened], world)
+        trackers = experiment.trackers.open(spec.name, place, settings, names, updates)
+        for tracker in trackers:
+            opened.callback(tracker.close)
+        return session.simulation(spec, [*watchers, *trackers], world)
 
     try:
-        with session.computing(spec), closing_all() as opened:
+        with session.computing(spec), ExitStack() as opened:
             options = {"device": experiment.device, "tick": display.tick, "patience": patience}
             _, _, result = record(make, place, spec.label, spec.seed, experiment.targets, **options)
     except DivergedError as error:  # the other runs of the experiment still count

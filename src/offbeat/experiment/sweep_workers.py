@@ -138,7 +138,7 @@ class SweepWorker:
         world, extra = saved if saved else (None, {})
         watcher: History | Recorder
         if self.orders.events:
-            watcher = home.recorder(extra.get("record"))
+            watcher = Recorder(home.path, extra.get("record"))
         else:
             watcher = History()
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))

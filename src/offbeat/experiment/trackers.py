@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,3 @@ class Trackers:
             group = folder.parent
             found.append(trackers.WandB(self.wandb, run, group.name, settings, group, tasks, updates))
         return found
-
-
-@contextmanager
-def closing_all() -> Iterator[list[trackers.Tracker]]:
-    """A list for trackers; whatever happens, all in it are closed at the end."""
-    opened: list[trackers.Tracker] = []
-    try:
-        yield opened
-    finally:
-        for board in opened:
-            board.close()

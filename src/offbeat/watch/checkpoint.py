@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State, Tensors, dump, load
-from offbeat.simulate.world import World
 from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
 
 FORMAT = "offbeat checkpoint 1"
@@ -44,13 +43,8 @@ def save(folder: Path, world: State, extra: Any = None) -> None:
     _sync(folder)
 
 
-def restore(folder: Path, device: str = "cpu") -> tuple[World, Any] | None:
-    """The newest readable (world, extra), or None if there is none."""
-    return restore_as(World, folder, device)
-
-
-def restore_as(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] | None:
-    """The same for another kind of state."""
+def restore(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] | None:
+    """The newest readable (state, extra), or None if there is none."""
     found = [folder / name for name in (CHECKPOINT, OLDER_CHECKPOINT) if (folder / name).exists()]
     problems = []
     for path in found:

@@ -15,7 +15,6 @@ from offbeat.core.state import State
 from offbeat.core.vectors import materialise
 from offbeat.watch import checkpoint
 from offbeat.watch.files import MODEL, RESULT, write_json
-from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
 
@@ -57,13 +56,9 @@ class RunFolder:
 
     def restore(self, kind: type[S], device: str = "cpu") -> tuple[S, Mapping[str, Any]] | None:
         """The newest readable checkpoint and its extra data, or None if there is none."""
-        return checkpoint.restore_as(kind, self.path, device)
+        return checkpoint.restore(kind, self.path, device)
 
     def save(self, state: State, extra: Mapping[str, Any]) -> None:
         """Write a checkpoint.   extra: data for JSON that goes with it."""
         self.path.mkdir(parents=True, exist_ok=True)
         checkpoint.save(self.path, state, extra)
-
-    def recorder(self, state: Mapping[str, Any] | None = None) -> Recorder:
-        """A watcher that writes events and evaluations, continuing from a saved state."""
-        return Recorder(self.path, state)

@@ -391,7 +391,10 @@ def read_as(hint: Any, value: Any, where: str) -> Any:
         raise _wrong(value, where, words)
     if origin is Mapping:
         return {str(name): read_as(inner[1], each, f"{where}.{name}") for name, each in value.items()}
-    return value if origin is None else tuple(read_as(inner[0], v, f"{where}[{at}]") for at, v in enumerate(value))
+    if origin is None:
+        return value
+    items = (read_as(inner[0], each, f"{where}[{at}]") for at, each in enumerate(value))
+    return tuple(items) if origin is tuple else list(items)
 
 
 def _wrong(value: Any, where: str, expected: str) -> FolderError:

@@ -72,7 +72,7 @@ def drive(
     home = RunFolder(folder)
     saved = home.restore(World, device)
     world, extra = saved if saved else (None, None)
-    recorder = home.recorder(extra["record"] if extra else None)
+    recorder = Recorder(home.path, extra["record"] if extra else None)
     simulation = make([recorder], world)
     worked = float(extra["worked"]) if extra else 0.0
     began = looked = time.perf_counter()
