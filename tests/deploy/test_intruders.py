@@ -123,16 +123,16 @@ def test_a_client_reaches_neither_another_s_subjects_nor_the_server_s(tmp_path: 
             "charter",
             "r1.beat.alice",
         ):
-            mallory.denied = ""
+            mallory.trouble = ""
             await mallory.say(subject, bye)
-            await until(lambda: "permissions violation" in mallory.denied)
+            await until(lambda: "permissions violation" in mallory.trouble)
         for subject in ("r1.assignment.alice", "r1.up.alice", "r1.log", ">"):
-            mallory.denied = ""
+            mallory.trouble = ""
             await mallory.client.subscribe(f"{mallory.root}.{subject}")
-            await until(lambda: "permissions violation" in mallory.denied)
-        mallory.denied = ""
+            await until(lambda: "permissions violation" in mallory.trouble)
+        mallory.trouble = ""
         await mallory.client.publish(f"$JS.API.STREAM.DELETE.{mallory.stream('r1', 'log')}")
-        await until(lambda: "permissions violation" in mallory.denied)
+        await until(lambda: "permissions violation" in mallory.trouble)
         assert run_server.ledger.position == 0
 
     staged(tmp_path, act)

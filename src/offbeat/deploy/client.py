@@ -65,6 +65,7 @@ class RunClient:
         self.party, self.link = party, link
         self.disk = Disk(folder, party.run)
         self.seal = Seal(link.creds)
+        self.stream, self.mirrors = link.stream(party.run, "assignment"), f"{party.run}.mirror.{party.client}"
         firsts = [local.remember(p.initial().cpu()) for local, p in zip(party.locals, party.problems, strict=True)]
         self.core = ClientCore(
             party.run, party.client, firsts, lambda: secrets.token_hex(8), retry=retry, beat=beat, dtype=party.dtype
@@ -85,10 +86,9 @@ class RunClient:
 
     async def run(self) -> str:
         """Take part until the run is over; gives an error, or nothing if all went well."""
-        run, name = self.party.run, self.party.client
         try:
             await self._do(self.core.start(self.disk.read(), time.monotonic()))
-            await self.link.listen(f"{run}.assignment.{name}", self._assignment)
+            await self.link.listen(f"{self.party.run}.assignment.{self.party.client}", self._assignment)
             self.link.reconnected.append(self._look)
             await self._look()
             while self.ended is None:
@@ -145,8 +145,7 @@ class RunClient:
     async def _look(self) -> None:
         """Read the assignment that the broker has: what was said while we were away."""
         with contextlib.suppress(*FAILURES):
-            run = self.party.run
-            found = await self.link.last(self.link.stream(run, "assignment"), f"{run}.assignment.{self.party.client}")
+            found = await self.link.last(self.stream, f"{self.party.run}.assignment.{self.party.client}")
             if found is not None:
                 await self._assignment("", found[1])
 
@@ -163,7 +162,8 @@ class RunClient:
 
         async def do() -> None:
             try:
-                await action()
+                with contextlib.suppress(*FAILURES):
+                    await action()
             finally:
                 self.under_way.discard(what)
 
@@ -189,8 +189,8 @@ class RunClient:
                     self._once(f"recover {nonce}", partial(self._recover, nonce))
                 case effects.Fetch(digest):
                     self._once(f"fetch {digest}", partial(self._fetch, digest))
-                case effects.Train(job, payload, memory):
-                    self._train(job, payload, memory)
+                case effects.Train():
+                    self._train(effect)
                 case effects.Interrupt(keep):
                     self._stop_training(keep)
                 case effects.Judge(number, task, payload):
@@ -205,65 +205,58 @@ class RunClient:
 
     async def _tell_large(self, data: bytes, name: str) -> None:
         """In pieces if need be; what the broker has is not sent again after a broken connection."""
-        with contextlib.suppress(*FAILURES):
-            run, client = self.party.run, self.party.client
-            if len(data) > self.link.piece:
-                digest = wire.digest(data)
-                if self.stored[0] != digest:
-                    self.stored = digest, set()
-                count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True, done=self.stored[1])
-                data = wire.say(wire.Parted(run, client, digest, count, len(data)))
-            await self.link.say(f"{run}.up.{client}", data, name)
-            await self.link.client.flush(60)  # not again while it is on its way
+        run, client = self.party.run, self.party.client
+        if len(data) > self.link.piece:
+            digest = wire.digest(data)
+            if self.stored[0] != digest:
+                self.stored = digest, set()
+            count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True, done=self.stored[1])
+            data = wire.say(wire.Parted(run, client, digest, count, len(data)))
+        await self.link.say(f"{run}.up.{client}", data, name)
+        await self.link.client.flush(60)  # not again while it is on its way
 
     async def _mirror(self, nonce: str, data: bytes) -> None:
         """Leave a sealed copy; the broker compares and sets, so that a copy that was overtaken does not overwrite."""
-        with contextlib.suppress(*FAILURES):
-            run, client = self.party.run, self.party.client
-            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "assignment")
-            if nonce not in self.mirror_at:
-                found = await self.link.last(stream, f"{subject}.head")
-                self.mirror_at[nonce] = (found[0] if found else 0, 0)
-            at, slot = self.mirror_at.pop(nonce)  # looked up again if this fails
-            sealed = self.seal.close(data, f"{run} {nonce}")
-            header: dict[str, Any] = {"run": run, "slot": 0, "count": 0, "name": ""}
-            parts: dict[str, bytes] = {"sealed": sealed}
-            if len(sealed) > self.link.piece:
-                slot = 1 - slot
-                count = await self.link.put(f"{subject}.{slot}", sealed)
-                header |= {"slot": slot, "count": count, "name": wire.digest(sealed)}
-                parts = {}
-            at = await self.link.store(f"{subject}.head", wire.pack("mirror", header, parts), expect=at)
-            self.mirror_at[nonce] = (at, slot)
-            self.queue.put_nowait(lambda core, now: core.mirrored(data, now))
+        run, subject = self.party.run, f"{self.mirrors}.{nonce}"
+        if nonce not in self.mirror_at:
+            found = await self.link.last(self.stream, f"{subject}.head")
+            self.mirror_at[nonce] = (found[0] if found else 0, 0)
+        at, slot = self.mirror_at.pop(nonce)  # looked up again if this fails
+        sealed = self.seal.close(data, f"{run} {nonce}")
+        header: dict[str, Any] = {"run": run, "slot": 0, "count": 0, "name": ""}
+        parts: dict[str, bytes] = {"sealed": sealed}
+        if len(sealed) > self.link.piece:
+            slot = 1 - slot
+            count = await self.link.put(f"{subject}.{slot}", sealed)
+            header |= {"slot": slot, "count": count, "name": wire.digest(sealed)}
+            parts = {}
+        at = await self.link.store(f"{subject}.head", wire.pack("mirror", header, parts), expect=at)
+        self.mirror_at[nonce] = (at, slot)
+        self.queue.put_nowait(lambda core, now: core.mirrored(data, now))
 
     async def _recover(self, nonce: str) -> None:
-        with contextlib.suppress(*FAILURES):
-            run, client = self.party.run, self.party.client
-            subject, stream = f"{run}.mirror.{client}.{nonce}", self.link.stream(run, "assignment")
-            found = await self.link.last(stream, f"{subject}.head")
-            sealed = None
-            if found is not None:
-                message = wire.unpack(found[1])
-                if "sealed" in message.parts:
-                    sealed = bytes(message.parts["sealed"][1])
-                else:
-                    h = message.header
-                    sealed = await self.link.get(stream, f"{subject}.{int(h['slot'])}", int(h["count"]), str(h["name"]))
-            data = self.seal.open(sealed, f"{run} {nonce}") if sealed is not None else None
-            self.queue.put_nowait(lambda core, now: core.recovered(data, now))
+        subject, sealed = f"{self.mirrors}.{nonce}", None
+        found = await self.link.last(self.stream, f"{subject}.head")
+        if found is not None:
+            message = wire.unpack(found[1])
+            if "sealed" in message.parts:
+                sealed = bytes(message.parts["sealed"][1])
+            else:
+                slot, count, name = (message.header[key] for key in ("slot", "count", "name"))
+                sealed = await self.link.get(self.stream, f"{subject}.{int(slot)}", int(count), str(name))
+        data = self.seal.open(sealed, f"{self.party.run} {nonce}") if sealed is not None else None
+        self.queue.put_nowait(lambda core, now: core.recovered(data, now))
 
     async def _fetch(self, digest: str) -> None:
         """A large model. Of a cluster's brokers, one that lags behind may answer: so not at once is not never."""
-        with contextlib.suppress(*FAILURES):
-            run, began, data = self.party.run, time.monotonic(), None
-            for wait in (0.1, 0.4, 1.5, 0.0):
-                data = await self.link.get(self.link.stream(run, "model"), f"{run}.model.{digest}", None, digest)
-                if data is not None:
-                    break
-                await asyncio.sleep(wait)
-            self.fetching[digest] = time.monotonic() - began
-            self.queue.put_nowait(lambda core, now: core.fetched(digest, data, now))
+        run, began, data = self.party.run, time.monotonic(), None
+        for wait in (0.1, 0.4, 1.5, 0.0):
+            data = await self.link.get(self.link.stream(run, "model"), f"{run}.model.{digest}", None, digest)
+            if data is not None:
+                break
+            await asyncio.sleep(wait)
+        self.fetching[digest] = time.monotonic() - began
+        self.queue.put_nowait(lambda core, now: core.fetched(digest, data, now))
 
     async def _judge(self, number: int, task: int, payload: Payload) -> None:
         right, total, loss = 0, 0, 0.0
@@ -273,12 +266,13 @@ class RunClient:
 
     # Training, in a thread, a step at a time
 
-    def _train(self, job: Job, payload: Payload, memory: Payload) -> None:
+    def _train(self, train: effects.Train) -> None:
         self._stop_training(False)
         self.halt, self.keep = threading.Event(), False
         self.jobs += 1
+        job = train.job
         waited = max(0.0, time.monotonic() - self.first_seen.pop(job.id, time.monotonic()))
-        work = (asyncio.get_running_loop(), self.halt, job, payload, memory, waited)
+        work = (asyncio.get_running_loop(), self.halt, train, waited)
         if self.party.clock is None and not job.hold and self.spent.get(job.task, 1.0) < QUICK:
             self._work(*work)
         else:
@@ -292,39 +286,32 @@ class RunClient:
                 self.halt = None
 
     def _work(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        halt: threading.Event,
-        job: Job,
-        payload: Payload,
-        memory: Payload,
-        waited: float,
+        self, loop: asyncio.AbstractEventLoop, halt: threading.Event, train: effects.Train, waited: float
     ) -> None:
+        job = train.job
+
         def say(heard: Callable[[ClientCore, float], list[Effect]]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is gone: so are we
                 loop.call_soon_threadsafe(self.queue.put_nowait, heard)
 
         try:
-            done = self._trained(halt, job, payload, memory, waited)
-        except DivergedError as error:
-            reason = str(error)
-            say(lambda core, now: core.failed(job, reason, now))
+            done = self._trained(halt, train, waited)
         except Exception as error:  # a client's failure is a lost job, never a crash
-            log.exception("%s: job %d failed", self.party.client, job.id)
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error)
+            if not isinstance(error, DivergedError):
+                log.exception("%s: job %d failed", self.party.client, job.id)
+                reason = f"{type(error).__name__}: {error}"
             say(lambda core, now: core.failed(job, reason, now))
         else:
             if done is not None:
                 say(lambda core, now: core.done(done, now))
 
-    def _trained(
-        self, halt: threading.Event, job: Job, payload: Payload, memory: Payload, waited: float
-    ) -> Done | None:
-        party = self.party
+    def _trained(self, halt: threading.Event, train: effects.Train, waited: float) -> Done | None:
+        party, job = self.party, train.job
         download, compute, upload = self._pace(job)
         halt.wait(download)
         began = stepped = time.monotonic()
-        training = Training(party.problems[job.task], party.locals[job.task], job, payload, memory, party.seed)
+        training = Training(party.problems[job.task], party.locals[job.task], *train, party.seed)
         more = job.steps > 0
         while more and not halt.is_set():
             until = began + compute * (training.steps + 1) / job.steps

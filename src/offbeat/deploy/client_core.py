@@ -116,11 +116,8 @@ class ClientCore:
         if not self.recovering or assignment is None:
             return []
         self.recovering = False
-        try:
-            found = None if data is None else read_client_state(data)
-        except RefusedError:
-            found = None
-        if found is None or (found.run, found.client) != (self.run, self.client):
+        found = self._left(data)
+        if found is None:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != assignment.nonce:
             return self._move(assignment)  # another copy was let in meanwhile: look again
@@ -225,19 +222,14 @@ class ClientCore:
         """Take in what the newest assignment says."""
         if self.over or self.recovering or self.comparing:
             return []
-        if (
-            assignment.turned_away[1] == "retired"
-            and self.state is not None
-            and assignment.turned_away[0] == self.state.nonce
-        ):
+        if self.state is not None and assignment.turned_away == (self.state.nonce, "retired"):
             return self._exit("this client was retired")
         if self.state is None:
             return self._first(assignment)
         before = self.state
-        mine = (assignment.epoch, assignment.nonce) == (before.epoch, before.nonce)
-        if before.accepted and not mine and assignment.epoch >= before.epoch:
-            return self._exit("fenced: another copy of this client has taken over")
-        if not before.accepted and not mine and assignment.epoch >= before.epoch:
+        if assignment.epoch >= before.epoch and not before.named_by(assignment):
+            if before.accepted:
+                return self._exit("fenced: another copy of this client has taken over")
             return self._first(assignment)  # somebody was faster; ask again, with a larger epoch
         after = before.after(assignment)
         if after.settled > assignment.last:
@@ -260,9 +252,8 @@ class ClientCore:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
             return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
         if not self.remembers:
-            return self._renew(
-                ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last), assignment
-            )
+            state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
+            return self._renew(state, assignment)
         return self._recover(assignment)
 
     def _compare(self, mine: ClientState) -> list[Effect]:
@@ -273,19 +264,21 @@ class ClientCore:
     def _compared(self, mine: ClientState, data: bytes | None) -> list[Effect]:
         self.comparing = False
         wants = list[Effect]()
-        try:
-            left = None if data is None else read_client_state(data)
-        except RefusedError:
-            left = None
-        if left is not None and (left.run, left.client, left.nonce) == (mine.run, mine.client, mine.nonce):
-            if (left.seq, left.settled) > (mine.seq, mine.settled) and data is not None:
-                self.state = left
-                wants.append(effects.Save(data))
-        else:
-            left = None
-        if left is None or (left.seq, left.settled) < (mine.seq, mine.settled):
+        left = self._left(data)
+        if left is None or left.nonce != mine.nonce or (left.seq, left.settled) < (mine.seq, mine.settled):
             self.mirror_of = write_client_state(mine)
+        elif data is not None and (left.seq, left.settled) > (mine.seq, mine.settled):
+            self.state = left
+            wants.append(effects.Save(data))
         return [*wants, *(self._move(self.assignment) if self.assignment is not None else [])]
+
+    def _left(self, data: bytes | None) -> ClientState | None:
+        """What was left with the broker, if it is a state of this client in this run."""
+        try:
+            found = None if data is None else read_client_state(data)
+        except RefusedError:
+            return None
+        return found if found is not None and (found.run, found.client) == (self.run, self.client) else None
 
     def _recover(self, assignment: Assignment) -> list[Effect]:
         self.recovering, self.asked = True, self.now
@@ -294,10 +287,8 @@ class ClientCore:
     def _renew(self, state: ClientState, assignment: Assignment) -> list[Effect]:
         """Come back under a new name and with a larger epoch."""
         self._forget_work()
-        fresh = self.fresh()
-        return self._keep(
-            replace(state, epoch=assignment.epoch + 1, nonce=fresh, accepted=False, seq=0, settled=assignment.last)
-        )
+        epoch, last = assignment.epoch + 1, assignment.last
+        return self._keep(replace(state, epoch=epoch, nonce=self.fresh(), accepted=False, seq=0, settled=last))
 
     def _forget_work(self) -> None:
         self.kept, self.current, self.interrupted = {}, None, False
@@ -320,7 +311,7 @@ class ClientCore:
             self.told = self.now
             return [effects.Mirror(state.nonce, self.mirror_of)]
         wants: list[Effect] = []
-        mine = (assignment.epoch, assignment.nonce) == (state.epoch, state.nonce)
+        mine = state.named_by(assignment)
         if not mine or not assignment.present:
             if assignment.stopped and state.pending is None:
                 return []
@@ -362,16 +353,9 @@ class ClientCore:
     def _work(self) -> list[Effect]:
         """Go on with the assignment."""
         state, assignment = self.state, self.assignment
-        if (
-            self.over
-            or state is None
-            or assignment is None
-            or not state.accepted
-            or not assignment.present
-            or assignment.stopped
-        ):
+        if self.over or self.recovering or self.comparing or state is None or assignment is None:
             return []
-        if (assignment.epoch, assignment.nonce) != (state.epoch, state.nonce) or self.recovering or self.comparing:
+        if not state.accepted or not state.named_by(assignment) or not assignment.present or assignment.stopped:
             return []
         return [*self._evaluate(assignment), *self._go_on(assignment, state)]
 

@@ -56,13 +56,17 @@ class ClientState:
             if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: pending.memory}
             return replace(self, memory=memory, pending=None, settled=assignment.last)
-        if (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce):
+        if self.named_by(assignment):
             # we were let in: what an earlier epoch had on its way is fenced for good
             if pending is not None and pending.epoch < self.epoch:
                 pending = None
             settled = assignment.last if assignment.seq == 0 and self.settled[0] < self.epoch else self.settled
             return replace(self, accepted=True, pending=pending, settled=settled)
         return self
+
+    def named_by(self, assignment: Assignment) -> bool:
+        """Whether this assignment is for this copy of the client, and not for one before or after it."""
+        return (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce)
 
     def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""

@@ -143,13 +143,7 @@ def init(
     ca = _certificates(folder, ["localhost", "127.0.0.1", *hosts]) if tls else ""
     server = new_creds(federation, "", ca)
     _write_private(folder / SERVER, json.dumps(asdict(server), indent=1))
-    made = {client: new_creds(federation, client, ca) for client in clients}
-    for client, creds in made.items():
-        _write_private(folder / f"{client}.creds", json.dumps(asdict(creds), indent=1))
-    roster = Roster(federation, server.public, {client: creds.public for client, creds in made.items()})
-    (folder / ROSTER).write_text(json.dumps(asdict(roster), indent=1), encoding="utf-8")
-    (folder / BROKER).write_text(configuration(roster, folder if tls else None, port), encoding="utf-8")
-    return roster
+    return _give(folder, Roster(federation, server.public, {}), clients, port)
 
 
 def add(folder: Path, clients: Sequence[str], port: int | None = None) -> Roster:

@@ -310,11 +310,8 @@ async def whole(link: Link, plan: Plan, entry: LogEntry) -> LogEntry:
     """A large update lies beside the log in pieces: put it together. What does not fit stays as it came."""
     try:
         message = wire.unpack(entry.data, plan.limits.size) if len(entry.data) < 4096 else None
-    except RefusedError:
-        return entry
-    if message is None or message.kind != "parted" or entry.sender not in plan.roster:
-        return entry
-    try:
+        if message is None or message.kind != "parted" or entry.sender not in plan.roster:
+            return entry
         parted = wire.read(wire.Parted, message.header)
     except RefusedError:
         return entry
