@@ -28,7 +28,7 @@ def schema() -> Draft4Validator:
 
 
 def test_every_experiment_of_the_repository_is_accepted(schema: Draft4Validator) -> None:
-    tables = [table for name in names() for table in load(name, "full").experiments.values()]
+    tables = [table for name in names() for table in load(name, "full").experiment.values()]
     tables += [tomllib.loads(path.read_text()) for path in ROOT.glob("experiments/*.toml")]
     for table in [*tables, DEMO]:
         assert [error.message for error in schema.iter_errors(table)] == []

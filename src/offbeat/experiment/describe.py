@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from offbeat.core import names
-from offbeat.core.errors import DataError, SettingError, at_least, share
+from offbeat.core.errors import Checked, Count, DataError, SettingError, Share, at_least
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
@@ -24,32 +24,25 @@ from offbeat.problems.supervised import Supervised
 
 
 @dataclass(frozen=True)
-class Clients:
+class Clients(Checked):
     """The clients that several tasks share.
 
     count: how many.
     available: share of them that takes new work at any time, redrawn independently of the past.
     """
 
-    count: int
-    available: float = 1.0
-
-    def __post_init__(self) -> None:
-        at_least(1, count=self.count)
-        share(available=self.available)
+    count: Count
+    available: Share = 1.0
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Checked):
     """When a task is done.
 
     accuracy: on the test data, in (0, 1].
     """
 
-    accuracy: float
-
-    def __post_init__(self) -> None:
-        share(accuracy=self.accuracy)
+    accuracy: Share
 
 
 # Something to be called later, with its options
@@ -103,7 +96,7 @@ class ProblemTable(Protocol):
 
 
 @dataclass(frozen=True)
-class SupervisedTable:
+class SupervisedTable(Checked):
     """A data set split over clients, and a model for it.
 
     data: a data set by name, or `package.module:function` that returns an `offbeat.data.Dataset`.
@@ -116,15 +109,12 @@ class SupervisedTable:
     """
 
     data: NamedFactory = field(metadata=_choice(Dataset, "a data set"))
-    clients: int
+    clients: Count
     model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
     split: Split = field(default_factory=IID)
     l2: float = 0.0
     weighted: bool = False
     inputs: Literal["unit", "signed", "standard"] = "unit"
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients)
 
     def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
         return Supervised.split(
@@ -154,7 +144,7 @@ class QuadraticTable:
 
 
 @dataclass(frozen=True)
-class ClientDataTable:
+class ClientDataTable(Checked):
     """Data that the clients of a real run bring themselves.
 
     clients: how many.
@@ -164,16 +154,11 @@ class ClientDataTable:
     l2: weight of the regulariser, l2/2·|w|².
     """
 
-    clients: int
-    shape: tuple[int, ...]
-    classes: int
+    clients: Count
+    shape: tuple[Count, ...]
+    classes: Count
     model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
     l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, classes=self.classes)
-        if not self.shape or min(self.shape) < 1:
-            raise SettingError(f"shape = {list(self.shape)}: must be positive numbers")
 
     def module(self, seed: int) -> nn.Module:
         """The model, with its first parameters."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offbeat.core import names
 from offbeat.core.course import Until
-from offbeat.core.errors import SettingError, at_least, positive
+from offbeat.core.errors import Checked, Count, Positive, SettingError
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.experiment import catalogue, schema
@@ -177,7 +177,7 @@ def _task(name: str, table: Any, clients: int) -> Task:
 
 
 @dataclass(frozen=True, repr=False)
-class Experiment:
+class Experiment(Checked):
     """A checked experiment; `Experiment.parse` makes one from a table, `offbeat.load` from a file.
 
     problem: what is trained: data, clients, split, model.
@@ -206,18 +206,18 @@ class Experiment:
     clients: Clients | None = None
     task: Mapping[str, Any] = field(default_factory=dict, metadata={"read": read_tasks, "schema": describe_tasks})
     seed: int = 0
-    trials: int = 1
+    trials: Count = 1
     until: Until = field(default_factory=lambda: Until(time=10.0))
     evaluate: Evaluate = field(default_factory=Evaluate)
     executor: Literal["auto", "serial", "batched", "processes", "ray"] = "auto"
-    workers: int | None = None
+    workers: Count | None = None
     ray: str | None = None
     device: str = "cpu"
     precision: Literal["single", "tf32"] = "single"
-    memory: float | None = None
+    memory: Positive | None = None
     theory: bool = False
     trackers: Trackers = field(default_factory=Trackers)
-    threads: int | None = None
+    threads: Count | None = None
     table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
 
     @classmethod
@@ -234,8 +234,7 @@ class Experiment:
         return made
 
     def __post_init__(self) -> None:
-        at_least(1, trials=self.trials, threads=self.threads, workers=self.workers)
-        positive(memory=self.memory)
+        super().__post_init__()
         if self.precision == "tf32" and not self.device.startswith("cuda"):
             raise SettingError('precision = "tf32" is for GPUs: set device = "cuda", or leave it out')
         if self.ray is not None and self.executor != "ray":

@@ -52,45 +52,40 @@ def create_by_hand(out: Path | str, settings: Mapping[str, Any]) -> Path:
 
 def open_by_hand(folder: Path) -> Mapping[str, Any] | None:
     """What a folder keeps of objects that were made by hand; None for any other."""
-    found = _saved(folder / EXPERIMENT)["by_hand"]
-    return found if isinstance(found, dict) else None
+    return _saved(folder, "by_hand") or None
 
 
 def open_experiment(folder: Path) -> Experiment:
     """The experiment that an existing folder was made for."""
+    names.search(*_saved(folder, "modules", list))
+    return Experiment.parse(_saved(folder, "experiment"))
+
+
+def open_sweep(folder: Path) -> dict[str, Any] | None:
+    """The [sweep] table and options of a folder that was made for a sweep; None for any other."""
+    return _saved(folder, "sweep") or None
+
+
+def changes(folder: Path) -> list[str]:
+    """Versions that a result may depend on and that are not those the folder was made with."""
+    before, now = _saved(folder, "versions"), versions()
+    return [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
+
+
+def _saved(folder: Path, name: str, kind: type[Any] = dict) -> Any:
+    """A part of what the folder was made with, empty where it has none."""
     path = folder / EXPERIMENT
     if not path.is_file():
         raise FolderError(
             f"{folder} is not a run folder: it has no {EXPERIMENT}; `offbeat run --out {folder}` makes one"
         )
-    saved = _saved(path)
-    names.search(*saved["modules"])
-    return Experiment.parse(saved["experiment"])
-
-
-def open_sweep(folder: Path) -> dict[str, Any] | None:
-    """The [sweep] table and options of a folder that was made for a sweep; None for any other."""
-    try:
-        found = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8")).get("sweep")
-    except (OSError, ValueError, AttributeError):
-        return None  # `open_experiment` says what is wrong
-    return dict(found) if found else None
-
-
-def changes(folder: Path) -> list[str]:
-    """Versions that a result may depend on and that are not those the folder was made with."""
-    before, now = _saved(folder / EXPERIMENT)["versions"], versions()
-    return [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
-
-
-def _saved(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        modules = [str(folder) for folder in content.get("modules", ())]
-        tables = {name: dict(content[name]) for name in ("experiment", "versions")}
-        return {**tables, "modules": modules, "by_hand": content.get("by_hand")}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise FolderError(f"{path} is damaged; start the experiment anew in another folder") from None
+        if {"experiment", "versions"} <= set(content):
+            return kind(content.get(name) or ())
+    except (OSError, ValueError, TypeError, AttributeError):
+        pass
+    raise FolderError(f"{path} is damaged; start the experiment anew in another folder")
 
 
 def write_report(folder: Path, experiment: Experiment, table: str, errors: Sequence[str]) -> None:

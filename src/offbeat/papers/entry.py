@@ -167,7 +167,7 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Change:
+class ExperimentChange:
     """How one experiment differs from another.
 
     keep: labels of the algorithms that remain; none: all.   set: overrides.   sweep: values of axes.
@@ -204,7 +204,7 @@ class Quick:
     says: str = ""
     comparable: bool = False
     skip: Sequence[str] = ()
-    all: Change = Change()
+    all: ExperimentChange = ExperimentChange()
     quantity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -267,8 +267,10 @@ def _whole(table: dict[str, Any]) -> dict[str, Any]:
         return table
     other = read_table(_HERE / f"{table['like']}.toml")
     taken = ("experiment", "axis", "quantity", "paper", "events", "notes", "reason")
-    changes = schema.read(Mapping[str, Change], table.get("change", {}), "change")
-    experiments = {name: changes.get(name, Change()).apply(each) for name, each in other["experiment"].items()}
+    changes = schema.read(Mapping[str, ExperimentChange], table.get("change", {}), "change")
+    experiments = {
+        name: changes.get(name, ExperimentChange()).apply(each) for name, each in other["experiment"].items()
+    }
     return {
         **{key: other[key] for key in taken if key in other},
         **{key: value for key, value in table.items() if key not in ("like", "change")},
@@ -285,7 +287,9 @@ def read(name: str, table: Mapping[str, Any], scale: str = "full") -> PaperEntry
     smaller: Mapping[str, Any] = table.get("quick", {}) if scale == "quick" else {}
     general = {key: each for key, each in smaller.items() if key in vars(Quick())}
     quick: Quick = schema.build(Quick, general, f"{where}.quick")
-    changes = {k: schema.build(Change, each, f"{where}.quick.{k}") for k, each in smaller.items() if k not in general}
+    changes = {
+        k: schema.build(ExperimentChange, each, f"{where}.quick.{k}") for k, each in smaller.items() if k not in general
+    }
     for key in (*changes, *quick.skip):
         _check(key, every, f"{where}.quick")
     quantities = dict(entry.quantity)
@@ -294,7 +298,7 @@ def read(name: str, table: Mapping[str, Any], scale: str = "full") -> PaperEntry
         quantities[key] = schema.build(Quantity, {**table["quantity"][key], **change}, f"{where}.quantity.{key}")
     lines = [_line(entry, each, f"{where}.lines[{at}]", every) for at, each in enumerate(table["lines"])]
     experiments = {
-        key: _copied(changes.get(key, Change()).apply(quick.all.apply(every[key])))
+        key: _copied(changes.get(key, ExperimentChange()).apply(quick.all.apply(every[key])))
         for key in dict.fromkeys(line.experiment for line in lines)
         if key not in quick.skip
     }
@@ -318,7 +322,7 @@ def _like(experiments: Mapping[str, Any], name: str, where: str) -> dict[str, An
         return table
     other = table.pop("like")
     _check(other, experiments, f"{place}.like")
-    change: Change = schema.build(Change, table, place)
+    change: ExperimentChange = schema.build(ExperimentChange, table, place)
     return change.apply(_like(experiments, other, where))
 
 

@@ -34,7 +34,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimVerdict:
     """A claim as in the file."""
 
     claim: str
@@ -57,7 +57,7 @@ class PaperComparison:
     notes: Sequence[str]
     seeds: Mapping[str, Any]
     cells: Sequence[Compared]
-    claims: Sequence[Judged]
+    claims: Sequence[ClaimVerdict]
     stopped: str = ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offbeat.core.course import Until
-from offbeat.core.errors import SettingError, at_least, positive, share
+from offbeat.core.errors import Checked, Count, Positive, SettingError, Share, share
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -20,7 +20,7 @@ from offbeat.timing.base import Timing
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Checked):
     """When models are evaluated, and on what.
 
     every: virtual time between two evaluations.
@@ -29,14 +29,13 @@ class Evaluate:
     personal: also evaluate the clients' own models.
     """
 
-    every: float = 1.0
-    targets: tuple[float, ...] | None = None
-    samples: int | None = None
+    every: Positive = 1.0
+    targets: tuple[Share, ...] | None = None
+    samples: Count | None = None
     personal: Personal | None = None
 
     def __post_init__(self) -> None:
-        positive(every=self.every)
-        at_least(1, samples=self.samples)
+        super().__post_init__()
         for target in self.targets or ():
             share(targets=target)
 
