@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import Flow
 from offbeat.core.errors import Count
 from offbeat.core.events import Update
 from offbeat.core.local import Local
-from offbeat.core.server import Commands, Model, View
-from offbeat.core.vectors import Vector
+from offbeat.core.server import Commands, View
 from offbeat.local.reached import Reached
 
 
@@ -27,14 +24,12 @@ class AsFedAvg(Flow[BuffState]):
 
     size: Count | Criterion = 4
 
+    state = BuffState
     reads: ClassVar[tuple[str, ...]] = ("model",)
     own_size: ClassVar[bool] = True
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)
-
-    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
-        return BuffState(Model(models[0]), Buffer())
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from super().started(state, view)

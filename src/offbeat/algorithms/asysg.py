@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import Flow
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
-from offbeat.core.server import Commands, Model, View
-from offbeat.core.vectors import Vector
+from offbeat.core.server import Commands, View
 
 
 @dataclass(frozen=True)
@@ -30,10 +27,8 @@ class AsySG(Flow[BuffState]):
     lr: Positive = 0.1
     cap: Positive | None = None
 
+    state = BuffState
     reads: ClassVar[tuple[str, ...]] = ("gradient",)
-
-    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
-        return BuffState(Model(models[0]), Buffer())
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
         staleness = state.model.version - update.job.version

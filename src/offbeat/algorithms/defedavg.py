@@ -6,8 +6,7 @@ results travel while they train on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from offbeat.algorithms.buffer import Buffer
@@ -15,16 +14,17 @@ from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Job, Recall, Update
-from offbeat.core.server import Commands, Model, Server, View
-from offbeat.core.vectors import Vector
+from offbeat.core.server import Commands, Server, View
 
 Renew = Literal["always", "drawn"]
 
 
 @dataclass
 class DeFedAvgState(OneModel):
-    buffer: Buffer
-    drawn: dict[int, int]  # this round's clients that have not answered, and how often each was drawn
+    buffer: Buffer = field(default_factory=Buffer)
+    drawn: dict[int, int] = field(
+        default_factory=dict
+    )  # this round's clients that have not answered, and how often each was drawn
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class DeFedAvg(Server[DeFedAvgState]):
     lr: Positive = 1.0
     renew: Renew = "always"
 
-    def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgState:
-        return DeFedAvgState(Model(models[0]), Buffer(), {})
+    state = DeFedAvgState
 
     def started(self, state: DeFedAvgState, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
@@ -102,8 +101,7 @@ class DeFedAvgIID(Server[BuffState]):
     size: Count = 10
     lr: Positive = 1.0
 
-    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
-        return BuffState(Model(models[0]), Buffer())
+    state = BuffState
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
@@ -10,7 +9,7 @@ from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Alarm, Job, Recall, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.server import Commands, Server, View
 from offbeat.core.vectors import Payload, Vector
 
 Normalise = Literal["expected", "stochastic", "none"]
@@ -126,13 +125,11 @@ class Favano(Interrupting[FavanoState]):
 
     normalise: Normalise = "expected"
 
+    state = FavanoState
     reads: ClassVar[tuple[str, ...]] = ("start", "delta")
 
     def pair(self, local: Local) -> Local:
         return Progress.around(local)
-
-    def begin(self, models: Sequence[Vector], view: View) -> FavanoState:
-        return FavanoState(Model(models[0]))
 
     def given(self, state: FavanoState, update: Update) -> Vector:
         q = update.job.steps

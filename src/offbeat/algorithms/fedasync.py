@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,8 +10,7 @@ from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import Positive, Share
 from offbeat.core.events import Update
 from offbeat.core.local import Local
-from offbeat.core.server import Commands, Model, View
-from offbeat.core.vectors import Vector
+from offbeat.core.server import Commands, View
 from offbeat.local.reached import Reached
 
 
@@ -28,9 +26,6 @@ class FedAsync(Flow[OneModel]):
 
     lr: Positive = 1.0
     weight: Staleness = field(default_factory=Equal)
-
-    def begin(self, models: Sequence[Vector], view: View) -> OneModel:
-        return OneModel(Model(models[0]))
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
         staleness = state.model.version - update.job.version
@@ -55,9 +50,6 @@ class FedAsyncMixing(Flow[OneModel]):
 
     def pair(self, local: Local) -> Local:
         return Reached.around(local)
-
-    def begin(self, models: Sequence[Vector], view: View) -> OneModel:
-        return OneModel(Model(models[0]))
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
         a = self.mixing * self.weight(state.model.version - update.job.version)

@@ -10,13 +10,13 @@ from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.flow import OneModel
 from offbeat.core.errors import Count, Positive, SettingError
 from offbeat.core.events import Job, Send, Update
-from offbeat.core.server import Commands, Model, Server, View
-from offbeat.core.vectors import Payload, Vector
+from offbeat.core.server import Commands, Server, View
+from offbeat.core.vectors import Payload
 
 
 @dataclass
 class RoundState(OneModel):
-    buffer: Buffer
+    buffer: Buffer = field(default_factory=Buffer)
     out: int = 0  # jobs of this round on their way
     asked: list[int] = field(default_factory=list)  # clients of this round
 
@@ -105,5 +105,4 @@ class FedAvg(Rounds[RoundState]):
     w ← w − lr · mean of the deltas of the round's clients.
     """
 
-    def begin(self, models: Sequence[Vector], view: View) -> RoundState:
-        return RoundState(Model(models[0]), Buffer())
+    state = RoundState

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from offbeat.algorithms.buffer import Buffer
@@ -11,13 +10,12 @@ from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
-from offbeat.core.server import Commands, Model, View
-from offbeat.core.vectors import Vector
+from offbeat.core.server import Commands, View
 
 
 @dataclass
 class BuffState(OneModel):
-    buffer: Buffer
+    buffer: Buffer = field(default_factory=Buffer)
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,7 @@ class FedBuff(Flow[BuffState]):
     lr: Positive = 1.0
     weight: Staleness = field(default_factory=Equal)
 
-    def begin(self, models: Sequence[Vector], view: View) -> BuffState:
-        return BuffState(Model(models[0]), Buffer())
+    state = BuffState
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from super().started(state, view)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from offbeat.core.errors import Count
 from offbeat.core.events import Job, Send
@@ -38,6 +38,7 @@ class Flow(Server[S]):
     """
 
     concurrency: Count | None = field(default=None, kw_only=True)
+    state: ClassVar[type[Any]] = OneModel
     own_size: ClassVar[bool] = False  # under FedAST: keep `size` as it is instead of taking the task's b_m
 
     def started(self, state: S, view: View) -> Commands:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Commands, Model, View
+from offbeat.core.server import Commands, View
 from offbeat.core.vectors import Payload, Vector
 
 
@@ -54,9 +53,6 @@ class LocalOnly(Flow[OneModel]):
 
     def pair(self, local: Local) -> Local:
         return Apart.around(local)
-
-    def begin(self, models: Sequence[Vector], view: View) -> OneModel:
-        return OneModel(Model(models[0]))
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
         yield from self.next(state, update.job.client, view)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -12,7 +11,6 @@ from offbeat.algorithms.favano import InterruptedState, Interrupting
 from offbeat.core.errors import Count, SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Model, View
 from offbeat.core.vectors import Payload, Vector
 
 
@@ -78,8 +76,8 @@ class QuAFL(Interrupting[InterruptedState]):
 
     bits: Count = 8
 
+    state = InterruptedState
     reads: ClassVar[tuple[str, ...]] = ("model",)
-
     restarts = False
 
     def __post_init__(self) -> None:
@@ -90,9 +88,6 @@ class QuAFL(Interrupting[InterruptedState]):
     def pair(self, local: Local) -> Local:
         wrapped = Mixing.around(local)
         return replace(wrapped, sampled=self.sampled, bits=self.bits)
-
-    def begin(self, models: Sequence[Vector], view: View) -> InterruptedState:
-        return InterruptedState(Model(models[0]))
 
     def given(self, state: InterruptedState, update: Update) -> Vector:
         return update["model"]

@@ -58,7 +58,7 @@ class TaskRounds(Server[S]):
     shares: tuple[Positive, ...] = ()
     targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
     several: ClassVar[bool] = True
-    state: ClassVar[type[SyncState]] = SyncState
+    state: ClassVar[type[Any]] = SyncState
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def assign(self, state: S, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
@@ -81,8 +81,7 @@ class TaskRounds(Server[S]):
                 raise SettingError(f"{name} has {len(given)} values for {len(models)} tasks; give one for each")
         if self.sampled < len(models):
             raise SettingError(f"sampled = {self.sampled} for {len(models)} tasks: each needs at least one client")
-        kind: Any = self.state
-        state: S = kind([RoundTask(Model(model), Buffer()) for model in models])
+        state: S = self.state([RoundTask(Model(model), Buffer()) for model in models])
         return state
 
     def started(self, state: S, view: View) -> Commands:

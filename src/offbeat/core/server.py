@@ -120,6 +120,7 @@ class Server(Checked, Generic[S]):
 
     several: ClassVar[bool] = False  # whether it trains several tasks
     default_local: ClassVar[Local | None] = None  # the local trainer where none is given
+    state: ClassVar[type[Any]]  # the class of its state, unless it has a `begin` of its own
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -132,8 +133,9 @@ class Server(Checked, Generic[S]):
         return ("model",)
 
     def begin(self, models: Sequence[Vector], view: View) -> S:
-        """The state before the first event, given every task's initial model."""
-        raise NotImplementedError
+        """The state before the first event, given every task's initial model; by default `state` of the first."""
+        state: S = self.state(Model(models[0]))
+        return state
 
     def models(self, state: S) -> Sequence[Model]:
         """Every task's model, in the order of the tasks."""
