@@ -49,9 +49,9 @@ def path(words: list[str]) -> Counter[CodeType]:
 
 
 def main() -> None:
-    """Print the count, and the list with `-v`."""
+    """Print the count, and the list with `-v`; other words go to `offbeat run`."""
     with tempfile.TemporaryDirectory() as folder:
-        found = path(["run", "--out", f"{folder}/out"])
+        found = path(["run", "--out", f"{folder}/out", *(word for word in sys.argv[1:] if word != "-v")])
     files = Counter(code.co_filename.removeprefix(ROOT + "/") for code in found)
     print(f"{len(found)} functions in {len(files)} files")
     if "-v" in sys.argv:

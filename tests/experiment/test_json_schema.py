@@ -50,6 +50,8 @@ def test_the_users_own_names_are_accepted(schema: Draft4Validator) -> None:
     own = {"name": "mylab.smooth:Smooth", "keep": 0.5, "local": {"mylab.smooth:Normalised": {"lr": 0.01}}}
     table = {**DEMO, "algorithm": {"mine": own}, "timing": {"mylab.delays:Shifts": {"times": [1.0]}}}
     assert [error.message for error in schema.iter_errors(table)] == []
+    table = override(DEMO, {"problem.model": {"name": "mine:net", "width": 4}})
+    assert [error.message for error in schema.iter_errors(table)] == []
 
 
 def test_every_setting_has_its_text(schema: Draft4Validator) -> None:

@@ -177,9 +177,9 @@ def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items())
     print(f"versions {found['versions']}, staleness {found['staleness']:.2f}{', ' + metrics if metrics else ''}")
     for client in found["clients"]:
-        there = "there" if client["present"] else "away"
+        there = "online" if client["present"] else "offline"
         silent = "" if client["silent"] is None else f", heard {client['silent']:.1f} s ago"
-        print(f"  {client['name']}: {there}, {client['settled']} messages settled, {client['jobs']} jobs{silent}")
+        print(f"  {client['name']}: {there}, {client['settled']} messages processed, {client['jobs']} jobs{silent}")
     if found["refused"]:
         print("refused: " + ", ".join(f"{code} {count}" for code, count in found["refused"].items()))
 

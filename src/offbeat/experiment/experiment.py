@@ -118,10 +118,8 @@ def describe_algorithms(definitions: dict[str, Any]) -> dict[str, Any]:
     local = schema.json_schema(Local, definitions)
     common = {"name": {"type": "string"}, "label": {"type": "string"}, "local": local}
     tables: dict[str, Any] = {}
-    for name, found in names.members(Server).items():
-        recipe = found if isinstance(found, catalogue.Recipe) else None
-        if recipe is None:
-            continue
+    for name, found in names.loaded(Server).items():
+        recipe = found if isinstance(found, catalogue.Recipe) else catalogue.Recipe(found)
         made = schema.table_schema(schema.settings(recipe.server), definitions, schema.line(recipe))
         tables[name] = {**made, "properties": {**common, **made["properties"]}}
     every = {key: value for table in tables.values() for key, value in table["properties"].items()}

@@ -376,7 +376,8 @@ def one_of(base: Any, definitions: dict[str, Any]) -> dict[str, Any]:
                 known = properties.setdefault(setting.name, made)
                 properties[setting.name] = known if known == made else {"anyOf": [known, made]}
         properties |= {name: _json_behind(kind, definitions) for name, kind in members.items()}
-        definitions[key] = {"anyOf": [{"type": "string"}, {**_TABLE, "properties": properties, **_OWN}]}
+        own = {"type": "object", "properties": {"name": {"type": "string", "pattern": ".:."}}, "required": ["name"]}
+        definitions[key] = {"anyOf": [{"type": "string"}, {**_TABLE, "properties": properties, **_OWN}, own]}
     return {"$ref": f"#/definitions/{key}"}
 
 
