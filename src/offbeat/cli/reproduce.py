@@ -76,7 +76,8 @@ def _say(as_json: bool) -> Callable[[str], None]:
 
 def show(run: Callable[[], Reproduction], as_json: bool) -> None:
     """Print what came out; of one that the user stops, what is known so far."""
-    from offbeat.papers.reproduce import StoppedReproductionError, json_text
+    from offbeat.experiment.folder import json_text
+    from offbeat.papers.reproduce import StoppedReproductionError
 
     try:
         found = run()
@@ -98,8 +99,8 @@ def show(run: Callable[[], Reproduction], as_json: bool) -> None:
 
 
 def _list(as_json: bool) -> None:
+    from offbeat.experiment.folder import json_text
     from offbeat.papers import load, names
-    from offbeat.papers.reproduce import json_text
 
     entries = [load(name) for name in names()]
     if as_json:

@@ -20,16 +20,7 @@ from offbeat.experiment.session import Session
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.entry import PaperEntry, load
 from offbeat.papers.outcome import Outcome, conclude, rehearse
-from offbeat.watch.files import (
-    EXPERIMENT,
-    OUTCOME,
-    REPRODUCTION,
-    REPRODUCTION_REPORT,
-    RUNS,
-    json_text as json_text,
-    versions,
-    write_json,
-)
+from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, RUNS, versions, write_json
 from offbeat.watch.results import Result
 
 

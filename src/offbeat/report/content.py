@@ -101,10 +101,9 @@ def gather(paths: Sequence[Path]) -> Content:
         _fill(each, with_timeline=at < TIMELINES, points=POINTS if len(drawn) <= 8 else POINTS // 2)
     if len(drawn) > TIMELINES and any(each.timeline for each in drawn):
         omitted.append(f"Timelines are shown for the first {TIMELINES} algorithms.")
-    warnings = [f"{_where(folder, folders)}{line}" for folder in folders for line in folder.warnings]
-    warnings += [
-        f"{_where(folder, folders)}{line}" for folder in folders for run in folder.runs for line in run.warnings
-    ]
+    lines = [(folder, line) for folder in folders for line in folder.warnings]
+    lines += [(folder, line) for folder in folders for run in folder.runs for line in run.warnings]
+    warnings = [f"{folder.name}/{line}" if len(folders) > 1 else line for folder, line in lines]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
     return Content(folders, series, drawn, tasks, [*failed, *damaged, *warnings], omitted, list(comparisons.values()))
 
@@ -246,7 +245,3 @@ def _divisions(task: TaskResult) -> list[list[float]]:
         isinstance(h, list | tuple) and len(h) >= 2 and all(isinstance(x, int | float) for x in h[:2]) for h in history
     )
     return [[float(h[0]), float(h[1])] for h in history] if good else []
-
-
-def _where(folder: ExperimentFolder, folders: Sequence[ExperimentFolder]) -> str:
-    return f"{folder.name}/" if len(folders) > 1 else ""

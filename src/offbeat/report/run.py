@@ -56,22 +56,20 @@ class RecordedRun:
         """One row per evaluation: task, time, updates, version and one column per metric."""
         if self.curve is not None:
             return dict(self.curve)
-        return self._table(METRICS, METRICS, others=_REAL)
+        return self._table(METRICS, others=_REAL)
 
     def personal(self) -> Columns | None:
         """One row per evaluation and client; None if personalised models were not evaluated."""
-        there = (self.path / PERSONAL).is_file()
-        return self._table(PERSONAL, PERSONAL) if there else None
+        return self._table(PERSONAL) if (self.path / PERSONAL).is_file() else None
 
     def clients(self) -> Columns | None:
         """One row per client."""
         wanted = self.result and not self.error and not self._bare
-        return self._table(CLIENTS, CLIENTS) if wanted else None
+        return self._table(CLIENTS) if wanted else None
 
     def underway(self) -> Columns | None:
         """One row per job in flight at the end of the run."""
-        there = (self.path / UNDERWAY).is_file()
-        return self._table(UNDERWAY, UNDERWAY) if there else None
+        return self._table(UNDERWAY) if (self.path / UNDERWAY).is_file() else None
 
     def events(self) -> Columns | None:
         """One row per event, from all readable parts."""
@@ -97,7 +95,7 @@ class RecordedRun:
     def _bare(self) -> bool:
         return self.curve is not None and not (self.path / EVENTS).is_dir()
 
-    def _table(self, name: str, like: str, others: pa.DataType | None = None) -> Columns | None:
+    def _table(self, name: str, like: str = "", others: pa.DataType | None = None) -> Columns | None:
         """like: the table whose columns it must have.   others: the type of all other columns; None ignores them."""
         path = self.path / name
         if not path.is_file():
@@ -105,7 +103,7 @@ class RecordedRun:
             return None
         try:
             table = pq.read_table(path, partitioning=None)
-            wanted = {column: _KINDS[kind] for column, kind in COLUMNS[like].items() if column != "number"}
+            wanted = {column: _KINDS[kind] for column, kind in COLUMNS[like or name].items() if column != "number"}
             if others is not None:
                 wanted |= {column: others for column in table.column_names if column not in wanted}
             return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})

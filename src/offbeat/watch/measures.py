@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,7 @@ from offbeat.watch.watched import WatchedRun
 WINDOWS = 20  # of equal length, over a run's time
 
 Floats = npt.NDArray[np.float64]
-Columns = dict[str, Any]
-Pieces = tuple[Floats, Floats, npt.NDArray[np.int64]]  # (from, to, client)
+Ints = npt.NDArray[np.int64]
 
 
 def measure(folder: Path, simulation: WatchedRun) -> Measures:
@@ -52,54 +50,43 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     column, lost = ({name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in (ARRIVED, "Lost"))
     span = max(world.now, 1e-300)
     counts = np.bincount(column["client"], minlength=clients)
-    work = _work(simulation, column, lost)
-    starts, ends, owners = _apart(_trips(simulation, column, lost), span)
+    flights = list(world.flights.values())
+
+    def joined(name: str, underway: Sequence[float]) -> Floats:
+        return np.concatenate([column[name], lost[name], underway])
+
+    lost["finished"] = np.minimum(lost["finished"], lost["time"])  # a client that leaves stops
+    began = joined("started", [f.start for f in flights])
+    work = np.maximum(joined("finished", [min(f.end, world.now) for f in flights]) - began, 0.0)
+    trips = joined("sent", [f.sent for f in flights]), joined("time", [world.now] * len(flights))
+    owners = joined("client", [f.job.client for f in flights]).astype(np.int64)
+    starts, ends, owners = _apart(*trips, owners, span)
     busy = np.bincount(owners, weights=ends - starts, minlength=clients).astype(np.float64)
     shares = counts / max(counts.sum(), 1)
     sizes = [local.wire(p.dim) for local, p in zip(simulation.locals, simulation.problems, strict=True)]
     up = sum(sizes[t][1] * int((column["task"] == t).sum()) for t in range(len(sizes)))
     versions = sum(m.version for m in simulation.server.models(world.server))
-    _write_clients(folder, counts, busy, span)
-    _write_underway(folder, list(world.flights.values()))
+    down = sum(sizes[task][0] * jobs for task, jobs in world.tally.sent.items())
+    each = {"client": np.arange(len(counts)), "updates": counts, "busy": busy, "idle": span - busy}
+    write_table(pa.table(each, schema=schema(CLIENTS)), folder / CLIENTS)
+    _write_underway(folder, flights)
     return Measures(
         concurrency=Concurrency(float(busy.sum() / (clients * span)), _concurrency(starts, ends, span, clients)),
-        computing=float((work[1] - work[0]).sum() / (clients * span)),
+        computing=float(work.sum() / (clients * span)),
         participation=Participation(float(0.5 * np.abs(shares - 1.0 / clients).sum()), int((counts == 0).sum())),
         staleness=StalenessQuantiles(
             *_quantiles(column["staleness"]), _means(column["time"], column["staleness"], span)
         ),
         tasks=tuple(Quantiles(*_quantiles(column["staleness"][column["task"] == t])) for t in range(len(sizes))),
-        bytes=Bytes(_down(simulation, sizes), int(up)),
+        bytes=Bytes(down, int(up)),
         messages=tuple(Messages(d, u, world.tally.sent.get(t, 0)) for t, (d, u) in enumerate(sizes)),
         idle=float(1.0 - busy.sum() / (clients * span)),
         waiting=span / versions if versions else None,
     )
 
 
-def _trips(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
-    """(from, to, client) of every job, from when it was sent to its end or to now."""
-    now, flights = simulation.world.now, list(simulation.world.flights.values())
-    starts = np.concatenate([arrived["sent"], lost["sent"], [f.sent for f in flights]])
-    ends = np.concatenate([arrived["time"], lost["time"], [now] * len(flights)])
-    return starts, ends, _owners(arrived, lost, flights)
-
-
-def _work(simulation: WatchedRun, arrived: Columns, lost: Columns) -> Pieces:
-    """(start, end, client) of all computing up to now, including that of jobs in flight."""
-    now, flights = simulation.world.now, list(simulation.world.flights.values())
-    starts = np.concatenate([arrived["started"], lost["started"], [f.start for f in flights]])
-    cut = np.minimum(lost["finished"], lost["time"])  # a client that leaves stops
-    ends = np.concatenate([arrived["finished"], cut, [min(f.end, now) for f in flights]])
-    return starts, np.maximum(ends, starts), _owners(arrived, lost, flights)
-
-
-def _owners(arrived: Columns, lost: Columns, flights: Sequence[InFlight]) -> npt.NDArray[np.int64]:
-    return np.concatenate([arrived["client"], lost["client"], [f.job.client for f in flights]]).astype(np.int64)
-
-
-def _apart(pieces: Pieces, span: float) -> Pieces:
+def _apart(starts: Floats, ends: Floats, owners: Ints, span: float) -> tuple[Floats, Floats, Ints]:
     """The same intervals without overlaps within a client, whose queued jobs are in flight at the same time."""
-    starts, ends, owners = pieces
     order = np.lexsort((starts, owners))
     starts, ends, owners = starts[order], ends[order], owners[order]
     shift = owners * (2.0 * span)  # clients one after the other, so that one running maximum serves all
@@ -127,16 +114,6 @@ def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None
         return None, None, None
     p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99))
     return float(p50), float(p90), float(p99)
-
-
-def _down(simulation: WatchedRun, sizes: Sequence[tuple[int, int]]) -> int:
-    """Bytes sent to clients."""
-    return sum(sizes[task][0] * jobs for task, jobs in simulation.world.tally.sent.items())
-
-
-def _write_clients(folder: Path, counts: npt.NDArray[np.int64], busy: Floats, span: float) -> None:
-    columns = {"client": np.arange(len(counts)), "updates": counts, "busy": busy, "idle": span - busy}
-    write_table(pa.table(columns, schema=schema(CLIENTS)), folder / CLIENTS)
 
 
 def _write_underway(folder: Path, flights: Sequence[InFlight]) -> None:
