@@ -6,9 +6,9 @@ import doctest
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import pytest
 import torch
@@ -87,6 +87,20 @@ def test_fields_are_checked_by_their_types(wrong: dict[str, Any], said: str) -> 
     Knobs("auto", (1, 2), {"slow": (0.5, 2.0)}, Hinge(), "b")
     with pytest.raises(SettingError, match=f"^{re.escape(said)}$"):
         Knobs(**wrong)
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def test_all_annotations_of_the_packages_own_settings_can_be_looked_up() -> None:
+    """Otherwise their checks would be left out."""
+    own = [kind for kind in subclasses(Checked) if kind.__module__.startswith("offbeat.")]
+    assert len(own) > 50
+    for kind in own:
+        get_type_hints(kind)
 
 
 def test_annotations_that_cannot_be_looked_up_leave_the_checks_of_the_base() -> None:
