@@ -77,9 +77,7 @@ class Link:
         self.js: JetStreamContext = self.client.jetstream(timeout=4)
 
     async def _connect(self) -> None:
-        context = None
-        if self.creds.ca:
-            context = ssl.create_default_context(cadata=self.creds.ca)
+        context = ssl.create_default_context(cadata=self.creds.ca) if self.creds.ca else None
         await self.client.connect(
             self.url.split(","),
             signature_cb=self.creds.sign,
@@ -234,11 +232,9 @@ class Link:
         config = api.StreamConfig(
             name=name, subjects=subjects, storage=api.StorageType.FILE, allow_direct=True, max_msg_size=-1, **settings
         )
-        try:
+        with contextlib.suppress(NotFoundError):
             await self.js.stream_info(name)
             return
-        except NotFoundError:
-            pass
         try:
             await self.js.add_stream(config)
         except APIError as error:

@@ -76,14 +76,8 @@ class RunServer:
         self.recorder = Recorder(folder, extra.get("record"))
         self.trips = Trips(folder, extra.get("trips"))
         self.worked = float(extra.get("worked", 0.0))
-        self.core = ServerCore(
-            plan,
-            ledger,
-            [self.recorder, self.trips],
-            every=every,
-            asks=measure is None and every is not None,
-            wait=wait,
-        )
+        asks = measure is None and every is not None
+        self.core = ServerCore(plan, ledger, [self.recorder, self.trips], every=every, asks=asks, wait=wait)
         self.reader = LogReader(link, plan.run, self._take)
         self.entries: asyncio.Queue[LogEntry] = asyncio.Queue()
         self.waiting = asyncio.Event()

@@ -7,7 +7,7 @@ crash the server loads its checkpoint, folds the rest of the log and sends every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite, isnan
 from typing import NamedTuple, TypeAlias
 
@@ -135,8 +135,8 @@ class ServerCore:
             return []
         if not ledger.begun:
             there = sum(record.present for record in ledger.clients)
-            return self._ask(clock, wire.Begun(self.plan.run)) if there >= self.wait else []
-        return [effect for ask in self._asks(clock) for effect in ask]
+            return self._ask(clock, [wire.Begun(self.plan.run)] if there >= self.wait else [])
+        return self._ask(clock, self._overdue(clock))
 
     def wait_for(self, clock: float, most: float) -> float:
         """Seconds until an alarm is due, at most so many."""
@@ -184,38 +184,32 @@ class ServerCore:
         self.posted[client] = clock
         return [*effects, Post(client, assignment)]
 
-    def _asks(self, clock: float) -> list[list[Effect]]:
+    def _overdue(self, clock: float) -> Iterator[wire.FromServer]:
         ledger, plan, now = self.ledger, self.plan, self.now(clock)
-        asks: list[list[Effect]] = []
         if plan.until.time is not None and now > plan.until.time:
-            asks.append(self._ask(clock, wire.Halted(plan.run, "time")))
+            yield wire.Halted(plan.run, "time")
         for number, (when, _) in [*ledger.alarms.items(), *ledger.turns.items()]:
             if now >= when:
-                asks.append(self._ask(clock, wire.Rung(plan.run, number)))
+                yield wire.Rung(plan.run, number)
         if clock - self.scanned < SCAN:
-            return asks
+            return
         self.scanned = clock
-        asks += self._expired(clock, now)
+        # Jobs at the heads of queues, and recalled ones, whose lease is over.
+        heads = [record.queue[0] for record in ledger.clients if record.queue]
+        heads += [record.held[task][-1] for record in ledger.clients for task in record.recalls]
+        for number in heads:
+            if now - ledger.flights[number].since > plan.limits.lease / plan.unit:
+                yield wire.Expired(plan.run, number)
         for client, record in enumerate(ledger.clients):
             if record.present and clock - self.heard.setdefault(client, clock) > plan.limits.patience:
-                asks.append(self._ask(clock, wire.Gone(plan.run, client, record.epoch)))
+                yield wire.Gone(plan.run, client, record.epoch)
         if self.asks and self.every is not None:
             for task, last in enumerate(ledger.measured):
                 asked = ledger.judging[task].time if task in ledger.judging else last
                 if task not in ledger.finished and (asked < 0 or now - asked >= self.every):
-                    asks.append(self._ask(clock, wire.Asked(plan.run, task)))
-        return asks
+                    yield wire.Asked(plan.run, task)
 
-    def _expired(self, clock: float, now: float) -> list[list[Effect]]:
-        """Jobs at the heads of queues, and recalled ones, whose lease is over."""
-        ledger, lease = self.ledger, self.plan.limits.lease / self.plan.unit
-        heads = [record.queue[0] for record in ledger.clients if record.queue]
-        heads += [record.held[task][-1] for record in ledger.clients for task in record.recalls]
-        late = [number for number in heads if now - ledger.flights[number].since > lease]
-        return [self._ask(clock, wire.Expired(self.plan.run, number)) for number in late]
-
-    def _ask(self, clock: float, header: wire.FromServer) -> list[Effect]:
-        if header in self.pending:
-            return []
-        self.pending[header] = clock
-        return [Append(wire.say(header))]
+    def _ask(self, clock: float, headers: Iterable[wire.FromServer]) -> list[Effect]:
+        new = [header for header in headers if header not in self.pending]
+        self.pending.update((header, clock) for header in new)
+        return [Append(wire.say(header)) for header in new]

@@ -25,11 +25,9 @@ class Trips(TripWatcher):
     def __init__(self, folder: Path, state: Mapping[str, Any] | None = None) -> None:
         self.folder = folder / TRIPS
         self.rows: list[Trip] = []
-        self.parts = 0 if state is None else int(state["parts"])
-        self.ended = state is not None and bool(state.get("ended"))
-        self.landed: dict[int, float] = (
-            {int(c): t for c, t in state.get("landed", ())} if state else {}
-        )  # last arrivals
+        state = state or {"parts": 0, "ended": False, "landed": []}
+        self.parts, self.ended = int(state["parts"]), bool(state["ended"])
+        self.landed: dict[int, float] = {int(c): t for c, t in state["landed"]}  # last arrivals
         drop_parts(self.folder, self.parts)  # written after the checkpoint; they will be written again
 
     @property
@@ -124,26 +122,18 @@ def _at_least(compute: float, known: Sequence[Trip]) -> float:
 
 def _stays(run: Path) -> list[dict[str, Any]]:
     """When clients were there, if any came or went while the run was on."""
-    columns = ["time", "event", "client"]
-    events = read_table(run / EVENTS, columns).to_pylist()
+    events = read_table(run / EVENTS, ["time", "event", "client"]).to_pylist()
     end = max((row["time"] for row in events), default=0.0)
     moves = [row for row in events if row["event"] in ("Joined", "Left")]
     if not moves or end <= 0:
         return []
-    since: dict[int, float | None] = {}
+    since = {row["client"]: 0.0 for row in events if row["event"] in ("Joined", "Left", ARRIVED)}
+    moves += [{"event": "Left", "client": client, "time": end} for client in since]
     stays = list[dict[str, Any]]()
     for row in moves:
         client, time = row["client"], row["time"]
         if row["event"] == "Joined":
             since[client] = time
-        else:
-            start = since.get(client, 0.0)
-            since[client] = None
-            if start is not None and time > start:
-                stays.append({"client": client, "on": start, "off": time})
-    there = {row["client"] for row in events if row["event"] == ARRIVED}
-    for client in there | set(since):
-        start = since.get(client, 0.0)
-        if start is not None and end > start:
-            stays.append({"client": client, "on": start, "off": end})
+        elif client in since and time > (start := since.pop(client)):
+            stays.append({"client": client, "on": start, "off": time})
     return stays

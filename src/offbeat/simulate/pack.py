@@ -69,6 +69,23 @@ def unpack(packed: bytes, get: Callable[[int], Bytes]) -> Any:
     return _Unpacker(io.BytesIO(packed), get).load()
 
 
+class Blobs:
+    """Large arrays kept apart, each once. keep: takes an array and gives where it is kept."""
+
+    def __init__(self, keep: Callable[[Bytes], Any]) -> None:
+        self.keep = keep
+        self.numbers: dict[tuple[int, int], int] = {}  # (address, bytes) -> number
+        self.kept: list[tuple[Bytes, Any]] = []  # the array is kept, so that its address stays its own
+
+    def put(self, array: Bytes) -> int:
+        """The number of this array."""
+        where = (array.ctypes.data, array.nbytes)
+        if where not in self.numbers:
+            self.numbers[where] = len(self.kept)
+            self.kept.append((array, self.keep(array)))
+        return self.numbers[where]
+
+
 def arrays(vectors: Payload) -> Arrays:
     """Vectors as they travel."""
     return {name: v if isinstance(v, float) else materialise(v).detach().numpy() for name, v in vectors.items()}

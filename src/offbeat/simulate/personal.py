@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import at_least
 from offbeat.core.local import Local, Work
 from offbeat.core.problem import Problem
 from offbeat.core.random import PERSONAL, key, signed
@@ -29,10 +29,8 @@ class Personal:
     clients: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise SettingError(f"steps = {self.steps}: must not be negative")
-        if self.clients is not None and self.clients < 1:
-            raise SettingError(f"clients = {self.clients}: at least one client must be judged")
+        at_least(0, steps=self.steps)
+        at_least(1, clients=self.clients)
 
 
 @runtime_checkable

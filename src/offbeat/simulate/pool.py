@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
-from typing import BinaryIO, cast
+from typing import IO, cast
 
 from offbeat.core.problem import Problem
-from offbeat.simulate.pack import Bytes, pack
+from offbeat.simulate.pack import Blobs, Bytes, pack
 from offbeat.simulate.transport import Child
 from offbeat.simulate.worker import receive, send
 from offbeat.simulate.workers import Answer, DeadError, Ticket, Worker, Workers
@@ -24,23 +24,11 @@ from offbeat.simulate.workers import Answer, DeadError, Ticket, Worker, Workers
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-class Shared:
-    """Arrays in memory that processes share, each once."""
+class Shared(Blobs):
+    """Arrays in memory that processes share."""
 
     def __init__(self) -> None:
-        self.numbers: dict[tuple[int, int], int] = {}  # (address, bytes) -> number
-        self.kept: list[tuple[Bytes, BinaryIO]] = []  # the array is kept, so that its address stays its own
-
-    def put(self, array: Bytes) -> int:
-        """The number of this array."""
-        where = (array.ctypes.data, array.nbytes)
-        if where not in self.numbers:
-            file = _memory()
-            file.write(array.data)
-            file.flush()
-            self.numbers[where] = len(self.kept)
-            self.kept.append((array, file))
-        return self.numbers[where]
+        super().__init__(_memory)
 
     def close(self) -> None:
         for _, file in self.kept:
@@ -97,7 +85,7 @@ class Pool(Workers):
     20
     """
 
-    kind = "processes"
+    name = "processes"
 
     def __init__(self, workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
         super().__init__(cores() if workers is None else workers, attempts, reason)
@@ -130,11 +118,13 @@ def _close(workers: list[Worker], shared: Shared) -> None:
     shared.close()
 
 
-def _memory() -> BinaryIO:
-    """A file without a name, in memory where the system has that."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("offbeat"), "wb")
-    return cast("BinaryIO", tempfile.TemporaryFile())
+def _memory(array: Bytes) -> IO[bytes]:
+    """A file without a name that holds this array, in memory where the system has that."""
+    memory = hasattr(os, "memfd_create")
+    file = os.fdopen(os.memfd_create("offbeat"), "wb") if memory else tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(array.data)
+    file.flush()
+    return file
 
 
 @contextmanager

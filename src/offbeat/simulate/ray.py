@@ -21,7 +21,7 @@ import torch
 
 from offbeat.core.errors import SettingError, WorkerError
 from offbeat.core.problem import Problem
-from offbeat.simulate.pack import Arrays, Bytes, pack, unpack
+from offbeat.simulate.pack import Arrays, Blobs, Bytes, pack, unpack
 from offbeat.simulate.pool import cores
 from offbeat.simulate.workers import Answer, DeadError, Ticket, Wire, Worker, Workers, work
 
@@ -30,6 +30,11 @@ _PATIENCE = 600.0  # seconds for the first worker: a cluster may have to start a
 
 def _ray() -> Any:
     return import_module("ray")
+
+
+def _store(array: Bytes) -> Any:
+    """Into the object store."""
+    return _ray().put(array)
 
 
 class RayWorker:
@@ -61,38 +66,17 @@ class RayWorker:
         return work(self.problems[number], wire)
 
 
-class Stored:
-    """Arrays in the object store, each once."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[int, int], int] = {}  # (address, bytes) -> number
-        self.kept: list[tuple[Bytes, Any]] = []  # the array is kept, so that its address stays its own
-
-    def put(self, array: Bytes) -> int:
-        """The number of this array."""
-        ray = _ray()
-        where = (array.ctypes.data, array.nbytes)
-        if where not in self.numbers:
-            self.numbers[where] = len(self.kept)
-            self.kept.append((array, ray.put(array)))
-        return self.numbers[where]
-
-    def references(self) -> dict[int, Any]:
-        """All of them."""
-        return {number: reference for number, (_, reference) in enumerate(self.kept)}
-
-
 class Actor(Worker):
     """A worker that is an actor somewhere on the cluster."""
 
-    def __init__(self, actor: Any, stored: Stored) -> None:
+    def __init__(self, actor: Any, stored: Blobs) -> None:
         super().__init__()
         self.actor, self.stored = actor, stored
         self.answers = [actor.hello.remote()]  # in the order in which they will come
 
     def learn(self, number: int, problem: Problem) -> None:
         packed = pack(problem, self.stored.put)
-        self.actor.learn.remote(number, packed, self.stored.references())
+        self.actor.learn.remote(number, packed, dict(enumerate(where for _, where in self.stored.kept)))
 
     def give(self, ticket: Ticket) -> None:
         self.answers.append(self.actor.work.remote(ticket.problem, ticket.wire()))
@@ -122,14 +106,14 @@ class Cluster(Workers):
     the run.   workers: how many, by default one for every CPU that the cluster has.
     """
 
-    kind = "ray"
+    name = "ray"
 
     def __init__(self, address: str = "auto", workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
         if find_spec("ray") is None:
             raise SettingError("executor = 'ray' needs Ray, which is not installed: pip install 'offbeat[ray]'")
         super().__init__(cores() if workers is None else workers, attempts, reason)
         self.address, self.wanted = address, workers
-        self.stored = Stored()
+        self.stored = Blobs(_store)
         self.began = False  # whether Ray was started here
         self.maker: Any = None
 
@@ -150,7 +134,7 @@ class Cluster(Workers):
 
     def close(self) -> None:
         super().close()
-        self.stored = Stored()
+        self.stored = Blobs(_store)
         self.maker = None
         if self.began:
             _ray().shutdown()

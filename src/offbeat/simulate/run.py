@@ -67,7 +67,7 @@ def prepare(
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     evaluated = Evaluate.of(evaluate)
-    personal = evaluated.personal if evaluated else None
+    every, personal = (evaluated.every, evaluated.personal) if evaluated else (None, None)
     if until.accuracy is not None and evaluated is None:
         raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
     for each in problems:
@@ -77,20 +77,9 @@ def prepare(
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
+    server = algorithm.server.fit(clock)
     simulation = Simulation(
-        problems,
-        algorithm.server.fit(clock),
-        locals_,
-        clock,
-        executor,
-        until,
-        seed,
-        evaluated.every if evaluated else None,
-        watchers,
-        world,
-        personal,
-        terms,
-        arenas,
+        problems, server, locals_, clock, executor, until, seed, every, watchers, world, personal, terms, arenas
     )
     simulation.world.executor = executor.name
     return simulation

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from offbeat.core.errors import SettingError, WorkerError
+from offbeat.core.errors import SettingError, WorkerError, at_least
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload
@@ -82,12 +82,9 @@ class Workers(Executor):
     workers: how many.   attempts: how often a job may cost a worker its life.
     """
 
-    kind = ""
-
     def __init__(self, workers: int, attempts: int = 3, reason: str = "") -> None:
         super().__init__(stacked=False, reason=reason)
-        if workers < 1:
-            raise SettingError(f"workers = {workers}: must be at least 1")
+        at_least(1, workers=workers)
         self.attempts = attempts
         self.resize(workers)
         self.hired: list[Worker] = []
@@ -97,10 +94,6 @@ class Workers(Executor):
         self.trainers: dict[int, tuple[Local, bytes]] = {}  # by id
         self.run: Any = None  # the last one
         self.failed = 0  # workers in a row
-
-    @property
-    def name(self) -> str:
-        return self.kind
 
     def resize(self, workers: int) -> None:
         """Have so many from now on."""
@@ -177,7 +170,7 @@ class Workers(Executor):
                 return number
         device = problem.initial().device
         if device.type != "cpu":
-            raise SettingError(f"executor = {self.kind!r} works on CPUs; with device = {device.type!r} use 'batched'")
+            raise SettingError(f"executor = {self.name!r} works on CPUs; with device = {device.type!r} use 'batched'")
         self.problems.append(problem)
         return len(self.problems) - 1
 
@@ -239,7 +232,7 @@ class Workers(Executor):
         if not worker.up:
             self.failed += 1
             if self.failed >= _STARTS:
-                raise WorkerError(f"{self.kind}: {self.failed} workers in a row ended before they were ready ({how})")
+                raise WorkerError(f"{self.name}: {self.failed} workers in a row ended before they were ready ({how})")
         tickets = [ticket for ticket in worker.tickets if not ticket.dropped]
         if worker.tickets and worker.tickets[0] in tickets:
             first = tickets[0]
@@ -247,7 +240,7 @@ class Workers(Executor):
             if first.deaths >= self.attempts:
                 job = first.ready.job
                 raise WorkerError(
-                    f"{self.kind}: job {job.id} of client {job.client} was given to {first.deaths} workers and all of "
+                    f"{self.name}: job {job.id} of client {job.client} was given to {first.deaths} workers and all of "
                     f"them died ({how}); if memory ran out, use fewer workers or executor = 'serial'"
                 )
         self.queue[:0] = tickets
