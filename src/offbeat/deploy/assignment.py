@@ -16,7 +16,7 @@ import torch
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 from offbeat.deploy import wire
-from offbeat.deploy.ledger import Judging, Ledger
+from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.wire import Message, RefusedError
 
 INLINE = 1 << 17  # bytes of models that travel with an assignment
@@ -24,18 +24,23 @@ _CACHE = 1 << 27  # bytes of models that are kept packed
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
+class AssignmentHeader(wire.RunHeader):
+    """What an assignment says in plain values."""
 
-    run: str
     revision: int
     epoch: int
     nonce: str
     seq: int
-    digest: str
+    digest_last: str
     verdict: str
     present: bool
     stopped: str
+
+
+@dataclass(frozen=True)
+class Assignment(AssignmentHeader):
+    """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
+
     jobs: tuple[tuple[Job, str], ...]
     recalls: Mapping[int, bool]  # task -> whether what is done so far is wanted
     turned_away: tuple[str, str]
@@ -81,45 +86,33 @@ def write_assignment(
 ) -> bytes:
     """The assignment of a client. `put` is called with every model that it does not carry."""
     record = ledger.clients[client]
+    found: dict[str, bytes] = {}
+
+    def named(payload: Payload) -> str:
+        name, data = models.pack(payload)
+        found[name] = data
+        return name
+
     wanted = sorted([*record.queue, *(number for held in record.held.values() for number in held)])
-    jobs, found = [], dict[str, bytes]()
-    for number in wanted:
-        flight = ledger.flights[number]
-        if flight.payload is None:  # replaced by newer work
-            continue
-        name, found_data = models.pack(flight.payload)
-        found[name] = found_data
-        jobs.append([*flight.job, name])
-    judge = []
-    for judging in _unanswered(ledger, client):
-        name, found_data = models.pack({"model": judging.vector})
-        found[name] = found_data
-        judge.append([judging.number, judging.task, name])
+    flights = [ledger.flights[number] for number in wanted]
+    # held work that newer work has replaced has no payload any more
+    jobs = [[*flight.job, named(flight.payload)] for flight in flights if flight.payload is not None]
+    asked = [judging for judging in ledger.judging.values() if record.present and client not in judging.counts]
+    judge = [[judging.number, judging.task, named({"model": judging.vector})] for judging in asked]
     on = found if sum(map(len, found.values())) <= inline else {}
     for name, data in found.items():
         if name not in on:
             put(name, data)
+    last = (record.seq, record.digest, record.verdict)
+    plain = AssignmentHeader(run, record.revision, record.epoch, record.nonce, *last, record.present, ledger.stopped)
     header = {
-        "run": run,
-        "revision": record.revision,
-        "epoch": record.epoch,
-        "nonce": record.nonce,
-        "seq": record.seq,
-        "digest_last": record.digest,
-        "verdict": record.verdict,
-        "present": record.present,
-        "stopped": ledger.stopped,
+        **vars(plain),
         "jobs": jobs,
         "recalls": [[task, partial] for task, partial in record.recalls.items()],
         "turned_away": list(record.turned_away),
         "judge": judge,
     }
     return wire.pack("assignment", header, on)
-
-
-def _unanswered(ledger: Ledger, client: int) -> list[Judging]:
-    there = ledger.clients[client].present
-    return [judging for judging in ledger.judging.values() if there and client not in judging.counts]
 
 
 def read_assignment(data: bytes) -> Assignment:
@@ -143,15 +136,7 @@ def _assignment(message: Message) -> Assignment:
             raise ValueError
         jobs.append((job._replace(lr=float(job.lr)), str(name)))
     return Assignment(
-        run=str(h["run"]),
-        revision=int(h["revision"]),
-        epoch=int(h["epoch"]),
-        nonce=str(h["nonce"]),
-        seq=int(h["seq"]),
-        digest=str(h["digest_last"]),
-        verdict=str(h["verdict"]),
-        present=bool(h["present"]),
-        stopped=str(h["stopped"]),
+        **vars(wire.read(AssignmentHeader, h)),
         jobs=tuple(jobs),
         recalls={int(task): bool(partial) for task, partial in h["recalls"]},
         turned_away=(str(h["turned_away"][0]), str(h["turned_away"][1])),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
@@ -28,18 +28,22 @@ class PendingResult:
 
 
 @dataclass(frozen=True)
-class ClientState:
+class ClientStateHeader(wire.ClientHeader):
+    """What a client's state says in plain values."""
+
+    epoch: int
+    nonce: str
+    accepted: bool = False
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class ClientState(ClientStateHeader):
     """A client's own state.
 
     settled: the last (epoch, seq) whose outcome `memory` includes.   memory: by task; empty for those without one.
     """
 
-    run: str
-    client: str
-    epoch: int
-    nonce: str
-    accepted: bool = False
-    seq: int = 0
     settled: tuple[int, int] = (0, 0)
     memory: dict[int, Payload] = field(default_factory=dict)
     pending: PendingResult | None = None
@@ -50,7 +54,7 @@ class ClientState:
         if (
             pending is not None
             and assignment.last == (pending.epoch, pending.seq)
-            and assignment.digest == pending.digest
+            and assignment.digest_last == pending.digest
         ):
             memory = self.memory
             if assignment.verdict == APPLIED and pending.memory is not None:
@@ -79,12 +83,7 @@ def write_client_state(state: ClientState) -> bytes:
         f"m/{task}/{name}": vector for task, memory in state.memory.items() for name, vector in memory.items()
     }
     header = {
-        "run": state.run,
-        "client": state.client,
-        "epoch": state.epoch,
-        "nonce": state.nonce,
-        "accepted": state.accepted,
-        "seq": state.seq,
+        **{each.name: getattr(state, each.name) for each in fields(ClientStateHeader)},
         "settled": list(state.settled),
         "tasks": sorted(state.memory),
     }
@@ -110,12 +109,7 @@ def read_client_state(data: bytes) -> ClientState:
             kept = _under(message, "p/") if moved else None
             pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
         return ClientState(
-            run=str(h["run"]),
-            client=str(h["client"]),
-            epoch=int(h["epoch"]),
-            nonce=str(h["nonce"]),
-            accepted=bool(h["accepted"]),
-            seq=int(h["seq"]),
+            **vars(wire.read(ClientStateHeader, h)),
             settled=(int(h["settled"][0]), int(h["settled"][1])),
             memory=memory,
             pending=pending,

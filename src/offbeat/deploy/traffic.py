@@ -88,11 +88,10 @@ class LoggedTraffic:
 
     def drop(self, task: int) -> None:
         """The jobs of a task are gone, wherever they are."""
-        for client, record in enumerate(self.ledger.clients):
+        for record in self.ledger.clients:
             mine = [number for number in record.queue if self.ledger.flights[number].job.task == task]
             for number in [*mine, *record.held.get(task, ())[-1:]]:
                 self.land(self.ledger.flights[number].job)
-                self.touch(client)
 
     def _hold(self, job: Job) -> None:
         """Newer held work replaces the older in the assignment; the client may still be at that, so it is kept."""

@@ -208,10 +208,7 @@ class LazyArena(Arena):
         """A vector that will be a · left + b · right."""
         out = self.free.pop() if self.free else self._more()
         depth = self.depth
-        if depth:
-            level = max(depth.get(left, 0), depth.get(right, 0))
-        else:
-            level = 0
+        level = max(depth.get(left, 0), depth.get(right, 0)) if depth else 0
         if level == len(self.levels):
             self.levels.append(([], []))
         slots, factors = self.levels[level]
