@@ -36,14 +36,6 @@ class TripWatcher:
         raise NotImplementedError
 
 
-def times(plan: Plan, ledger: Ledger, flight: SentJob, result: wire.Trained | None) -> tuple[float, float, float]:
-    """When a job was sent, begun and done, as its client measured it."""
-    if result is None:
-        return flight.sent, flight.since, flight.since
-    started = min(ledger.now, flight.sent + (result.download + result.wait) / plan.unit)
-    return flight.sent, started, min(ledger.now, started + result.compute / plan.unit)
-
-
 def trips(plan: Plan, ledger: Ledger, flight: SentJob, result: wire.Trained) -> list[Trip]:
     """What the job took, and others of its client that nobody asked for.
 

@@ -51,8 +51,7 @@ class Creds:
 
     @property
     def key(self) -> Ed25519PrivateKey:
-        raw = _decode(self.seed)
-        return Ed25519PrivateKey.from_private_bytes(raw[2:34])
+        return Ed25519PrivateKey.from_private_bytes(_decode(self.seed)[2:34])
 
     def sign(self, nonce: str) -> bytes:
         """What the broker asks for when this identity connects."""

@@ -28,7 +28,7 @@ from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, admit
-from offbeat.deploy.job_times import TripWatcher, times, trips
+from offbeat.deploy.job_times import TripWatcher, trips
 from offbeat.deploy.ledger import ClientRecord, Judging, Ledger, SentJob
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import LoggedTraffic
@@ -344,7 +344,12 @@ class Reducer(Course[SentJob]):
         self.ledger.alarms[self.ledger.counter] = (time, key)
 
     def times(self, flight: SentJob, result: wire.Trained | None) -> tuple[float, float, float]:
-        return times(self.plan, self.ledger, flight, result)
+        """As the client measured them."""
+        if result is None:
+            return flight.sent, flight.since, flight.since
+        now, unit = self.ledger.now, self.plan.unit
+        started = min(now, flight.sent + (result.download + result.wait) / unit)
+        return flight.sent, started, min(now, started + result.compute / unit)
 
     def place(self) -> str:
         return f"at log position {self.ledger.position}"

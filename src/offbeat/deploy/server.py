@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import AT_ONCE, FAILURES, Link, LogReader, as_json
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import LogEntry, Reducer
-from offbeat.deploy.server_core import Append, Effect, Post, Put, ServerCore
+from offbeat.deploy.server_core import Append, Effect, Post, ServerCore
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import RefusedError
 from offbeat.watch import checkpoint
@@ -204,15 +205,12 @@ class RunServer:
                     await self.link.say(f"{run}.assignment.{self.plan.roster[effect.client]}", effect.data)
                 elif isinstance(effect, Append):
                     await self.link.say(f"{run}.log", effect.data)
-                elif isinstance(effect, Put):
-                    await self._put(effect)
+                else:
+                    # a large model is stored before an assignment names it, whatever happens to the broker
+                    put = partial(self.link.put, f"{run}.model.{effect.digest}", effect.data, done=set())
+                    await self.link.insist(put)
             except FAILURES as error:  # assignments and entries are sent again when they are missed
                 log.warning("not sent: %s", error)
-
-    async def _put(self, put: Put) -> None:
-        """A large model is stored before an assignment names it, whatever happens to the broker or its cluster."""
-        done: set[int] = set()
-        await self.link.insist(lambda: self.link.put(f"{self.plan.run}.model.{put.digest}", put.data, done=done))
 
     async def _again(self) -> None:
         """The broker is back: it may have missed what we sent, and has forgotten that we read."""

@@ -43,8 +43,7 @@ class RayWorker:
     def __init__(self, path: Sequence[str]) -> None:
         sys.path += [place for place in path if place not in sys.path]
         torch.set_num_threads(1)
-        self.packed: dict[int, tuple[bytes, dict[int, Any]]] = {}
-        self.problems: dict[int, Problem] = {}
+        self.problems: dict[int, Any] = {}  # packed until its first job
 
     def hello(self) -> None:
         """Report for work."""
@@ -55,13 +54,13 @@ class RayWorker:
 
     def learn(self, number: int, packed: bytes, stored: dict[int, Any]) -> None:
         """A problem, and where its large arrays are."""
-        self.packed[number] = packed, stored
+        self.problems[number] = packed, stored
 
     def work(self, number: int, wire: Wire) -> Answer:
         """Do a job."""
         ray = _ray()
-        if number not in self.problems:
-            packed, stored = self.packed[number]
+        if isinstance(self.problems[number], tuple):
+            packed, stored = self.problems[number]
             self.problems[number] = unpack(packed, lambda blob: cast("Bytes", ray.get(stored[blob])))
         return work(self.problems[number], wire)
 
