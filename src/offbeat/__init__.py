@@ -123,4 +123,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_HOME})  # `open` is not in __all__, where it would hide Python's own
+    return sorted({*__all__, *_HOME, "__version__", "__doc__"})  # `open` is not in __all__: it would hide Python's own

@@ -183,3 +183,9 @@ def test_where_clients_evaluate_the_run_has_diverged_if_all_of_them_say_so(losse
         log.add(name, "judged", epoch=1, number=1, right=1, total=4, **said)
     assert log.reducer.ledger.stopped == stopped
     assert [m.metrics for m in history.measurements] == ([] if stopped else [{"accuracy": 0.25, "loss": 0.5}])
+
+
+@IN_BOTH
+def test_work_for_an_absent_client_is_lost_every_time(course: Any) -> None:
+    seen = course(Scenario({0: [send(1)], 1.0: [send(1)], 2.0: []}), there=[0])
+    assert seen.state.tally.lost == 2

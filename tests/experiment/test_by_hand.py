@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import torch
 
 import offbeat as ob
 from offbeat import timing
+from offbeat.experiment import folder as folders
+from offbeat.watch.files import locked
 
 CLOCK = timing.Times(timing.Exponential(rate=10.0))
 PROBLEM = ob.Quadratic(clients=6, noise=0.5)
@@ -47,7 +51,7 @@ class Stop:
 area = ob.Algorithm(ob.AREA(size=4), ob.SGD(lr=0.1))
 clock = timing.Times(timing.Exponential(rate=10.0))
 problem = ob.Quadratic(clients=6, noise=0.5)
-ob.run(problem, area, clock, ob.Until(updates=400), evaluate=2.0, watchers=[Stop()], out=sys.argv[1])
+ob.run(problem, area, clock, ob.Until(updates=400), seed=3, evaluate=2.0, watchers=[Stop()], out=sys.argv[1])
 """
 
 
@@ -64,7 +68,7 @@ def stopped(tmp_path: Path) -> Path:
 def test_a_run_that_was_stopped_ends_as_an_unbroken_one(stopped: Path) -> None:
     assert len(ob.open(stopped)) == 0
     (found,) = ob.resume(stopped, PROBLEM, AREA, CLOCK)
-    whole = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=400), evaluate=2.0)
+    whole = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=400), seed=3, evaluate=2.0)
     assert torch.equal(found.model, whole.model)
     assert [m[:5] for m in found.history] == [m[:5] for m in whole.history]
 
@@ -75,8 +79,46 @@ def test_it_goes_on_with_the_same_objects_only(stopped: Path) -> None:
     other = ob.Algorithm(ob.AREA(size=5), ob.SGD(lr=0.1))
     with pytest.raises(ob.OffbeatError, match=r"was made with algorithm = .*size=4.*, not .*size=5"):
         ob.resume(stopped, PROBLEM, other, CLOCK)
-    with pytest.raises(ob.OffbeatError, match="was made with problems"):
-        ob.resume(stopped, ob.Quadratic(clients=7, noise=0.5), AREA, CLOCK)
+    for problem in (ob.Quadratic(clients=7, noise=0.5), ob.Quadratic(clients=6, noise=5.0, seed=9)):
+        with pytest.raises(ob.OffbeatError, match="was made with problems"):
+            ob.resume(stopped, problem, AREA, CLOCK)
+    with pytest.raises(ob.OffbeatError, match="was made with timing"):
+        ob.resume(stopped, PROBLEM, AREA, timing.Times(timing.Exponential(rate=11.0)))
+
+
+def test_one_process_at_a_time_works_in_its_folder(stopped: Path) -> None:
+    with locked(stopped), pytest.raises(ob.OffbeatError, match="another offbeat is at work"):
+        ob.resume(stopped, PROBLEM, AREA, CLOCK)
+
+
+def test_other_versions_are_named(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("offbeat", "torch", "numpy", "scikit-learn"):
+        saved = json.loads((stopped / "experiment.json").read_text())
+        saved["versions"][name] = "0"
+        (stopped / "experiment.json").write_text(json.dumps(saved))
+    ob.resume(stopped, PROBLEM, AREA, CLOCK)
+    said = capsys.readouterr().err
+    assert all(f"offbeat: {name} 0 then, " in said for name in ("offbeat", "torch", "numpy", "scikit-learn"))
+
+
+def test_tasks_that_stay_open_are_remembered(tmp_path: Path) -> None:
+    both = [ob.Quadratic(clients=6, label="a"), ob.Quadratic(clients=6, label="b", seed=1)]
+    fedast = ob.Algorithm(ob.algorithms.FedAST(requests=6), ob.SGD(lr=0.1))
+    terms = [(0.0, math.inf), (1.0, math.inf)]
+    whole = ob.run(both, fedast, CLOCK, ob.Until(updates=60), terms=terms, out=tmp_path / "out")
+    (tmp_path / "out" / "fedast-0" / "result.json").unlink()
+    ob.resume(tmp_path / "out", both, fedast, CLOCK)
+    assert torch.equal(ob.open(tmp_path / "out")[0].model, whole.model)
+
+
+def test_two_that_begin_in_one_folder_do_not_write_over_each_other(tmp_path: Path) -> None:
+    settings = [{"name": str(number)} for number in range(2)]
+    tmp_path.joinpath("out").mkdir()
+    with locked(tmp_path / "out"), pytest.raises(ob.OffbeatError, match="another offbeat is at work"):
+        folders.create_by_hand(tmp_path / "out", settings[0])
+    folders.create_by_hand(tmp_path / "out", settings[0])
+    with pytest.raises(ob.OffbeatError, match="already holds a run"):
+        folders.create_by_hand(tmp_path / "out", settings[1])
 
 
 def test_a_server_without_its_local_trainer_is_refused_by_name() -> None:

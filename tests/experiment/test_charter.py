@@ -37,6 +37,12 @@ PLACES: list[dict[str, Any]] = [
 ]
 
 
+def test_a_client_does_not_track_for_the_server() -> None:
+    made = Partner()._experiment({**TABLE, "trackers": {"tensorboard": "theirs"}})
+    assert "trackers" not in made.table
+    assert made.trackers.tensorboard is None
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_name_that_is_not_allowed_is_refused_before_it_is_imported(
     place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

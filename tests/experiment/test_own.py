@@ -236,3 +236,61 @@ def test_they_run_for_real(lab: Path) -> None:
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]
     assert [(run["algorithm"], run["updates"]) for run in runs] == [("mine", 6), ("fedbuff", 6)]
+
+
+def test_a_module_of_the_same_name_in_another_folder_is_not_taken_for_it(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "alike.py").write_text(SMOOTH)
+        (tmp_path / name / "e.toml").write_text(FILE.format(time=1.0).replace("mylab.smooth", "alike"))
+    code = "import offbeat as ob; ob.load('one/e.toml'); ob.load('two/e.toml')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "the module 'alike' is " in done.stderr
+    assert "alike.py has the same name; rename one" in done.stderr
+
+
+def test_a_key_with_dots_is_quoted_in_a_path_and_numpy_values_are_numbers(lab: Path) -> None:
+    code = """
+import numpy as np, offbeat as ob
+path = 'algorithm.mine.local."mylab.smooth:Normalised".lr'
+e = ob.load("e.toml", {path: np.float64(0.25), "seed": np.int64(3), "algorithm.mine.label": "renamed"})
+assert e.algorithms["renamed"].local.lr == 0.25 and e.seed == 3
+grid = e.sweep({'algorithm.renamed.local."mylab.smooth:Normalised".lr': np.array([0.1, 0.2])}, "grid", workers=1)
+assert sorted(r.settings.popitem()[1] for r in grid if r.settings) == [0.1, 0.2], grid
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=lab, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+WRONG_KINDS = {
+    'problem.split="mylab.smooth:Memory"': "cannot be used here: it has no method __call__",
+    'algorithm.mine.local={ "mylab.smooth:Smooth" = {} }': "is not a class derived from offbeat.Local",
+    "algorithm.fedbuf={}": "there is no algorithm 'fedbuf'; did you mean 'fedbuff'?",
+    "algorithm.mine.label=fedbuff": "two algorithms have the label 'fedbuff'",
+    "algorithm.mine.label=..": "it names a folder",
+}
+
+
+@pytest.mark.parametrize("override", WRONG_KINDS)
+def test_a_class_of_another_kind_and_a_label_that_is_none_are_refused(lab: Path, override: str) -> None:
+    done = offbeat(lab, "run", "e.toml", "--set", override, "--out", "out")
+    assert done.returncode == 1
+    assert WRONG_KINDS[override] in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", ["-0.1", "nan"])
+def test_a_clock_that_runs_backwards_is_refused(lab: Path, wrong: str) -> None:
+    (lab / "mylab" / "smooth.py").write_text(
+        SMOOTH.replace("return self.times[job", f"return float('{wrong}') * self.times[job")
+    )
+    done = offbeat(lab, "run", "e.toml", "--out", "out")
+    assert done.returncode == 1
+    assert "the timing model gave client 0 times of" in done.stderr
+
+
+def test_a_module_that_ends_the_program_is_named(lab: Path) -> None:
+    (lab / "mylab" / "quits.py").write_text("import sys; sys.exit(0)")
+    done = offbeat(lab, "run", "e.toml", "--set", "algorithm.mine.name=mylab.quits:Thing", "--out", "out")
+    assert done.returncode == 1
+    assert "the module 'mylab.quits' cannot be imported (SystemExit: 0)" in done.stderr

@@ -166,6 +166,17 @@ def test_a_slip_is_named_with_its_path_its_value_and_what_was_expected(table: di
     assert str(raised.value).startswith(says)
 
 
+@pytest.mark.parametrize("hint", [float, int, Literal[1, 2]])
+def test_a_bool_is_no_number(hint: Any) -> None:
+    with pytest.raises(SettingError, match="here = true: expected"):
+        schema.read(hint, True, "here")
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(SettingError, match="expected a number"):
+        schema.read(float, 10**400, "here")
+
+
 def test_texts_come_from_docstrings_and_the_line_is_the_first_sentence() -> None:
     texts = {s.name: s.text for s in schema.settings(Rectangle)}
     assert texts == {"width": "of it.", "height": "the other way, said on two lines."}

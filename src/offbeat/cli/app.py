@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
+from offbeat import __version__
 from offbeat.cli import bench, deploy, keys, lists, report, reproduce, run, sweep
 from offbeat.cli.theory import theory
 from offbeat.core.errors import InterruptedRunError, OffbeatError
@@ -41,6 +43,15 @@ for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(keys.keys, name="keys")
 app.add_typer(theory, name="theory")
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"offbeat {__version__}")
+        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

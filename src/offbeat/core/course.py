@@ -15,9 +15,11 @@ time, a deployment from its log. What happens then is decided here, by the rules
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
@@ -342,9 +344,10 @@ class Course(Generic[F]):
         except OffbeatError:
             raise
         except Exception as error:
+            line = traceback.extract_tb(error.__traceback__)[-1]
             raise HandlerError(
                 f"{type(self.server).__name__} failed {self.place()}, {_describe(event)}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error} ({Path(line.filename).name}:{line.lineno}, in {line.name})"
             ) from error
         if self.listeners:
             self.report(event, flight, staleness, result)

@@ -20,6 +20,7 @@ from offbeat.core.errors import SettingError, nearest
 
 _MEMBERS: dict[Any, dict[str, Any]] = {}
 _GROUPS: dict[Any, str] = {}
+_searched: list[Path] = []  # the folders of the last call of `search`
 
 
 def register(base: Any, members: Mapping[str, Any], group: str = "") -> None:
@@ -69,11 +70,24 @@ class Announced:
 def find(base: Any, name: str, where: str) -> Any:
     """The member of this name."""
     if imported(name):
-        return import_name(name, where)
+        found = import_name(name, where)
+        if isinstance(found, type) and (lacking := _lacking(base, found)):
+            raise SettingError(f"{where}: {name} {lacking}")
+        return found
     known = members(base)
     if name not in known:
         raise SettingError(f'{where} = "{name}": unknown; {nearest(name, known)}')
     return known[name].load() if isinstance(known[name], Announced) else known[name]
+
+
+def _lacking(base: Any, kind: type) -> str:
+    """Why a class of the user's own is no member of a base; empty if it may be one."""
+    if getattr(base, "_is_protocol", False):
+        absent = [name for name in _methods(base) if not any(name in vars(each) for each in kind.__mro__)]
+        return f"cannot be used here: it has no method {absent[0]}" if absent else ""
+    return (
+        "" if issubclass(kind, base) else f"is not a class derived from {base.__module__.split('.')[0]}.{base.__name__}"
+    )
 
 
 def imported(name: Any) -> bool:
@@ -94,16 +108,29 @@ def import_name(name: str, where: str) -> Any:
                 f"among the installed packages"
             ) from None
         raise SettingError(f"{where}: the module {path!r} cannot be imported ({error})") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SettingError(
             f"{where}: the module {path!r} cannot be imported ({type(error).__name__}: {error})"
         ) from error
+    _check_file(found, path, where)
     for part in attribute.split("."):
         if not hasattr(found, part):
             known = [n for n in vars(found) if not n.startswith("_")] if inspect.ismodule(found) else []
             raise SettingError(f"{where}: the module {path!r} has no {attribute!r}; {nearest(part, known)}")
         found = getattr(found, part)
     return found
+
+
+def _check_file(module: Any, path: str, where: str) -> None:
+    """Refuse a module that is another one than the file of that name in the folders searched last."""
+    loaded = getattr(module, "__file__", None)
+    for folder in _searched if loaded else ():
+        place = folder.joinpath(*path.split("."))
+        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if file.is_file() and not file.samefile(str(loaded)):
+                raise SettingError(
+                    f"{where}: the module {path!r} is {loaded}, and {file} has the same name; rename one"
+                )
 
 
 def belongs(base: Any, name: str, where: str) -> bool:
@@ -120,7 +147,8 @@ def belongs(base: Any, name: str, where: str) -> bool:
 
 
 def _methods(base: Any) -> list[str]:
-    return [name for name, value in vars(base).items() if inspect.isfunction(value) and not name.startswith("__")]
+    found = [name for name, value in vars(base).items() if inspect.isfunction(value)]
+    return [name for name in found if name == "__call__" or not name.startswith("_")]
 
 
 def _arguments(method: Any) -> int:
@@ -153,8 +181,8 @@ def homes(table: Any) -> list[str]:
 
 def search(*folders: Path | str) -> None:
     """Look for modules in these folders, too, after all others."""
-    for folder in folders:
-        place = str(Path(folder).resolve())
+    _searched[:] = [Path(folder).resolve() for folder in folders]
+    for place in map(str, _searched):
         if place not in sys.path:
             sys.path.append(place)
             importlib.invalidate_caches()

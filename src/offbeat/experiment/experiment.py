@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from offbeat.core import names
 from offbeat.core.course import Until
-from offbeat.core.errors import Checked, Count, Positive, SettingError
+from offbeat.core.errors import Checked, Count, Positive, SettingError, nearest
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.experiment import catalogue, schema
@@ -22,7 +22,7 @@ from offbeat.experiment.describe import (
     describe_problem,
     read_problem,
 )
-from offbeat.experiment.overrides import Overrides, label, override, read_table
+from offbeat.experiment.overrides import Overrides, label, override, plain, read_table
 from offbeat.experiment.timing import describe_timing, read_timing
 from offbeat.experiment.trackers import Trackers
 from offbeat.simulate.run import Evaluate
@@ -71,18 +71,23 @@ def read_algorithms(value: Any, where: str) -> dict[str, AlgorithmTable]:
 
 def algorithm_tables(value: Any) -> dict[str, Any]:
     """The tables by label."""
-    return dict(value) if isinstance(value, Mapping) else dict(zip(_labels(value), value, strict=True))
+    if not isinstance(value, Mapping):
+        return dict(zip(_labels(value), value, strict=True))
+    own = [(label(table) if isinstance(table, Mapping) and "label" in table else key) for key, table in value.items()]
+    named = ({"name": key, **table} if isinstance(table, Mapping) else table for key, table in value.items())
+    _check_unique(own)
+    return dict(zip(own, named, strict=True))
 
 
 def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
     if not isinstance(table, Mapping):
         raise SettingError(f"{where} = {schema.shown(table)}: expected a table with the settings of an algorithm")
-    if not label or not all(c.isalnum() or c in "-_.+" for c in label):
+    if not label.strip(".") or len(label) > 100 or not all(c.isalnum() or c in "-_.+" for c in label):
         raise SettingError(f"label = {label!r}: it names a folder; use letters, digits and - _ . + only")
     known = names.members(Server)
     name = table.get("name", label)
-    if "name" not in table and label not in known and not names.imported(label):
-        raise SettingError(f"{where}: name missing; name: one of {', '.join(known)}, or your own package.module:Class")
+    if label not in known and table.get("name", label) == label and not names.imported(label):
+        raise SettingError(f"{where}: there is no algorithm {label!r}; {nearest(label, known)}; or give its name")
     found = names.find(Server, schema.read(str, name, f"{where}.name"), f"{where}.name")
     recipe = found if isinstance(found, catalogue.Recipe) else catalogue.Recipe(found)
     if not (isinstance(recipe.server, type) and issubclass(recipe.server, Server)):
@@ -99,11 +104,18 @@ def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
 _RENAMED = {"every": "size", "per_round": "sampled"}  # settings of algorithms that had two names
 
 
+def _check_unique(labels: Sequence[str]) -> None:
+    for name in labels:
+        if labels.count(name) > 1:
+            raise SettingError(f"two algorithms have the label {name!r}: give each its own")
+
+
 def _labels(tables: Sequence[Any]) -> list[str]:
     """A label for each algorithm of a list: its own, or its name, with a number where two would be the same."""
     labels: list[str] = []
     for at, table in enumerate(tables):
         wanted = label(table)
+        _check_unique([*(label(t) for t in tables[:at] if isinstance(t, Mapping) and "label" in t), wanted])
         if not wanted:
             raise SettingError(f"algorithm[{at}]: name missing; name: one of {', '.join(names.members(Server))}")
         found, count = wanted, 2
@@ -348,7 +360,7 @@ class Experiment(Checked):
         """
         from offbeat.experiment import sweep
 
-        axes = {path: list(values) for path, values in over.items()}
+        axes = {path: values if isinstance(values, str) else plain(values) for path, values in over.items()}
         return sweep.sweep({**self.table, "sweep": axes}, out, sweep.Options(events, best, workers), progress=progress)
 
     def advice(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from offbeat.core import names
 from offbeat.core.errors import FolderError
 from offbeat.experiment.experiment import Experiment
-from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text, versions, write_json
+from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text, locked, versions, write_json
 
 _EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
 
@@ -39,7 +39,10 @@ def _create(folder: Path, content: Mapping[str, Any]) -> Path:
         raise FolderError(f"{folder} is a file; name a folder that does not exist yet")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / EXPERIMENT, {**content, "versions": versions()})
+        with locked(folder):  # two that begin at once in one folder: the first has it
+            if (folder / EXPERIMENT).exists():
+                return _create(folder, content)
+            write_json(folder / EXPERIMENT, {**content, "versions": versions()})
     except OSError as error:
         raise FolderError(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from None
     return folder

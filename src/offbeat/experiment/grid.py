@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.experiment.experiment import Experiment, algorithm_tables
-from offbeat.experiment.overrides import label as label_of, put
+from offbeat.experiment.overrides import join_path, label as label_of, put, split_path
 from offbeat.report.grid import brief
 from offbeat.watch.results import Result
 
@@ -70,7 +70,7 @@ class Grid:
                 seen |= new
 
     def _check_key(self, path: str, key: str, values: Sequence[Any]) -> None:
-        first, *rest = key.split(".")
+        first, *rest = split_path(key)
         if first in _COMMON:
             raise SettingError(f"sweep.{path}: {first} is the same for all runs; set it outside [sweep]")
         if first == "algorithm" and len(rest) < 2:
@@ -99,7 +99,7 @@ class Grid:
 
     def _concerns(self, path: str, index: int) -> bool:
         mine = ("*", str(index), self.experiment.labels[index], *self._named(index))
-        several = [key.split(".") for key in path.split(" & ")]
+        several = [split_path(key) for key in path.split(" & ")]
         return any(keys[0] != "algorithm" or keys[1] in mine for keys in several)
 
     def _experiment(self, index: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,8 @@ def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, node
         return
     for key, value in node.items():
-        yield from _axes(value, f"{path}.{key}" if path else key)
+        whole = key if not path else join_path([key])  # "algorithm.*.lr" is a path already
+        yield from _axes(value, f"{path}.{whole}" if path else whole)
 
 
 def together(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -39,20 +40,44 @@ def override(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     result = copy.deepcopy(dict(table))
     for each in overrides.items() if isinstance(overrides, Mapping) else overrides:
         path, value = parse(each) if isinstance(each, str) else each
-        put(result, path, copy.deepcopy(value), f"{path} = {value!r}")
+        put(result, path, plain(copy.deepcopy(value)), f"{path} = {value!r}")
     return result
 
 
 def parse(text: str) -> tuple[str, Any]:
     """(path, value) of `key.path=value`; the value is TOML, and a bare word is a string."""
     path, equals, value = text.partition("=")
-    path = ".".join(key.strip() for key in path.split("."))
-    if not equals or not all(path.split(".")):
+    path = path.strip()
+    if not equals or not all(split_path(path)):
         raise SettingError(f"--set {text!r}: expected key.path=value, such as problem.clients=64")
     try:
         return path, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return path, value.strip()
+    except (ValueError, RecursionError):
+        raise SettingError(f"{path}: the value is too long or too deeply nested") from None
+
+
+def split_path(path: str) -> list[str]:
+    """The keys of a path; one that has dots of its own stands in quotes.
+
+    >>> split_path('algorithm.mine.local."mylab.smooth:Normalised".lr')
+    ['algorithm', 'mine', 'local', 'mylab.smooth:Normalised', 'lr']
+    """
+    found = re.split(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)', path)  # at dots that are not within quotes
+    return [key.strip().strip('"') for key in found]
+
+
+def join_path(keys: Iterable[str]) -> str:
+    """The path of these keys."""
+    return ".".join(f'"{key}"' if "." in key else key for key in keys)
+
+
+def plain(value: Any) -> Any:
+    """The value without NumPy's types; tuples and ranges are lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(map(plain, value)) if isinstance(value, list | tuple | range) else value
 
 
 def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
@@ -61,7 +86,7 @@ def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
 
     said: how the user put it.
     """
-    _put(table, path.split("."), value, said, top=True)
+    _put(table, split_path(path), value, said, top=True)
 
 
 def label(table: Any) -> str:
@@ -77,8 +102,8 @@ def _put(node: Any, path: Sequence[str], value: Any, said: str, top: bool = Fals
         known = [label(each) for each in node]
     elif not isinstance(node, dict):
         raise SettingError(f"{said}: {head!r} lies within {node!r}, which is not a table")
-    elif tables and head == "*":
-        chosen, known = list(node.values()), list(node)
+    elif tables and rest and (chosen := [t for key, t in node.items() if head in ("*", key, label(t) or key)]):
+        known = list(node)
     elif not rest:
         node[head] = value
         return

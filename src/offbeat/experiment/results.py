@@ -139,7 +139,8 @@ class Results(Sequence[Result]):
         ]
 
     def __repr__(self) -> str:
-        lines = [f"Results of {len(self.runs)} runs in {self.folder}", *(f"  {result!r}" for result in self.runs[:10])]
+        count = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
+        lines = [f"Results of {count} in {self.folder}", *(f"  {result!r}" for result in self.runs[:10])]
         return "\n".join([*lines, *([f"  and {len(self.runs) - 10} more"] if len(self.runs) > 10 else [])])
 
     def _repr_html_(self) -> str:

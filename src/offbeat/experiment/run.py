@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from offbeat.core.course import Until
 from offbeat.core.errors import FolderError, InterruptedRunError, SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
-from offbeat.core.vectors import Vector, materialise
+from offbeat.core.vectors import Vector, materialise, norm
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.experiment import folder as folders
 from offbeat.simulate.execute import Executor
@@ -95,6 +96,10 @@ def run(
     """
     if not isinstance(algorithm, Algorithm):
         raise SettingError(f"algorithm = {algorithm!r}: pair it with a local trainer, Algorithm(server, SGD(lr=0.1))")
+    if not isinstance(until, Until):
+        raise SettingError(f"until = {until!r}: say when the run ends, as in Until(time=10.0)")
+    if hasattr(timing, "per"):
+        raise SettingError(f"timing = {timing!r}: that is one part of a timing model; give Times({timing!r})")
     problems = problem if isinstance(problem, Sequence) else [problem]
     by_hand = ByHand(problems, algorithm, timing, until, seed, Evaluate.of(evaluate), tuple(terms))
     history = History(keep_events)
@@ -120,14 +125,14 @@ class ByHand:
     def settings(self) -> dict[str, Any]:
         """What its folder keeps: enough to continue it, once the objects are given again."""
         return {
-            "problems": [f"{p.name}, {p.clients} clients, {p.dim} parameters" for p in self.problems],
+            "problems": [_fingerprint(problem) for problem in self.problems],
             "algorithm": repr(self.algorithm),
             "name": self.algorithm.name,
             "timing": repr(self.timing),
             "until": dataclasses.asdict(self.until),
             "evaluate": None if self.evaluate is None else dataclasses.asdict(self.evaluate),
             "seed": self.seed,
-            "terms": [list(term) for term in self.terms],
+            "terms": [[opens, None if closes == inf else closes] for opens, closes in self.terms],
         }
 
     def run(self, executor: str | Executor, history: History, watchers: Sequence[Watcher] = ()) -> Run:
@@ -174,6 +179,16 @@ class ByHand:
         )
 
 
+def _fingerprint(problem: Problem) -> str:
+    """What tells a problem from another: its size, its first model, and gradients of two clients there."""
+    w = problem.initial()
+    some = sorted({0, problem.clients - 1})
+    rows = w.expand(len(some), -1)
+    slopes = problem.oracle(some, some, 1, 8, False).gradient(rows, 0)
+    norms = ", ".join(f"{norm(vector):.4g}" for vector in (w, *slopes))
+    return f"{problem.name}, {problem.clients} clients, {problem.dim} parameters, norms {norms}"
+
+
 def resume_by_hand(
     folder: Path,
     saved: Mapping[str, Any],
@@ -191,7 +206,7 @@ def resume_by_hand(
         personal = evaluate["personal"]
         evaluate = Evaluate(**{**evaluate, "personal": None if personal is None else Personal(**personal)})
     problems = problem if isinstance(problem, Sequence) else [problem]
-    terms = tuple((opens, closes) for opens, closes in saved["terms"])
+    terms = tuple((opens, inf if closes is None else closes) for opens, closes in saved["terms"])
     made = ByHand(problems, algorithm, timing, Until(**saved["until"]), int(saved["seed"]), evaluate, terms)
     for name in ("problems", "algorithm", "timing"):
         if made.settings[name] != saved[name]:

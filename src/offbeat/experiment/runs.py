@@ -59,13 +59,14 @@ def resume(
     from offbeat.experiment.run import resume_by_hand
 
     place = Path(folder)
-    if (by_hand := folders.open_by_hand(place)) is not None:
-        if not _finished(place):
-            resume_by_hand(place, by_hand, problem, algorithm, timing)
-        return open(place)
-    experiment = folders.open_experiment(place)
+    by_hand = folders.open_by_hand(place)
+    experiment = folders.open_experiment(place) if by_hand is None else None
     for change in folders.changes(place):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
+    if experiment is None:
+        if by_hand is not None and not _finished(place):
+            resume_by_hand(place, by_hand, problem, algorithm, timing)
+        return open(place)
     if (options := folders.open_sweep(place)) is not None:
         return sweep.resume(place, experiment, options, progress=progress)
     with closing(Session(experiment)) as session:

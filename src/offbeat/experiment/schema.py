@@ -166,7 +166,7 @@ def _fits(option: Any, value: Any) -> bool:
     if option is Any:
         return True
     if option is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return (type(value) is float and not math.isnan(value)) or (type(value) is int and abs(value) < 2**1000)
     if option in _WORDS:
         return type(value) is option
     if typing.get_origin(option) is typing.Literal:

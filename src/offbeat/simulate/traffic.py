@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappush
 
+from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
 from offbeat.simulate.world import ARRIVE, FLIP, Flight, World, made
@@ -62,6 +63,8 @@ class SimulatedTraffic:
             return
         down, up = self.wires[task]
         download, compute, upload, lost = self.clock.durations(job, down, up)
+        if not (download >= 0.0 and compute >= 0.0 and upload >= 0.0):  # nor nan
+            raise SettingError(f"the timing model gave client {client} times of {download}, {compute} and {upload}")
         ready = now + download
         if hold:
             self._replace(client, task, ready)
