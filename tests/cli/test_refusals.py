@@ -18,7 +18,7 @@ UNKNOWN = {
     "timing.exponential.rat=2": "timing.exponential.rat: unknown; did you mean 'rate'?",
     "algorithm.fedbuff.sise=3": "algorithm.fedbuff.sise: unknown; did you mean 'size'?",
     "algorithm.area.local.sgd.stps=2": "algorithm.area.local.sgd.stps: unknown; did you mean 'steps'?",
-    "algorithm.1.name=fedbuf": "algorithm.fedbuf.name = \"fedbuf\": unknown; did you mean 'fedbuff'?",
+    "algorithm.1.name=fedbuf": "algorithm.fedbuf: there is no algorithm 'fedbuf'; did you mean 'fedbuff'?",
     "algorithm.1.local={ sdg = { lr = 1 } }": "algorithm.fedbuff.local.sdg: unknown; did you mean 'sgd'?",
     "problem.model=softmx": "problem.model = \"softmx\": unknown; did you mean 'softmax'?",
     "problem.model={ name = 'mlp', hiden = [3] }": "problem.model.hiden: unknown; did you mean 'hidden'?",

@@ -194,7 +194,8 @@ def test_a_failing_handler_is_reported_with_its_event_and_client() -> None:
     with pytest.raises(HandlerError) as caught:
         run(Line([1.0, 1.0]), Broken(), HALF, Scripted([[5.0], [2.0]]), Until(time=9.0))
     assert str(caught.value) == (
-        "Broken failed on event 2 at time 2, an update of client 1 (job 1, version 0): KeyError: 'momentum'"
+        "Broken failed on event 2 at time 2, an update of client 1 (job 1, version 0): KeyError: 'momentum' "
+        "(test_loop.py:189, in arrived)"
     )
     assert isinstance(caught.value.__cause__, KeyError)
 

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -85,9 +86,10 @@ def _lacking(base: Any, kind: type) -> str:
     if getattr(base, "_is_protocol", False):
         absent = [name for name in _methods(base) if not any(name in vars(each) for each in kind.__mro__)]
         return f"cannot be used here: it has no method {absent[0]}" if absent else ""
-    return (
-        "" if issubclass(kind, base) else f"is not a class derived from {base.__module__.split('.')[0]}.{base.__name__}"
-    )
+    checked = is_dataclass(base)  # others are what a factory returns
+    if checked and not issubclass(kind, base):
+        return f"is not a class derived from {base.__module__.split('.')[0]}.{base.__name__}"
+    return ""
 
 
 def imported(name: Any) -> bool:

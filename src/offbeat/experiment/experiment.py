@@ -87,7 +87,7 @@ def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
     known = names.members(Server)
     name = table.get("name", label)
     if label not in known and table.get("name", label) == label and not names.imported(label):
-        raise SettingError(f"{where}: there is no algorithm {label!r}; {nearest(label, known)}; or give its name")
+        raise SettingError(f"{where}: there is no algorithm {label!r}; {nearest(label, known)}")
     found = names.find(Server, schema.read(str, name, f"{where}.name"), f"{where}.name")
     recipe = found if isinstance(found, catalogue.Recipe) else catalogue.Recipe(found)
     if not (isinstance(recipe.server, type) and issubclass(recipe.server, Server)):
