@@ -266,7 +266,10 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
         (["algorithm.fedast.ratio=0"], "ratio = 0.0"),
         (["algorithm.fedast.ratio=-2"], "ratio = -2.0"),
         (["algorithm.fedast.allocation=clever"], 'expected one of "static", "dynamic", "variance"'),
-        (["algorithm.sync-st.name=fedavg"], "trains one model, but there are 3 tasks"),
+        (
+            ["algorithm.sync-st.name=fedavg"],
+            "trains one model, but there are 3 tasks; use one of fedast, fedast-nobuffer",
+        ),
         (["algorithm.fedast.aggregate={ fedavg = {} }"], "algorithm.fedast.aggregate.fedavg: unknown"),
         (["algorithm.fedast.aggregate={ area = { concurrency = 3 } }"], "requests say how many clients work"),
         (["timing.shifted_exponential.per_step={ easy = 0.1, hard = 0.1 }"], "late"),

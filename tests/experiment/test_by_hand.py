@@ -15,6 +15,7 @@ import torch
 import offbeat as ob
 from offbeat import timing
 from offbeat.experiment import folder as folders
+from offbeat.simulate.workers import Workers
 from offbeat.watch.files import locked
 
 CLOCK = timing.Times(timing.Exponential(rate=10.0))
@@ -32,6 +33,12 @@ def test_a_run_in_a_folder_is_the_run_in_memory_and_can_be_opened(tmp_path: Path
     assert torch.equal(found.model, here.model)
     assert (tmp_path / "hand" / "report.html").exists()
     assert ob.resume(tmp_path / "hand")[0].updates == 200  # there is nothing left to do
+
+
+def test_its_worker_processes_end_with_it(tmp_path: Path) -> None:
+    done = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=8), executor="processes", out=tmp_path / "out")
+    assert isinstance(done.simulation.executor, Workers)
+    assert done.simulation.executor.hired == []
 
 
 STOPPED = """

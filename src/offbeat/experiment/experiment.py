@@ -286,7 +286,8 @@ class Experiment(Checked):
     def _paired(self, name: str, table: AlgorithmTable) -> Algorithm:
         where, server, tasks = f"algorithm.{name}", table.server, self.tasks
         if len(tasks) > 1 and not server.several:
-            known = ", ".join(n for n, r in names.members(Server).items() if getattr(r, "several", False))
+            recipes = names.members(Server).items()
+            known = ", ".join(n for n, r in recipes if isinstance(r, catalogue.Recipe) and r.server.several)
             raise SettingError(f"{where} trains one model, but there are {len(tasks)} tasks; use one of {known}")
         targets = tuple(task.target.accuracy if task.target else None for task in tasks)
         if server.several and any(target is not None for target in targets):

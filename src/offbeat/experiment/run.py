@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -150,12 +151,15 @@ class ByHand:
         from offbeat.experiment.runs import record
 
         def make(others: Sequence[Watcher], world: World | None) -> Simulation:
-            return self._prepare([*others, *watchers], executor, world)
+            made = self._prepare([*others, *watchers], executor, world)
+            if not isinstance(executor, Executor):
+                opened.callback(made.executor.close)
+            return made
 
         name, targets = self.algorithm.name, () if self.evaluate is None else self.evaluate.targets or ()
         place = folder / f"{name}-{self.seed}"
         try:
-            with locked(folder), interruptible() as patience:
+            with locked(folder), interruptible() as patience, ExitStack() as opened:
                 simulation, recorder, _ = record(make, place, name, self.seed, targets, patience=patience)
         except InterruptedRunError as error:
             how = f"offbeat.resume({str(folder)!r}, problem, algorithm, timing)"
@@ -208,8 +212,9 @@ def resume_by_hand(
     problems = problem if isinstance(problem, Sequence) else [problem]
     terms = tuple((opens, inf if closes is None else closes) for opens, closes in saved["terms"])
     made = ByHand(problems, algorithm, timing, Until(**saved["until"]), int(saved["seed"]), evaluate, terms)
+    given = made.settings
     for name in ("problems", "algorithm", "timing"):
-        if made.settings[name] != saved[name]:
-            raise FolderError(f"{folder} was made with {name} = {saved[name]}, not {made.settings[name]}")
+        if given[name] != saved[name]:
+            raise FolderError(f"{folder} was made with {name} = {saved[name]}, not {given[name]}")
     with computing(problems):
         return made.run_into(folder)

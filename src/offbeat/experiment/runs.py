@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,14 @@ def _run(session: Session, folder: Path, progress: bool) -> Results:
     experiment, results = session.experiment, list[Result]()
     with (
         locked(folder),
-        shown(len(experiment.runs), progress) as display,
-        interruptible(display.say) as patience,
+        display(Console(stderr=True, quiet=not progress), len(experiment.runs)) as shown,
+        interruptible(shown.say) as patience,
     ):
         for spec in experiment.runs:
             done = RunFolder(folder / spec.folder).result()
             if done is not None:
-                display.end(f"{spec.name}: finished before")
-            results.append(done or _run_one(session, spec, folder, display, patience))
+                shown.end(f"{spec.name}: finished before")
+            results.append(done or _run_one(session, spec, folder, shown, patience))
     return sum_up(folder, experiment, results)
 
 
@@ -125,13 +125,6 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
 def _results(results: Sequence[Result], folder: Path, experiment: Experiment) -> Results:
     goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
     return Results(results, folder, experiment.targets, goals)
-
-
-@contextmanager
-def shown(runs: int, progress: bool) -> Iterator[Display]:
-    """A display on standard error, in a notebook in its cell; or none."""
-    with display(Console(stderr=True, quiet=not progress), runs) as found:
-        yield found
 
 
 def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patience: Patience) -> Result:

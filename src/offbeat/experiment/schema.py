@@ -116,11 +116,12 @@ def choose(base: Any, value: Any, where: str) -> tuple[str, Any, dict[str, Any]]
     found = [key for key in value if key in known or names.imported(key)]
     if "name" in value and not found:
         return read(str, value["name"], f"{where}.name"), {}, {k: v for k, v in value.items() if k != "name"}
-    if len(found) != 1:
-        if found:
-            raise SettingError(f"{where} has {' and '.join(found)}; keep one")
-        raise SettingError(f"{where}.{next(iter(value))}: unknown; {nearest(next(iter(value)), known)}" if value else
-                           f"{where} = {{}}: expected one of {', '.join(known)}")  # fmt: skip
+    if len(found) > 1:
+        raise SettingError(f"{where} has {' and '.join(found)}; keep one")
+    if not value:
+        raise SettingError(f"{where} = {{}}: expected one of {', '.join(known)}")
+    if not found:
+        raise SettingError(f"{where}.{next(iter(value))}: unknown; {nearest(next(iter(value)), known)}")
     return found[0], value[found[0]], {key: v for key, v in value.items() if key != found[0]}
 
 
