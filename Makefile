@@ -6,7 +6,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGE := $(VENV)/.installed
 TOOLS   := $(VENV)/.installed-dev
 
-.PHONY: setup setup-dev demo screenshots test test-slow test-kernels theory bench bench-others lint format clean
+.PHONY: setup setup-dev demo screenshots test test-slow faults test-kernels fuzz theory bench bench-others lint format clean
 
 setup: $(PACKAGE)
 
@@ -32,11 +32,20 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# three processes for two cores: tests of real runs wait much of their time
 test: lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3
 
 test-slow: setup-dev
 	$(BIN)/pytest -n 2 -m slow
+
+# anything that a client could send, for an hour or FUZZ_SECONDS
+fuzz: setup-dev
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(BIN)/pytest -m slow -s tests/deploy/test_fuzz.py
+
+# 1,200 schedules of injected faults around the fold, 300 around what ships, and the planted mistakes: about 20 minutes
+faults: setup-dev
+	$(BIN)/pytest -n 2 -m 'slow or not slow' tests/deploy/test_faults.py tests/deploy/test_shipped.py
 
 # the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
 test-kernels: setup-dev

@@ -172,8 +172,8 @@ def export(material: Material, updates: int, folder: Path) -> None:
     task, shards = workload.tasks[0], material.shards[0]
     np.savez(
         folder / "arrays.npz",
-        x=data.train_x.numpy(),
-        y=data.train_y.numpy(),
+        x=data.train["x"].numpy(),
+        y=data.train["y"].numpy(),
         order=np.concatenate(shards),
         sizes=[len(shard) for shard in shards],
         first=material.problems[0].initial().numpy(),

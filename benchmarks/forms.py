@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from offbeat.models import lstm
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
-from offbeat.models.flat import Flat
+from offbeat.models.flat import Flat, forward
 from offbeat.models.lstm import LSTM
 
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]  # vectors [n, d], inputs [n, b, ...], labels [n, b] to [n, d]
@@ -110,7 +110,7 @@ def added(flat: Flat, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def alone(flat: Flat, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     pieces = [piece.requires_grad_() for piece in flat.pieces(w)]
-    slopes = torch.autograd.grad(functional.cross_entropy(flat.alone(pieces, x), y), pieces)
+    slopes = torch.autograd.grad(functional.cross_entropy(flat.alone(pieces, forward, x), y), pieces)
     return torch.cat([slope.reshape(-1) for slope in slopes])
 
 

@@ -42,7 +42,7 @@ def main() -> None:
         torch.randint(256, (6000, 1, 28, 28), generator=g, dtype=torch.uint8),
         torch.randint(10, (6000,), generator=g),
     )
-    data = Dataset("noise", x, y, x[:10], y[:10], 10, 1 / 255)
+    data = Dataset.pairs("noise", x, y, x[:10], y[:10], 10, 1 / 255)
     problem = ob.Supervised.split(data, 100, model="cnn", device=chosen.device)
     local, arenas, steps = ob.SGD(lr=0.01, steps=50, batch=10), Arenas(), lengths(random.Random(0))[: chosen.jobs]
     model = problem.initial()

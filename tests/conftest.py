@@ -1,7 +1,14 @@
 """Settings for all tests."""
 
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
+
+from offbeat.core import names
 
 # The same examples every time, and no time limit on a machine that others use too.
 settings.register_profile("offbeat", derandomize=True, deadline=None, max_examples=50)
@@ -9,3 +16,26 @@ settings.load_profile("offbeat")
 
 # Models here are tiny: threads would only wait for each other, all the more when several workers run tests.
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Report a failure without collecting garbage: CPython 3.11 can fail while it reads source, and end all tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test imports modules from its own folders, not from those of the tests before."""
+    paths, searched = list(sys.path), names.searched()
+    yield
+    sys.path[:] = paths
+    names.search(*searched)
+    place = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(place):
+            del sys.modules[name]

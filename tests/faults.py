@@ -3,8 +3,9 @@
 The broker keeps what it has stored (the log, assignments, models, sealed copies), as a broker that syncs does.
 Everything else fails: messages are lost, doubled and delayed past each other; the server and the clients crash before
 and after each thing that they write or send; disks are lost, also twice in a row, or restored from an old backup, while
-the old process perhaps lives on; clients are cut off; the log's clock jumps; clients send rubbish. At `CALM` the faults
-stop, and everything has to come right.
+the old process perhaps lives on; clients are cut off, leave, come back and are retired; jobs hang; the log's clock
+jumps; clients send rubbish, and other things under numbers that are settled. At `CALM` the faults stop, and everything
+has to come right. Models are evaluated meanwhile, by the server or by the clients. A `Witness` sees what clients do.
 """
 
 from __future__ import annotations
@@ -15,34 +16,37 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from witness import SAMPLES, Fold, Witness, content, score
 from worlds import Line
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedBuff
+from offbeat.algorithms.optimisers import FedAvgM
 from offbeat.core.course import Until
-from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import below, bits
 from offbeat.core.server import Algorithm
 from offbeat.core.state import Tensors, dump, load
-from offbeat.core.vectors import Payload
-from offbeat.core.watcher import EventRow, Measurement
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
-from offbeat.deploy.admission import APPLIED, Limits
+from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.effects import Done
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import LogEntry, Reducer
+from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
+from offbeat.deploy.wire import LogEntry
+from offbeat.local import Adam
+from offbeat.simulate.personal import Personal
 
 CLIENTS = 4  # a power of two: every number below is exact in double precision
-CALM, END = 60.0, 130.0  # when the faults stop, when the run is ended
+CALM, END = 40.0, 75.0  # when the faults stop, when the run is ended
+RECOVERY = 20.0  # after which everybody must be back at work
 PROBLEM = Line([1.0, 2.0, 3.0, 4.0])
 
 
@@ -60,8 +64,10 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3)),
     "fedbuff": lambda: Algorithm(FedBuff(size=2, concurrency=3), Jump(lr=1.0, steps=2)),
     "defedavg": lambda: Algorithm(DeFedAvg(sampled=3), Jump(lr=1.0, steps=3)),
-    "favano": lambda: Algorithm(Favano(sampled=2, period=3.0), Jump(lr=1.0, steps=4)),
+    "favano": lambda: Algorithm(Favano(sampled=2, period=1.0), Jump(lr=1.0, steps=4)),
     "fedast": lambda: Algorithm(FedAST(requests=6, size=2, aggregate=AREA(size=2)), Jump(lr=1.0, steps=2)),
+    "kept": lambda: Algorithm(FedBuff(size=2, server=FedAvgM(0.5)), Adam(lr=1.0, steps=2, keep=True)),
+    "queued": lambda: Algorithm(FedAST(requests=10, size=2), Jump(lr=1.0, steps=2)),  # without memory
 }
 
 Saved = tuple[str, dict[str, torch.Tensor]]
@@ -87,6 +93,7 @@ class Bugs:
     """Mistakes that a schedule can be run with; each must be caught."""
 
     reducer: type[Reducer] = Reducer
+    server: type[ServerCore] = ServerCore
     core: type[ClientCore] = ClientCore
     thaw: Callable[[Any], Any] = lambda ledger: ledger  # what recovery makes of a checkpoint
     eager: bool = False  # the server takes a message and answers before it is stored
@@ -108,21 +115,14 @@ class Node:
     life: int = 0  # of the process
     cut_until: float = -1.0
     zombie: bool = False
+    left: bool = False  # on purpose: it comes back
     error: str | None = None
-    training: tuple[Training, float, float] | None = None  # (job, start, end)
+    training: tuple[client_side.Train, Training, float, float] | None = None  # (what, its arithmetic, start, end)
 
-
-class Rows:
-    """Watches a fold."""
-
-    def __init__(self) -> None:
-        self.rows: list[EventRow] = []
-
-    def event(self, row: EventRow) -> None:
-        self.rows.append(row)
-
-    def measured(self, measurement: Measurement) -> None:
-        pass
+    @property
+    def pending(self) -> bool:
+        """Whether a result of it is under way."""
+        return self.core is not None and self.core.state is not None and self.core.state.pending is not None
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Broken:
         self.random, self.bugs, self.rate = random.Random(f"{seed} {algorithm}"), bugs or Bugs(), rate
         self.kind = algorithm
         made = ALGORITHMS[algorithm]()
-        tasks = 2 if algorithm == "fedast" else 1
+        tasks = 2 if made.server.several else 1
         self.plan = Plan(
             "run",
             [f"c{i}" for i in range(CLIENTS)],
@@ -152,24 +152,27 @@ class Broken:
             Until(time=1e9),
             seed=seed,
             limits=Limits(lease=8.0, patience=6.0),
+            personal=Personal() if seed % 4 >= 2 else None,
         )
         self.firsts = [local.remember(x) for local, x in zip(self.plan.locals, self.plan.initial, strict=True)]
         self.now, self.counter, self.heap = 0.0, itertools.count(), list[Any]()
         self.fired: Counter[str] = Counter()
         self.log: list[LogEntry] = []
+        self.stored: list[float] = []  # when each of its entries was
         self.assignments: dict[int, bytes] = {}
         self.models: dict[str, bytes] = {}
         self.mirrors: dict[tuple[str, str], bytes] = {}
         self.skew = 0.0  # of the log's clock
         self.core: ServerCore | None = None
         self.server_life = 0
+        self.down: list[tuple[float, float]] = []  # when the server was not there
         self.checkpoints: list[Saved] = []
         self.nodes = [Node(name, i) for i, name in enumerate(self.plan.roster)]
         self.zombies: list[Node] = []
-        self.acknowledged: set[tuple[int, str, int]] = set()  # (client, nonce, seq) that a client saw applied
-        self.lost_lives: set[str] = set()  # nonces whose disks were lost
-        self.trained: Counter[tuple[int, int]] = Counter()
-        self.violations: list[str] = []
+        self.retired: set[int] = set()
+        self.asks = seed % 2 == 1  # the clients evaluate
+        self.witness = Witness(self.plan, self.firsts)
+        self.violations = self.witness.wrong
 
     # Running
 
@@ -178,21 +181,34 @@ class Broken:
         for node in self.nodes:
             self.later(self.random.uniform(0, 1), lambda node=node: self.boot_client(node))
         for kind in (
-            self.clock_jump,
+            lambda: self.clock_jump(-1),
+            lambda: self.clock_jump(1),
             self.partition,
             self.break_client,
             self.break_disk,
             self.break_disk,
             self.restore,
-            self.restore,
+            self.leave,
+            self.leave,
+            self.retire,
         ):
-            self.later(self.random.uniform(2, CALM), kind)
+            if self.rate:
+                self.later(self.random.uniform(5, CALM), kind)
+        if self.rate:
+            self.later(self.random.uniform(1, 8), self.break_disk)  # while numbers are small, and meet
         self.later(END, lambda: self.store("", wire.pack("halted", {"run": "run", "reason": "end"})))
-        while self.heap and self.now < END + 60:
+        while self.heap and self.now < END + 60 and not self.rests():
             self.now, _, action = heapq.heappop(self.heap)
             action()
         self.judge()
         return Outcome(self.violations, self.fired, self.core.ledger.tally.updates if self.core else 0, len(self.log))
+
+    def rests(self) -> bool:
+        """The run is over, everybody knows, and the last models are evaluated."""
+        if self.now < END + 10 or any(node.error is None for node in self.nodes) or self.core is None:
+            return False
+        ledger = self.core.ledger
+        return bool(ledger.stopped) and (self.asks or min(ledger.measured) >= ledger.now)
 
     def later(self, delay: float, action: Callable[[], Any]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
@@ -229,23 +245,26 @@ class Broken:
         if self.bugs.eager and self.core is not None and sender:
             life = self.server_life
             self.serve(lambda server_core: server_core.fold(entry, self.now))
-            if self.core is not None and self.chance("crash between answering and storing", 0.01):
-                self.core = None
-                self.later(self.random.uniform(0.1, 8.0), self.boot_server)
+            if self.core is not None and self.chance("crash between answering and storing", 0.03):
+                self.crash_server()
             if self.core is None or self.server_life != life:
                 return  # it answered, and was gone before the entry was stored
             self.log.append(entry)
+            self.stored.append(self.now)
             return
         self.log.append(entry)
+        self.stored.append(self.now)
         self.later(0.001, self.read_log)
 
     # The server
 
     def boot_server(self) -> None:
         ledger = self.bugs.thaw(thaw(self.checkpoints[-1])) if self.checkpoints else None
-        self.core = ServerCore(
+        self.core = self.bugs.server(
             self.plan,
             ledger,
+            every=5.0,
+            asks=self.asks,
             wait=CLIENTS,
             inline=100 if self.kind == "fedbuff" else 1 << 17,
             reducer=self.bugs.reducer,
@@ -255,6 +274,11 @@ class Broken:
             self.core.replay(entry, self.now)
         self.serve(lambda server_core: server_core.boot(self.now))
         self.later(0.2, lambda life=self.server_life: self.tick_server(life))
+
+    def crash_server(self) -> None:
+        self.core, away = None, self.random.uniform(0.1, 8.0)
+        self.down.append((self.now, self.now + away))
+        self.later(away, self.boot_server)
 
     def serve(self, step: Callable[[ServerCore], list[server_side.Effect]]) -> None:
         """Let the server do something, and carry out what it wants, unless it crashes on the way."""
@@ -267,14 +291,15 @@ class Broken:
                 self.obey_server(effect)
                 self.perhaps_crash("server", "after", type(effect).__name__, 0.004)
         except CrashError:
-            self.core = None
-            self.later(self.random.uniform(0.1, 8.0), self.boot_server)
+            self.crash_server()
 
     def obey_server(self, effect: server_side.Effect) -> None:
         if isinstance(effect, server_side.Put):
             self.models[effect.digest] = effect.data
         elif isinstance(effect, server_side.Append):
             self.carry("append", lambda: self.store("", effect.data))
+        elif isinstance(effect, server_side.Drop):
+            del self.models[effect.digest]
         else:
             self.carry("assignment", lambda: self.deliver(effect.client, effect.data))
 
@@ -303,15 +328,29 @@ class Broken:
             self.checkpoints = [*self.checkpoints[-1:], freeze(server_core.ledger)]
             self.perhaps_crash("server", "after", "Checkpoint", 0.02)
         except CrashError:
-            self.core = None
-            self.later(self.random.uniform(0.1, 8.0), self.boot_server)
+            self.crash_server()
 
     def tick_server(self, life: int) -> None:
         if self.core is None or life != self.server_life:
             return
         self.read_log()
         self.serve(lambda server_core: server_core.due(self.now))
+        for task in self.core.next_evaluation(self.now) if self.core is not None else ():
+            self.evaluate(task, life)
         self.later(0.2, lambda: self.tick_server(life))
+
+    def evaluate(self, task: int, life: int) -> None:
+        """The server evaluates a task's model, which takes it a while."""
+        assert self.core is not None
+        vector, when, updates, version = self.core.evaluated(task, self.now)
+
+        def done() -> None:
+            if life == self.server_life:
+                right, loss = score(float(vector))
+                metrics = {"accuracy": right / SAMPLES, "loss": loss / SAMPLES}
+                self.serve(lambda core: [core.score(task, when, updates, version, metrics)])
+
+        self.later(self.random.uniform(0.1, 1.0), done)
 
     def perhaps_crash(self, who: str, when: str, what: str, probability: float) -> None:
         if self.chance(f"{who} crash {when} {what}", probability):
@@ -320,6 +359,8 @@ class Broken:
     # The clients
 
     def boot_client(self, node: Node) -> None:
+        if node.left:
+            node.left, node.error = False, None
         if node.error is not None:
             return
         node.life += 1
@@ -349,7 +390,7 @@ class Broken:
         life, before = node.life, node.core.state
         try:
             effects = step(node.core)
-            self.watch(node, before)
+            self.witness.watch(node.index, node.core, before)
             for effect in effects:
                 if node.life != life or node.core is None:
                     return
@@ -359,49 +400,61 @@ class Broken:
         except CrashError:
             self.kill(node)
 
-    def watch(self, node: Node, before: Any) -> None:
-        """Note what this client has come to know as applied."""
-        client_core = node.core
-        if client_core is None or client_core.assignment is None or before is None or before.pending is None:
-            return
-        pending, assignment = before.pending, client_core.assignment
-        resolved = client_core.state is not before and (
-            client_core.state is None or client_core.state.pending is not pending
-        )
-        if resolved and assignment.last == (pending.epoch, pending.seq) and assignment.verdict == APPLIED:
-            self.acknowledged.add((node.index, assignment.nonce, pending.seq))
-
-    def kill(self, node: Node) -> None:
+    def kill(self, node: Node, within: float = 10.0) -> None:
+        """The process is gone, and started again before long."""
         node.core, node.training = None, None
         node.life += 1
         if not node.zombie:
             life = node.life
-            self.later(self.random.uniform(0.1, 10.0), lambda: self.boot_client(node) if node.life == life else None)
+            self.later(self.random.uniform(0.1, within), lambda: self.boot_client(node) if node.life == life else None)
 
     def obey_client(self, node: Node, effect: client_side.Effect) -> None:
         name = node.name
         match effect:
             case client_side.Save(data):
-                node.disk = data
+                node.backup, node.disk = node.disk, data
             case client_side.Mirror(nonce, data):
                 self.carry("mirror", lambda: self.mirror(node, nonce, data), node)
             case client_side.Recover(nonce):
                 self.carry("recover", lambda: self.recover(node, nonce), node)
             case client_side.Tell(data):
+                if not node.zombie and self.chance("disk restored at once", 0.02):
+                    self.later(self.random.uniform(2.0, 12.0), lambda: self.store(name, data))
+                    self.put_back(node, node.backup, within=1.0)  # while what it has sent is under way
+                    return
                 self.carry("tell", lambda: self.store(name, data), node)
+                if self.chance("other content", 0.02):
+                    self.later(self.random.uniform(0.1, 3.0), lambda: self.contradict(name, data))
             case client_side.Sign(data):
                 self.carry("sign", lambda: self.serve(lambda server_core: server_core.beat(name, data, self.now)), node)
             case client_side.Fetch(digest):
                 found = self.models.get(digest)
                 self.carry("fetch", lambda: self.act(node, lambda m: m.fetched(digest, found, self.now)), node)
-            case client_side.Train(job, payload, memory):
-                self.train(node, job, payload, memory)
+            case client_side.Train():
+                assert node.core is not None
+                assert node.core.state is not None
+                self.fired["job ahead"] += node.core.state.pending is not None and not effect.job.hold
+                self.train(node, effect)
+            case client_side.Judge(number, task, payload, memory):
+                answer = self.witness.evaluate(task, payload["model"], memory)
+                self.later(0.1, lambda: self.act(node, lambda m: m.judged(number, answer, self.now)))
             case client_side.Interrupt(keep):
                 self.interrupt(node, keep)
             case client_side.Exit(error):
-                if error and not node.zombie:
+                if error and not node.zombie and node.index not in self.retired:
                     self.violations.append(f"{name} stopped at {self.now:.2f}: {error}")
                 node.error = error
+                if node.left:
+                    self.kill(node)
+
+    def contradict(self, name: str, data: bytes) -> None:
+        """Somebody under this client's name says something else under a number that was used."""
+        if any(entry.data == data for entry in self.log):
+            message = wire.unpack(data)
+            if message.kind == "trained":
+                header = wire.heard(message)
+                parts = {part: message.vector(part) + 1 for part in message.parts}
+                self.store(name, wire.say(replace(header, download=header.download + 1), parts))
 
     def mirror(self, node: Node, nonce: str, data: bytes) -> None:
         stored, offered = self.mirrors.get((node.name, nonce)), read_client_state(data)
@@ -418,31 +471,26 @@ class Broken:
 
     def recover(self, node: Node, nonce: str) -> None:
         found = self.mirrors.get((node.name, nonce))
-        client_core = node.core
-        if found is not None and client_core is not None and client_core.assignment is not None:
-            pending = read_client_state(found).pending  # its verdict is heard on the copy's behalf
-            assignment = client_core.assignment
-            if (
-                pending is not None
-                and assignment.last == (pending.epoch, pending.seq)
-                and assignment.verdict == APPLIED
-            ):
-                self.acknowledged.add((node.index, assignment.nonce, pending.seq))
+        if node.core is not None:
+            self.witness.copied(node.index, node.core, found)
         self.act(node, lambda m: m.recovered(found, self.now))
 
-    def train(self, node: Node, job: Job, payload: Payload, memory: Payload) -> None:
-        self.trained[job.client, job.number] += 1
-        training = Training(PROBLEM, self.plan.locals[job.task], job, payload, memory, self.plan.seed)
+    def train(self, node: Node, what: client_side.Train) -> None:
+        job = what.job
+        self.witness.train(job, what.payload)
+        training = Training(PROBLEM, self.plan.locals[job.task], *what, self.plan.seed)
         length = self.random.uniform(0.2, 2.0) * (job.steps > 0)
         if self.chance("slow job", 0.02):
-            length = self.random.uniform(9.0, 15.0)  # beyond its lease
-        node.training = (training, self.now, self.now + length)
+            length = self.random.uniform(9.0, 45.0)  # beyond its lease
+        if self.chance("hung job", 0.015):
+            length = 1e9
+        node.training = (what, training, self.now, self.now + length)
         self.later(length, lambda: self.finish(node, training))
 
     def interrupt(self, node: Node, keep: bool) -> None:
         if node.training is None:
             return
-        training, start, end = node.training
+        what, training, start, end = node.training
         if not keep:
             node.training = None
             return
@@ -450,35 +498,36 @@ class Broken:
         for _ in range(int(share * training.job.steps)):
             training.step()
         node.training = None
-        self.later(0.0, lambda: self.report(node, training))
+        self.later(0.0, lambda: self.report(node, what, training))
 
     def finish(self, node: Node, training: Training) -> None:
-        if node.training is None or node.training[0] is not training:
+        if node.training is None or node.training[1] is not training:
             return
-        node.training = None
+        what, node.training = node.training[0], None
         if self.chance("client crash in a job", 0.01):
             self.kill(node)
             return
         while training.step():
             pass
-        self.report(node, training)
+        self.report(node, what, training)
 
-    def report(self, node: Node, training: Training) -> None:
+    def report(self, node: Node, what: client_side.Train, training: Training) -> None:
         job = training.job
         if self.chance("failed job", 0.02):
             self.act(node, lambda m: m.failed(job, "no power", self.now))
             return
         upload, memory = training.result()
+        self.witness.result(job, training.steps, what.payload, what.memory, upload, memory)
         if self.chance("rubbish", 0.02):
             upload = {name: vector * float("nan") for name, vector in upload.items()}
-        self.act(node, lambda m: m.done(Done(job, upload, memory, training.steps), self.now))
+        took = self.random.random()  # no two results are the same message
+        self.act(node, lambda m: m.done(Done(job, upload, memory, training.steps, compute=took), self.now))
 
     # Faults that are planned
 
-    def clock_jump(self) -> None:
-        jump = self.random.choice([-3600.0, -5.0, 5.0, 3600.0])
-        self.fired["clock backwards" if jump < 0 else "clock forwards"] += 1
-        self.skew += jump
+    def clock_jump(self, sign: int) -> None:
+        self.fired["clock backwards" if sign < 0 else "clock forwards"] += 1
+        self.skew += sign * self.random.choice([5.0, 3600.0])
 
     def partition(self) -> None:
         self.fired["partition"] += 1
@@ -502,37 +551,52 @@ class Broken:
     def haunt(self, node: Node) -> Node:
         """Perhaps the machine that is replaced is still running, cut off for a while; gives the new machine."""
         state = node.core.state if node.core else None
-        if state is None or not state.accepted or self.random.random() > 0.6:
+        if state is None or not state.accepted or self.random.random() > 0.9:
             return node
         self.fired["zombie"] += 1
-        node.zombie, node.cut_until = True, self.now + self.random.uniform(0, 20)
+        node.zombie, node.cut_until = True, self.now + self.random.uniform(0, 8)
         self.zombies.append(node)
         self.nodes[node.index] = Node(node.name, node.index, node.disk, life=1000 * len(self.zombies))
         return self.nodes[node.index]
 
+    def leave(self) -> None:
+        """A client goes on purpose, and comes back."""
+        node = self.random.choice([node for node in self.nodes if node.pending] or self.nodes)
+        if node.core is not None and node.error is None:
+            self.fired["left"] += 1
+            node.left = True
+            self.act(node, lambda m: m.leave(self.now))
+
+    def retire(self) -> None:
+        """In some schedules, the server's administrator sends a client away for good."""
+        if self.core is None or not self.core.ledger.begun or self.random.random() > 0.3:
+            return
+        self.fired["retired"] += 1
+        client = self.random.randrange(CLIENTS)
+        self.retired.add(client)
+        self.store("", wire.say(wire.Removed("run", client)))
+
     def lose_disk(self, node: Node) -> None:
         if node.disk is not None:
-            self.lost_lives.add(read_client_state(node.disk).nonce)
+            self.witness.lost.add(read_client_state(node.disk).nonce)
         node.disk = None
         self.kill(node)
 
     def restore(self) -> None:
-        """An administrator puts back yesterday's disk."""
+        """An administrator takes a backup of a disk, and puts it back later."""
         index = self.random.randrange(CLIENTS)
         old = self.nodes[index].disk
+        self.later(self.random.uniform(1.0, 10.0), lambda: self.put_back(self.nodes[index], old))
 
-        def put_back() -> None:
-            node = self.nodes[index]
-            if any(zombie.index == index and zombie.core is not None for zombie in self.zombies):
-                return  # two processes under one name: one of them would be right to stop
-            if old is None or node.disk is None or read_client_state(old).nonce != read_client_state(node.disk).nonce:
-                return  # from before a disk was lost: its client would be right to stop, too
-            self.fired["disk restored"] += 1
-            self.lost_lives.add(read_client_state(node.disk).nonce)
-            node.disk = old
-            self.kill(node)
-
-        self.later(self.random.uniform(1.0, 10.0), put_back)
+    def put_back(self, node: Node, old: bytes | None, within: float = 10.0) -> None:
+        if any(zombie.index == node.index and zombie.core is not None for zombie in self.zombies):
+            return  # two processes under one name: one of them would be right to stop
+        if old is None or node.disk is None or read_client_state(old).nonce != read_client_state(node.disk).nonce:
+            return  # from before a disk was lost: its client would be right to stop, too
+        self.fired["disk restored"] += 1
+        self.witness.lost.add(read_client_state(node.disk).nonce)
+        node.disk = old
+        self.kill(node, within)
 
     # What must hold
 
@@ -540,80 +604,40 @@ class Broken:
         if self.core is None:
             self.violations.append("the server is not there at the end")
             return
-        rows = Rows()
-        fresh = self.bugs.reducer(self.plan, None, [rows])
-        applied: Counter[tuple[int, str, int]] = Counter()
-        for entry in self.log:
-            if fresh.fold(entry) == APPLIED and entry.sender:
-                header = wire.unpack(entry.data).header
-                client = fresh.index[entry.sender]
-                applied[client, fresh.ledger.clients[client].nonce, header["seq"]] += 1
-        if not same(freeze(fresh.ledger), freeze(self.core.ledger)):
+        fold = self.witness.judge(self.log, self.stored, CALM + RECOVERY, self.down, self.bugs.reducer)
+        if not same(freeze(fold.ledger), freeze(self.core.ledger)):
             self.violations.append("the log folded again gives another state")
-        self.judge_counts(applied, rows.rows)
-        self.judge_progress(rows.rows)
-        if self.kind == "area":
-            self.judge_invariant()
+        self.judge_progress(fold)
+        self.judge_memory(fold)
 
-    def judge_counts(self, applied: Counter[tuple[int, str, int]], rows: list[EventRow]) -> None:
-        if any(count > 1 for count in applied.values()):
-            self.violations.append("a message was applied twice")
-        arrived = Counter(row.job for row in rows if row.event == "Arrived")
-        if any(count > 1 for count in arrived.values()):
-            self.violations.append("a job arrived twice")
-        ended = Counter(row.job for row in rows if row.event in ("Arrived", "Lost"))
-        if any(count > 1 for count in ended.values()):
-            self.violations.append("a job ended twice")
-        for extra in self.acknowledged - set(applied):
-            self.violations.append(f"{extra} was acknowledged and not applied")
-        for client, nonce, seq in set(applied) - self.acknowledged:
-            if nonce not in self.lost_lives:
-                self.violations.append(f"{(client, nonce, seq)} was applied and not acknowledged")
-        versions = [row.version for row in rows if row.task == 0]
-        if versions != sorted(versions):
-            self.violations.append("versions went back")
-        numbers = [record.number for record in self.core.ledger.clients] if self.core else []
-        for (client, number), _ in self.trained.items():
-            if number >= numbers[client]:
-                self.violations.append(f"client {client} trained job {number}, which the server does not know")
-
-    def judge_progress(self, rows: list[EventRow]) -> None:
-        ledger = self.core.ledger if self.core else None
-        assert ledger is not None
+    def judge_progress(self, fold: Fold) -> None:
+        ledger = fold.ledger
         if ledger.stopped != "end":
             self.violations.append(f"the run is not over: {ledger.stopped!r}")
-        last = {row.client: row.number for row in rows if row.event == "Arrived"}
-        halfway = self.calm_event(rows)
+        last = {row.client: row.number for row in fold.rows if row.event == "Arrived"}
         for node in self.nodes:
+            if node.index in self.retired:
+                continue
             state = node.core.state if node.core else None
             if node.error is None or state is None or state.pending is not None:
                 self.violations.append(f"{node.name} has not come to rest: {node.error}")
-            if last.get(node.index, -1) < halfway:
+            if last.get(node.index, -1) <= fold.calm_events:
                 self.violations.append(f"{node.name} did nothing after the faults had stopped")
+        for task, model in enumerate(self.plan.server.models(ledger.server)):
+            if model.version not in [each.version for each in fold.measurements if each.task == task]:
+                self.violations.append(f"the last model of task {task} was not evaluated")
 
-    def calm_event(self, rows: list[EventRow]) -> int:
-        """The number of the first event after the faults have stopped, and some time to recover."""
-        fresh = self.bugs.reducer(self.plan)
-        for entry in self.log:
-            if entry.stamp - self.skew > CALM + 20:  # no clock jumps by then
-                return fresh.ledger.events
-            fresh.fold(entry)
-        return len(rows)
-
-    def judge_invariant(self) -> None:
-        """AREA: mean(y_i) = x + u, exactly."""
-        assert self.core is not None
-        state, clients = self.core.ledger.server, self.core.ledger.clients
-        total = torch.zeros(1, dtype=torch.float64)
-        for node, record in zip(self.nodes, clients, strict=True):
-            if record.epoch == 0:
-                total += self.firsts[0]["y"]
-                continue
-            kept = node.core.state if node.core else None
-            if kept is None:
-                return  # said already
-            total += kept.memory[0]["y"]
-        if not torch.equal(total / CLIENTS, state.model.vector + state.u):
-            self.violations.append(
-                f"mean of y is {float(total) / CLIENTS}, x + u is {float(state.model.vector + state.u)}"
-            )
+    def judge_memory(self, fold: Fold) -> None:
+        """Clients remember what they have had applied; and AREA: mean(y_i) = x + u, exactly."""
+        for node in self.nodes:
+            state = node.core.state if node.core else None
+            for task, memory in state.memory.items() if state and node.index not in self.retired else ():
+                if content(memory) != fold.remembered(node.index, task):
+                    self.violations.append(f"{node.name} remembers {memory}, not {fold.remembered(node.index, task)}")
+        if self.kind == "area":
+            state = fold.ledger.server
+            members = [client for client in range(CLIENTS) if not fold.ledger.clients[client].removed]
+            mean = sum(fold.remembered(client, 0)[0][1][0] for client in members) / len(members)
+            exact = 0.0 if len(members) == CLIENTS else 1e-9  # thirds are not
+            if abs(mean - float(state.model.vector + state.u)) > exact * max(1.0, abs(mean)):
+                self.violations.append(f"mean of y is {mean}, x + u is {float(state.model.vector + state.u)}")

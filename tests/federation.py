@@ -21,9 +21,10 @@ from offbeat.deploy.client_state import ClientState, read_client_state
 from offbeat.deploy.disk import newest, slots
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
-from offbeat.deploy.server import refold
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.refold import refold
 from offbeat.experiment.experiment import load
-from offbeat.experiment.real import DeployOptions, plan_of, run_name
+from offbeat.experiment.real import DeployOptions, plan_of, saved_identity
 from offbeat.experiment.session import Session
 
 # An experiment on data that the sites have themselves, and what gives it to a site.
@@ -36,9 +37,6 @@ data = "own"
 shape = [4]
 classes = 3
 clients = 2
-
-[timing]
-exponential = { rate = 20.0 }
 
 [[algorithm]]
 name = "fedbuff"
@@ -89,7 +87,7 @@ class Federation:
         self.keys = folder / "fed"
         port = free_port()
         self.roster = keys.init(self.keys, self.names, port=port, tls=tls)
-        self.broker = Broker(folder / "broker", self.roster, self.keys if tls else None, port=port)
+        self.broker = Broker(folder / "broker", self.keys, port=port)
         self.url = self.broker.url
         self.out = folder / "out"
         self.server: subprocess.Popen[bytes] | None = None
@@ -120,12 +118,16 @@ class Federation:
     def join(self, name: str, *options: str) -> None:
         """Start a client, or start it again."""
         words = ["join", "--keys", self.keys / f"{name}.creds", "--nats", self.url, "--state", self.folder / "state"]
-        self.clients[name] = self._start(name, *words, "--once", *options)
+        self.clients[name] = self._start(name, *words, "--once", *options, program=self.program(name))
 
-    def _start(self, name: str, *words: Any) -> subprocess.Popen[bytes]:
+    def program(self, name: str) -> list[str]:
+        """What a client is started with."""
+        return OFFBEAT
+
+    def _start(self, name: str, *words: Any, program: list[str] = OFFBEAT) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
             return subprocess.Popen(
-                [*OFFBEAT, *map(str, words)], stdout=out, stderr=err, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                [*program, *map(str, words)], stdout=out, stderr=err, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
 
     def kill(self, process: subprocess.Popen[bytes] | None) -> None:
@@ -165,17 +167,29 @@ def wait_for_updates(federation: Federation, patience: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def final_ledger(federation: Federation) -> Ledger:
-    """The state at the end of the log."""
+def plan_for(federation: Federation) -> Plan:
+    """Of the run that was served."""
     experiment = load(federation.file, {"problem.clients": len(federation.names)})
     options, spec = DeployOptions(limits=Limits(lease=10.0, patience=PATIENCE)), experiment.runs[0]
-    plan = plan_of(Session(experiment), spec, run_name(spec, federation.out / spec.folder), federation.names, options)
+    identity = saved_identity(federation.out / spec.folder)
+    assert identity is not None
+    return plan_of(Session(experiment), spec, identity.run, federation.names, options)
+
+
+async def connected(federation: Federation) -> Link:
+    """As the server."""
+    link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)
+    await link.connect(10)
+    return link
+
+
+def final_ledger(federation: Federation) -> Ledger:
+    """The state at the end of the log."""
 
     async def fold() -> Ledger:
-        link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)
-        await link.connect(10)
+        link = await connected(federation)
         try:
-            return await refold(link, plan)
+            return await refold(link, plan_for(federation))
         finally:
             await link.close()
 

@@ -11,8 +11,10 @@ from offbeat.core.course import Until
 from offbeat.core.server import Algorithm, Server
 from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits
+from offbeat.deploy.ledger import ClientRecord
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import LogEntry, Reducer
+from offbeat.deploy.reducer import Reducer
+from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
 
 PROBLEM = Line([1.0, 2.0])
@@ -29,15 +31,23 @@ class Log:
 
     def __init__(self, made: Plan, *watchers: Any) -> None:
         self.reducer, self.seq, self.now = Reducer(made, None, watchers), 0, 0.0
+        self.entries: list[LogEntry] = []
 
     def add(self, sender: str, kind: str, parts: Any = None, wait: float = 0.1, **header: Any) -> str:
         self.now += wait
         who = {"client": sender} if sender else {}
+        if kind in ("hello", "bye") and sender in self.reducer.index:  # it knows its newest assignment
+            revision = self.reducer.ledger.clients[self.reducer.index[sender]].revision
+            header = {"seen": revision + 1, **header}
         return self.raw(sender, wire.pack(kind, {"run": "run", **who, **header}, parts))
 
     def raw(self, sender: str, data: bytes) -> str:
         self.seq += 1
-        return self.reducer.fold(LogEntry(self.seq, self.now, sender, data))
+        client = self.reducer.index.get(sender)
+        record = ClientRecord() if client is None else self.reducer.ledger.clients[client]
+        keys = (record.account, record.sign, record.seal)
+        self.entries.append(LogEntry(self.seq, self.now, sender, data, keys))
+        return self.reducer.fold(self.entries[-1])
 
     def begin(self, *names: str) -> Log:
         for name in names or ("a", "b"):

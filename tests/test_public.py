@@ -15,10 +15,10 @@ import pytest
 import offbeat
 
 NAMES = [
-    *("AREA", "FedAsync", "FedAvg", "FedBuff", "SGD"),
+    *("AREA", "FedAsync", "FedAvg", "FedBuff", "Loop", "SGD"),
     *("Algorithm", "Server", "Local", "Model", "State", "View", "Work", "Commands"),
     *("Alarm", "Recall", "Send", "Stop", "Job", "Update"),
-    *("Problem", "Quadratic", "Supervised"),
+    *("Problem", "Quadratic", "Supervised", "Goal", "Metric"),
     *("OffbeatError", "Personal", "Run", "Until", "run"),
     *("Experiment", "Evaluate", "Result", "Results", "load", "resume"),
     *("Vector", "Watcher", "Wrapper", "lengths"),

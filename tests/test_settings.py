@@ -12,13 +12,24 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import offbeat.algorithms
+import offbeat.algorithms.optimisers
 import offbeat.local
+import offbeat.local.optimisers
+import offbeat.local.schedules
 import offbeat.timing
 from offbeat.core.errors import SettingError
 from offbeat.data import splits
 from offbeat.models import NAMES
 
-HOMES = (offbeat.algorithms, offbeat.local, offbeat.timing, splits)
+HOMES = (
+    offbeat.algorithms,
+    offbeat.algorithms.optimisers,
+    offbeat.local,
+    offbeat.local.optimisers,
+    offbeat.local.schedules,
+    offbeat.timing,
+    splits,
+)
 KINDS = sorted(
     {k for home in HOMES for k in vars(home).values() if isinstance(k, type) and dataclasses.is_dataclass(k)},
     key=lambda kind: (kind.__module__, kind.__name__),
@@ -71,6 +82,8 @@ def test_its_docstring_begins_with_one_sentence_on_one_line(kind: type) -> None:
 GIVEN: dict[str, Any] = {
     "lr": 0.1,
     "count": 1,
+    "length": 10,
+    "every": 10,
     "c": 1.0,
     "alpha": 1.0,
     "per_client": 2,
@@ -99,13 +112,21 @@ GIVEN: dict[str, Any] = {
     "records": ((1.0,),),
     "model": "femnist_cnn",
     "file": "trace.csv",
+    "function": lambda model, data, job: None,
 }
 ALSO: dict[type, dict[str, Any]] = {  # one of several that must be given
     offbeat.timing.LogNormal: {"median": 1.0},
     offbeat.timing.Times: {"compute": offbeat.timing.Constant(1.0)},
 }
 # Numbers that may be 0
-ZERO = {"decay", "mu", "momentum", "power", "after", "explore", "fairness", "std", "sigma", "dropout", "spread"}
+ZERO = {"decay", "mu", "momentum", "power", "after", "explore", "fairness", "std", "sigma", "dropout", "spread"} | {
+    "beta",
+    "beta1",
+    "beta2",
+    "threshold",
+    "floor",
+    "warmup",
+}
 ZERO_OF = {(offbeat.local.MAML, "alpha"), (offbeat.timing.Uniform, "low")}
 
 

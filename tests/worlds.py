@@ -12,6 +12,7 @@ import torch
 from offbeat.core.course import Until
 from offbeat.core.events import Alarm, Command, Job, Send, Update
 from offbeat.core.local import Local
+from offbeat.core.metric import Goal, Metric, all_metrics
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm, Commands, Model, Server, View
 from offbeat.core.state import State, Tensors, dump, load
@@ -25,6 +26,14 @@ from offbeat.simulate.world import World
 from offbeat.timing.base import Clock, Durations, Timing
 from offbeat.watch.history import History
 
+ACCURACY = Metric("accuracy", higher=True, share=True)
+MEASURED = all_metrics([ACCURACY])
+
+
+def accuracies(*values: float | None) -> tuple[Goal | None, ...]:
+    """An accuracy for each task to reach, or none."""
+    return tuple(None if value is None else Goal(ACCURACY, value) for value in values)
+
 
 @dataclass(frozen=True)
 class Line:
@@ -35,13 +44,14 @@ class Line:
     name: str = "line"
     dim: int = 1
     stacks: bool = True
+    metrics: Sequence[Metric] = (ACCURACY,)
 
     @property
     def clients(self) -> int:
         return len(self.centres)
 
     def initial(self) -> torch.Tensor:
-        return torch.tensor([self.start], dtype=torch.float64)
+        return torch.full((self.dim,), self.start, dtype=torch.float64)
 
     def oracle(self, clients: Sequence[int], keys: Sequence[int], steps: int, batch: int | None, shuffle: bool) -> Any:
         return _Points(torch.tensor([[self.centres[c]] for c in clients], dtype=torch.float64))

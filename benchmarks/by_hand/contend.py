@@ -17,6 +17,7 @@ from offbeat.bench import ours
 from offbeat.bench.material import Material
 from offbeat.bench.ours import QUADRATIC_LR, Work
 from offbeat.core.vectors import Vector
+from offbeat.data.samples import Stored
 from offbeat.problems.quadratic import Quadratic
 
 
@@ -47,7 +48,7 @@ def _lean(material: Material, device: str) -> Work:
     if workload.requests or task.model != "softmax" or device != "cpu":
         return _torch(Bare, material, device)
     data = material.datasets[0]
-    x, y = data.train_x.flatten(1).numpy(), data.train_y.numpy()
+    x, y = data.train["x"].flatten(1).numpy(), data.train["y"].numpy()
 
     def softmax(updates: int, seed: int) -> Sequence[Vector]:
         w = lean.softmax(
@@ -55,7 +56,7 @@ def _lean(material: Material, device: str) -> Work:
             y,
             material.shards[0],
             material.means,
-            classes=data.classes,
+            classes=data.outputs,
             steps=task.steps,
             batch=task.batch,
             lr=task.lr,
@@ -83,7 +84,8 @@ def _plain(material: Material, device: str) -> Work:
 
 def _torch(kind: Callable[..., Trainer[Any]], material: Material, device: str) -> Work:
     workload = material.workload
-    stored = [(data.train_x.to(device), data.train_y.to(device), data.scale) for data in material.datasets]
+    samples = [data.train.on(torch.device(device)) for data in material.datasets]
+    stored = [(each["x"], each["y"], each.scales.get("x")) for each in samples if isinstance(each, Stored)]
 
     def trainers(rng: np.random.Generator) -> list[Trainer[Any]]:
         parts = zip(material.modules, stored, material.shards, workload.tasks, strict=True)

@@ -15,27 +15,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from offbeat import algorithms, data, local, models, report, theory, timing
-    from offbeat.algorithms import AREA, FedAsync, FedAvg, FedBuff
-    from offbeat.core.course import Until
-    from offbeat.core.errors import OffbeatError
-    from offbeat.core.events import Alarm, Job, Recall, Send, Stop, Update
-    from offbeat.core.local import Local, Work, Wrapper
-    from offbeat.core.problem import Problem
-    from offbeat.core.server import Algorithm, Commands, Model, Server, View
-    from offbeat.core.state import State
-    from offbeat.core.vectors import Vector, lengths
-    from offbeat.core.watcher import Watcher
-    from offbeat.experiment.experiment import Experiment, load
-    from offbeat.experiment.results import Results
-    from offbeat.experiment.run import Run, run
-    from offbeat.experiment.runs import open as open, resume
-    from offbeat.local.sgd import SGD
-    from offbeat.problems.quadratic import Quadratic
-    from offbeat.problems.supervised import Supervised
-    from offbeat.simulate.personal import Personal
-    from offbeat.simulate.run import Evaluate
-    from offbeat.watch.results import Result
+    from offbeat import (
+        algorithms as algorithms,
+        data as data,
+        local as local,
+        models as models,
+        report as report,
+        theory as theory,
+        timing as timing,
+    )
+    from offbeat.algorithms import AREA as AREA, FedAsync as FedAsync, FedAvg as FedAvg, FedBuff as FedBuff
+    from offbeat.core.course import Until as Until
+    from offbeat.core.errors import OffbeatError as OffbeatError
+    from offbeat.core.events import (
+        Alarm as Alarm,
+        Job as Job,
+        Recall as Recall,
+        Send as Send,
+        Stop as Stop,
+        Update as Update,
+    )
+    from offbeat.core.local import Local as Local, Work as Work, Wrapper as Wrapper
+    from offbeat.core.metric import Goal as Goal, Metric as Metric
+    from offbeat.core.problem import Problem as Problem
+    from offbeat.core.server import (
+        Algorithm as Algorithm,
+        Commands as Commands,
+        Model as Model,
+        Server as Server,
+        View as View,
+    )
+    from offbeat.core.state import State as State
+    from offbeat.core.vectors import Vector as Vector, lengths as lengths
+    from offbeat.core.watcher import Watcher as Watcher
+    from offbeat.experiment.experiment import Experiment as Experiment, load as load
+    from offbeat.experiment.results import Results as Results
+    from offbeat.experiment.run import Run as Run, run as run
+    from offbeat.experiment.runs import open as open, resume as resume
+    from offbeat.local.loop import Loop as Loop
+    from offbeat.local.sgd import SGD as SGD
+    from offbeat.problems.quadratic import Quadratic as Quadratic
+    from offbeat.problems.supervised import Supervised as Supervised
+    from offbeat.simulate.personal import Personal as Personal
+    from offbeat.simulate.run import Evaluate as Evaluate
+    from offbeat.watch.results import Result as Result
 
 __version__ = "0.1.0"
 
@@ -44,6 +67,7 @@ _HOMES = {
     "offbeat.core.errors": ("OffbeatError",),
     "offbeat.core.events": ("Alarm", "Job", "Recall", "Send", "Stop", "Update"),
     "offbeat.core.local": ("Local", "Work", "Wrapper"),
+    "offbeat.core.metric": ("Goal", "Metric"),
     "offbeat.core.problem": ("Problem",),
     "offbeat.core.server": ("Algorithm", "Commands", "Model", "Server", "View"),
     "offbeat.core.state": ("State",),
@@ -52,6 +76,7 @@ _HOMES = {
     "offbeat.experiment.results": ("Results",),
     "offbeat.experiment.run": ("Run", "run"),
     "offbeat.experiment.runs": ("open", "resume"),
+    "offbeat.local.loop": ("Loop",),
     "offbeat.local.sgd": ("SGD",),
     "offbeat.problems.quadratic": ("Quadratic",),
     "offbeat.problems.supervised": ("Supervised",),
@@ -64,52 +89,8 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("algorithms", "data", "local", "models", "report", "theory", "timing")
 
-__all__ = [
-    "AREA",
-    "SGD",
-    "Alarm",
-    "Algorithm",
-    "Commands",
-    "Evaluate",
-    "Experiment",
-    "FedAsync",
-    "FedAvg",
-    "FedBuff",
-    "Job",
-    "Local",
-    "Model",
-    "OffbeatError",
-    "Personal",
-    "Problem",
-    "Quadratic",
-    "Recall",
-    "Result",
-    "Results",
-    "Run",
-    "Send",
-    "Server",
-    "State",
-    "Stop",
-    "Supervised",
-    "Until",
-    "Update",
-    "Vector",
-    "View",
-    "Watcher",
-    "Work",
-    "Wrapper",
-    "algorithms",
-    "data",
-    "lengths",
-    "load",
-    "local",
-    "models",
-    "report",
-    "resume",
-    "run",
-    "theory",
-    "timing",
-]
+# `open` is not among them: it would hide Python's own
+__all__ = sorted({*_HOME, *_MODULES} - {"open"}, key=lambda name: (not name.isupper(), name[0].islower(), name))
 
 
 def __getattr__(name: str) -> Any:
@@ -123,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOME, "__version__", "__doc__"})  # `open` is not in __all__: it would hide Python's own
+    return sorted({*__all__, *_HOME, "__version__", "__doc__"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from offbeat.core.errors import SettingError
+from offbeat.core.metric import LOSS, Metric
 from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
@@ -33,6 +34,7 @@ class Absolute:
     c: Vector = field(init=False, repr=False, compare=False)  # [n, d]
     name: str = "absolute"
     stacks: bool = True
+    metrics: Sequence[Metric] = (LOSS, Metric("gap"))
 
     def __post_init__(self) -> None:
         if self.clients % 2 == 0:

@@ -51,7 +51,7 @@ def ours(steps: int, model: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_lean_loop_ends_where_offbeat_ends(steps: int) -> None:
-    x, y = DATA.train_x.flatten(1).numpy(), DATA.train_y.numpy()
+    x, y = DATA.train["x"].flatten(1).numpy(), DATA.train["y"].numpy()
     w = lean.softmax(
         x, y, SHARDS, MEANS, classes=10, steps=steps, batch=4, lr=0.5, size=SIZE, updates=UPDATES, rng=Fixed()
     )
@@ -62,7 +62,7 @@ def test_the_lean_loop_ends_where_offbeat_ends(steps: int) -> None:
 @pytest.mark.parametrize("model", ["softmax", "lenet5"])
 def test_the_pytorch_loops_end_where_offbeat_ends(kind: Any, model: str) -> None:
     module = build(model, DATA.shape, 10, seed=1)
-    trainer = kind(module, DATA.train_x, DATA.train_y, DATA.scale, SHARDS, 2, 4, 0.5, Fixed())
+    trainer = kind(module, DATA.train["x"], DATA.train["y"], DATA.train.scales["x"], SHARDS, 2, 4, 0.5, Fixed())
     w = fedbuff(trainer, MEANS, SIZE, 1.0, UPDATES, Fixed())
     torch.testing.assert_close(w.detach(), ours(2, model), rtol=1e-3, atol=1e-4)
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from command import DIGITS, offbeat, run, sets
 
+from offbeat.data.facts import FACTS
+from offbeat.data.folder import BUNDLED
+
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
@@ -38,6 +41,25 @@ def outcome_of(mnist: Path) -> tuple[int, str]:
 
 def test_a_set_that_is_there_runs(mnist: Path) -> None:
     assert outcome_of(mnist)[0] == 0
+
+
+@pytest.mark.parametrize(("name", "clients"), [(n, f.owners or 10) for n, f in FACTS.items() if n in BUNDLED])
+def test_a_set_that_needs_no_download_runs_from_a_file_on_its_natural_clients(
+    name: str, clients: int, tmp_path: Path
+) -> None:
+    split = "owners" if FACTS[name].owners else "iid"
+    own = "auroc" if "classes" in FACTS[name].task else "r2"
+    settings = (
+        f"problem.data={name}",
+        f"problem.metrics=['{own}']",
+        f"problem.clients={clients}",
+        f"problem.split={split}",
+        "problem.model=linear",
+    )
+    steps = ("algorithm.area.local.sgd.lr=0.01", "algorithm.fedbuff.local.sgd.lr=0.01")
+    outcome = run(tmp_path, DIGITS, *sets(*settings, *steps))
+    assert outcome[0] == 0, outcome[2]
+    assert own in outcome[1]
 
 
 def test_a_missing_set_says_where_it_was_looked_for_and_how_to_get_it(mnist: Path) -> None:
@@ -83,15 +105,16 @@ def test_data_shows_what_is_where_and_how_to_get_the_rest(mnist: Path) -> None:
     assert (code, err) == (0, "")
     assert f"looked for in {mnist.parent}; OFFBEAT_DATA names another folder" in out
     lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
-    assert lines["digits"] == ["present", "scikit-learn"]
-    assert lines["mnist"] == ["present", "0.1", "MB", "mnist"]
-    assert "cifar10 is missing: run `offbeat data --get cifar10`" in out
-    assert "shakespeare is missing: put the plays there by hand" in out
+    assert lines["digits"][-3:] == ["present", "58", "kB"]
+    assert lines["randhie"] == ["2", "classes", "20,186", "70", "public", "domain", "present", "0.1", "MB"]
+    assert [lines["mnist"][at] for at in (-3, -1)] == ["present", "kB"]
+    assert f"cifar10 is missing in {mnist.parent / 'cifar-10-batches-bin'}: run `offbeat data --get cifar10`" in out
+    assert f"shakespeare is missing in {mnist.parent / 'shakespeare'}: put the plays there by hand" in out
 
 
 def test_data_tells_incomplete_from_missing(mnist: Path) -> None:
     (mnist / f"{NAMES[3]}.gz").unlink()
-    assert "mnist is incomplete: run `offbeat data --get mnist`" in offbeat("data").out
+    assert f"mnist is incomplete in {mnist}: run `offbeat data --get mnist`" in offbeat("data").out
 
 
 def test_data_refuses_to_get_what_nobody_publishes() -> None:

@@ -49,6 +49,12 @@ def test_table_summary_and_report_say_what_failed(tmp_path: Path) -> None:
     assert result["error"] == summary[1]["error"]
 
 
+def test_how_clients_worked_is_not_shown_where_every_run_failed(tmp_path: Path) -> None:
+    shown = run(tmp_path, QUADRATIC, *sets("algorithm.*.local.sgd.lr=500000")).out
+    assert "1 of 1 failed" in shown
+    assert "equally" not in shown
+
+
 def test_the_record_of_the_way_there_is_kept(tmp_path: Path) -> None:
     run(tmp_path, QUADRATIC, *sets("evaluate.every=0.1", "algorithm.fedasync.local.sgd.lr=500"))
     losses = pq.read_table(tmp_path / "out" / "fedasync-0" / "metrics.parquet").column("loss").to_pylist()

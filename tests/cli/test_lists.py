@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from command import offbeat
 
+from offbeat import __version__
 from offbeat.data.folder import NAMES as SETS
 from offbeat.experiment.catalogue import catalogue
 from offbeat.models.build import NAMES as NETWORKS
@@ -32,7 +33,7 @@ def test_a_list_that_does_not_exist_is_refused() -> None:
 
 
 def test_the_lists_name_everything_there_is() -> None:
-    assert set(SHELVES["data"]) == {*SETS, "quadratic", "own"}
+    assert set(SHELVES["data"]) == {*SETS, "file", "quadratic", "own"}
     assert set(SHELVES["models"]) == {*NETWORKS, "package.module:factory"}
     assert {"area", "fedbuff", "centralised", "sync-bayes-st"} < set(SHELVES["algorithms"])
 
@@ -50,3 +51,7 @@ def test_without_a_command_the_commands_are_shown() -> None:
     assert all(f"\n  {command}  " in shown for command in ("run", "resume", "list", "data"))
     bare = offbeat()
     assert shown in (bare.out, bare.err)
+
+
+def test_the_version_is_printed_without_a_command() -> None:
+    assert offbeat("--version") == (0, f"offbeat {__version__}\n", "")

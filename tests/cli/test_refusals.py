@@ -9,11 +9,14 @@ import pytest
 import torch
 from command import DIGITS, Outcome, offbeat, run, sets
 
+from offbeat.core.errors import SettingError
+from offbeat.experiment.describe import ClientDataTable, NamedFactory
+
 UNKNOWN = {
     "untl=3": "untl: unknown; did you mean 'until'?",
     "until.tim=3": "until.tim: unknown; did you mean 'time'?",
     "evaluate.evry=3": "evaluate.evry: unknown; did you mean 'every'?",
-    "problem.client=3": "problem.client: unknown; did you mean 'clients'?",
+    "problem.cliens=3": "problem.cliens: unknown; did you mean 'clients'?",
     "timing.exponental=1": "timing.exponental: unknown; did you mean 'exponential'?",
     "timing.exponential.rat=2": "timing.exponential.rat: unknown; did you mean 'rate'?",
     "algorithm.fedbuff.sise=3": "algorithm.fedbuff.sise: unknown; did you mean 'size'?",
@@ -37,7 +40,8 @@ IMPOSSIBLE = {
     "problem.l2=-1": "l2 = -1.0: must not be negative",
     "problem={ data = 'quadratic', clients = 0 }": "problem.clients = 0: must be at least 1",
     "until={}": "until needs at least one of time, updates and versions",
-    "until={ accuracy = 0.9 }": "until needs at least one of time, updates and versions",
+    "until={ accuracy = 1.5 }": "until.accuracy = 1.5: must be a share in (0, 1]",
+    "until={ time = 9.0, rmse = 0.5 }": "until.rmse: unknown; the task measures accuracy, loss",
     "until={ time = -1 }": "until.time = -1.0: must be a positive number",
     "evaluate.every=0": "every = 0.0: must be a positive number",
     "evaluate.targets=[80]": "evaluate.targets = 80.0: must be a share in (0, 1]",
@@ -60,9 +64,10 @@ WRONG_TYPES = {
     "seed=x": 'seed = "x": expected a whole number',
     "seed=1.5": "seed = 1.5: expected a whole number",
     "until=3": "until = 3: expected a table",
+    "until={ time = 9.0, accuracy = 'high' }": 'until.accuracy = "high": expected a number',
     "evaluate.targets=0.8": "evaluate.targets = 0.8: expected a list",
     "evaluate.targets=['high']": 'evaluate.targets[0] = "high": expected a number',
-    "problem=3": "problem: data missing; data: one of quadratic, own, digits, mnist, fashion-mnist,",
+    "problem=3": "problem: data missing; data: one of quadratic, own, file, digits, diabetes, breast-cancer,",
     "problem.clients=many": 'problem.clients = "many": expected a whole number',
     "problem.clients=true": "problem.clients = true: expected a whole number",
     "problem.weighted=1": "problem.weighted = 1: expected true or false",
@@ -72,7 +77,7 @@ WRONG_TYPES = {
     "timing.exponential.rate=['fast']": 'timing.exponential.rate[0] = "fast": expected a number',
     "algorithm=3": "the experiment needs at least one [algorithm.LABEL] or [[algorithm]] table",
     "algorithm=[3]": "algorithm[0]: name missing; name: one of area, fedbuff, fedasync, fedasync-mixing,",
-    "algorithm.area.local=3": "algorithm.area.local = 3: expected one of sgd, prox, gradient, scaffold, maml, moreau",
+    "algorithm.area.local=3": "algorithm.area.local = 3: expected one of sgd, adam, adamw, prox, gradient, scaffold, ",
     "algorithm.fedbuff.lr=fast": 'algorithm.fedbuff.lr = "fast": expected a number',
     "algorithm.*.local.sgd.batch=8.5": "algorithm.area.local.sgd.batch = 8.5: expected a whole number",
 }
@@ -155,7 +160,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_running_statistics_are_refused_and_group_normalisation_is_not(models: Path) -> None:
-    says = refused(run(models, DIGITS, *sets("problem.model=own_models:normed")))
+    normed = ("problem.model=own_models:normed", 'problem.statistics="refuse"')
+    says = refused(run(models, DIGITS, *sets(*normed)))
     assert "the layer '1' (BatchNorm1d) keeps running statistics" in says
     assert "use GroupNorm or LayerNorm" in says
     assert run(models, DIGITS, *sets("problem.model=own_models:grouped")).code == 0
@@ -166,6 +172,15 @@ def test_a_factory_that_is_not_there_or_gives_no_module_is_named(models: Path) -
     assert "gave a int, not a torch.nn.Module" in refused(
         run(models, DIGITS, *sets("problem.model=own_models:nothing"))
     )
+
+
+@pytest.mark.parametrize("missing", ["shape", "classes"])
+def test_without_data_a_model_that_asks_for_its_shape_has_to_be_told(models: Path, missing: str) -> None:
+    given = {"shape": (8, 8), "classes": 3}
+    table = ClientDataTable(3, model=NamedFactory("own_models:grouped"), **(given | {missing: None}))
+    with pytest.raises(SettingError, match=f"{missing} missing; the model own_models:grouped asks for it"):
+        table.module(seed=0)
+    ClientDataTable(3, model=NamedFactory("own_models:grouped"), **given).module(seed=0)
 
 
 def test_a_file_that_is_not_there_not_text_or_not_toml_is_named(tmp_path: Path) -> None:

@@ -17,14 +17,16 @@ import pytest
 import torch
 from command import DIGITS, QUADRATIC, TASKS, Outcome, ended, events, offbeat, sets, started, wait_for
 from safetensors.torch import load_file
+from worlds import MEASURED
 
 from offbeat.core.errors import OffbeatError
+from offbeat.core.metric import LOSS, Metric
 from offbeat.core.watcher import Measurement
 from offbeat.experiment import sweep_workers as crew
 from offbeat.experiment.folder import create
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.logbook import Logbook
-from offbeat.experiment.ranking import judged_by, ranked
+from offbeat.experiment.ranking import judged_by, missing, ranked
 from offbeat.experiment.sweep_display import SweepDisplay
 from offbeat.watch.results import Result, TaskResult
 
@@ -319,7 +321,7 @@ def test_a_setting_of_which_some_seeds_diverged_comes_before_one_of_which_all_di
         settings = {"lr": setting}
         if loss is None:
             return Result("area", seed, settings=settings, error="diverged")
-        return Result("area", seed, settings=settings, metrics={"loss": loss, "accuracy": loss})
+        return Result("area", seed, settings=settings, metrics={"loss": loss, "accuracy": loss}, measured=MEASURED)
 
     results = [
         result(s, k, loss)
@@ -336,7 +338,7 @@ def test_several_tasks_are_judged_together() -> None:
     def result(setting: int, ends: Sequence[float | None], accuracies: Sequence[float]) -> Result:
         curve = tuple(Measurement(task, 10.0 * (1 + task), 0, 0, {"accuracy": a}) for task, a in enumerate(accuracies))
         tasks = tuple(
-            TaskResult(name, end, "target" if end else "time", 1, 1, 0.0, {"accuracy": a})
+            TaskResult(name, end, "target" if end else "time", 1, 1, 0.0, {"accuracy": a}, measured=MEASURED)
             for name, end, a in zip(("easy", "hard"), ends, accuracies, strict=True)
         )
         return Result("fedast", 0, settings={"lr": setting}, curve=curve, tasks=tasks)
@@ -349,6 +351,23 @@ def test_several_tasks_are_judged_together() -> None:
     assert ranking(None, runs[1:2]) == ("accuracy", [(1, 0.9)])
     assert ranking("accuracy", runs)[1] == [(1, 0.9), (0, pytest.approx(0.85)), (2, pytest.approx(0.8))]
     assert ranking("time:0.75", runs)[1] == [(0, 20.0), (1, 20.0), (2, None)]
+    assert ranking("time:accuracy:0.75", runs)[1] == [(0, 20.0), (1, 20.0), (2, None)]
+
+
+def test_any_metric_ranks_in_its_own_direction() -> None:
+    def result(setting: int, rmse: float, r2: float) -> Result:
+        curve = tuple(Measurement(0, t, 0, 0, {"rmse": 3 * rmse / t, "r2": r2 * t / 3}) for t in (1.0, 2.0, 3.0))
+        measured = (Metric("rmse"), Metric("r2", higher=True), LOSS)
+        metrics = {"rmse": rmse, "r2": r2, "loss": rmse**2}
+        return Result("area", 0, settings={"lr": setting}, metrics=metrics, measured=measured, curve=curve)
+
+    runs = [result(0, 0.5, 0.6), result(1, 0.3, 0.9), result(2, 0.4, 0.8)]
+    order = {best: [line.settings["lr"] for line in ranked(runs, best)] for best in (None, "rmse", "r2", "time:0.45")}
+    assert order == {None: [1, 2, 0], "rmse": [1, 2, 0], "r2": [1, 2, 0], "time:0.45": [1, 2, 0]}
+    assert judged_by(runs, None) == "rmse"
+    assert [line.mean for line in ranked(runs, "time:0.45")] == [2.0, 3.0, None]
+    assert [line.mean for line in ranked(runs, "time:r2:0.55")] == [2.0, 3.0, 3.0]
+    assert missing(runs, "time:mape:0.5") == "no run has a metric 'mape'; there are loss, r2, rmse"
 
 
 def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:

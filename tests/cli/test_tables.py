@@ -7,8 +7,10 @@ from math import nan
 from typing import Any
 
 from rich.console import Console
+from worlds import MEASURED
 
-from offbeat.cli.tables import table
+from offbeat.cli.show import table
+from offbeat.core.metric import LOSS, Metric
 from offbeat.report.tables import TableCell, markdown, note, rows
 from offbeat.watch.results import MeanMax, Result
 
@@ -16,6 +18,7 @@ from offbeat.watch.results import MeanMax, Result
 def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, **more: Any) -> Result:
     found = {
         "metrics": {"accuracy": accuracy, "loss": 0.25},
+        "measured": MEASURED,
         "targets": {"0.8": reached},
         "updates": 12345,
         "versions": 99,
@@ -24,8 +27,8 @@ def result(name: str, seed: int, accuracy: float, reached: float | None = 1.0, *
     return Result(name, seed, **(found | more))
 
 
-def cells(*results: Result, targets: tuple[float, ...] = (0.8,)) -> dict[str, TableCell]:
-    head, body = rows(results, targets)
+def cells(*results: Result) -> dict[str, TableCell]:
+    head, body = rows(results)
     return dict(zip(head, body[0], strict=True))
 
 
@@ -60,13 +63,21 @@ def test_failed_seeds_are_counted_and_left_out_of_the_means() -> None:
     failed = Result("area", 1, error="client 3 …")
     assert cells(result("area", 0, 0.9), failed)["algorithm"] == TableCell("area", "1 of 2 failed")
     assert cells(result("area", 0, 0.9), failed)["accuracy"] == TableCell("90.0 %")
-    head, body = rows([failed], [0.8])
+    head, body = rows([failed])
     assert head == ["algorithm", "updates", "server\nsteps", "staleness"]
     assert body == [[TableCell("area", "1 of 1 failed"), TableCell("–"), TableCell("–"), TableCell("–")]]
 
 
-def test_targets_are_left_out_where_there_is_no_accuracy() -> None:
-    shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": nan}))
+def test_a_metric_that_is_no_share_is_not_written_in_per_cent() -> None:
+    rmse = Metric("rmse")
+    shown = cells(result("area", 0, 0.9, 2.5, metrics={"loss": 1.0, "rmse": 0.512}, measured=(rmse, LOSS)))
+    assert list(shown)[1:3] == ["rmse", "loss"]  # the task's own first
+    assert shown["rmse"] == TableCell("0.512")
+    assert shown["time\nto 0.8"] == TableCell("2.5")
+
+
+def test_without_targets_there_are_no_columns_for_them() -> None:
+    shown = cells(result("area", 0, 0.9, metrics={"loss": 1.0, "gap": nan}, measured=(LOSS, Metric("gap")), targets={}))
     assert list(shown) == ["algorithm", "loss", "gap", "updates", "server\nsteps", "staleness"]
     assert shown["gap"] == TableCell("–")
 
@@ -80,7 +91,7 @@ def test_it_fits_into_80_columns_with_a_long_name_and_wide_ranges() -> None:
     metrics = [{"accuracy": 0.9 + seed / 100, "loss": 0.354 + 0.011 * seed} for seed in range(3)]
     results = [result("fedasync-mixing", seed, 0.9, 10.25 + seed, metrics=metrics[seed]) for seed in range(3)]
     file = io.StringIO()
-    Console(file=file, width=80).print(table(*rows(results, [0.8]), note(results)))
+    Console(file=file, width=80).print(table(*rows(results), note(results)))
     assert "fedasync-mixing" in file.getvalue()
     assert "0.354–0.376" in file.getvalue()
     assert "means over 3 seeds" in file.getvalue()
@@ -88,7 +99,7 @@ def test_it_fits_into_80_columns_with_a_long_name_and_wide_ranges() -> None:
 
 def test_markdown_has_one_line_an_algorithm() -> None:
     results = [result("area", 0, 0.9), result("area", 1, 0.92), result("fedavg", 0, 0.5)]
-    lines = markdown(*rows(results, [0.8]), note(results)).splitlines()
+    lines = markdown(*rows(results), note(results)).splitlines()
     assert lines[0].count("|") == lines[1].count("|") == 8
     assert lines[2].startswith("| area | 91.0 % (90.0–92.0) | 0.25 | 1 | 12,345 | 99 | mean 3.14 (max 1,001) |")
     assert lines[-1] == "Means over 2 seeds, with the lowest and highest value."

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from command import ended, events, offbeat, run, sets, started, wait_for
 from rich.console import Console
+from worlds import Line, accuracies
 
 from offbeat.data.folder import root
 from offbeat.experiment.experiment import Experiment
@@ -113,8 +114,8 @@ SMALL = ["clients.count=12", "task.*.data=digits", "task.*.split.per_client=20",
 
 def test_the_file_of_the_issue_parses_with_the_papers_settings() -> None:
     experiment = Experiment.parse(tomllib.loads(ISSUE))
-    fedast, sync = experiment.algorithms.values()
-    assert (fedast.server.targets, sync.server.targets) == ((0.93, 0.82), (0.93, 0.82))
+    fedast, sync = (experiment.aimed(label, [Line([0.0])] * 2) for label in experiment.labels)
+    assert fedast.server.targets == sync.server.targets == accuracies(0.93, 0.82)
     assert [(half.steps, half.batch) for half in fedast.local] == [(27, 32)] * 2
     assert experiment.timing.available == 0.3
 

@@ -24,7 +24,7 @@ def test_the_record_says_which_executor_it_was_and_why(tmp_path: Path) -> None:
         assert run(tmp_path / name, DIGITS, *sets(f"executor={name}")).code == 0
     auto, serial = (result(tmp_path / name, "area-0") for name in ("auto", "serial"))
     assert auto["executor_reason"].startswith(f"{auto['executor']}: ")
-    assert "an update stacked by 5" in auto["executor_reason"]
+    assert "an update stacked by 2" in auto["executor_reason"]
     assert (serial["executor"], serial["executor_reason"], serial["workers"]) == ("serial", "asked for", 1)
 
 

@@ -180,7 +180,7 @@ def test_where_clients_evaluate_the_run_has_diverged_if_all_of_them_say_so(losse
     log.add("", "asked", task=0)
     for name, loss in zip("ab", losses, strict=True):
         said = {"diverged": True} if loss is None else {"loss": loss}
-        log.add(name, "judged", epoch=1, number=1, right=1, total=4, **said)
+        log.add(name, "judged", epoch=1, number=1, total=4, sums={"accuracy": [1, 4]}, **said)
     assert log.reducer.ledger.stopped == stopped
     assert [m.metrics for m in history.measurements] == ([] if stopped else [{"accuracy": 0.25, "loss": 0.5}])
 

@@ -87,3 +87,9 @@ def test_draws_of_neighbouring_keys_are_not_correlated() -> None:
     rows = bits(torch.tensor([signed(key(0, SAMPLE, c)) for c in range(200)]).unsqueeze(1), torch.arange(1000))
     correlations = torch.corrcoef(unit(rows)) - torch.eye(200)
     assert float(correlations.abs().max()) < 6 / 1000**0.5  # 20,000 pairs, each normal with deviation 1/sqrt(1000)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 12, 13, 100, 200])
+def test_a_few_of_many_are_drawn_as_by_a_shuffle(count: int) -> None:
+    items = [7 * number for number in range(100)]
+    assert Stream(5).sample(items, count) == Stream(5).sample(iter(items), count)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
 from offbeat.core.errors import FolderError
-from offbeat.core.state import State, Tensors, dump, load
+from offbeat.core.state import State, Tensors, copied, dump, load
 
 
 @dataclass
@@ -85,3 +86,20 @@ def test_a_kind_that_the_program_does_not_know_is_refused() -> None:
 def test_what_cannot_be_written_down_is_refused_when_it_is_saved(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
         dump([Leaf(value)], Tensors())
+
+
+class Pair(NamedTuple):
+    numbers: list[int]
+    other: int
+
+
+def test_a_copy_shares_nothing_that_can_be_changed() -> None:
+    vector = torch.ones(2)
+    tree: Any = [Leaf(vector, {1: [2]}), defaultdict(list, {"a": [1]}), Pair([1], 2), ([1], (2, [3]))]
+    before, again = repr(tree), copied(tree)
+    assert repr(again) == before
+    assert again[0].value is vector
+    again[0].value = None
+    for each in (again[0].other[1], again[1]["a"], again[1]["b"], again[2].numbers, again[3][0], again[3][1][1]):
+        each.append(4)
+    assert repr(tree) == before

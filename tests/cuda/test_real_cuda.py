@@ -40,7 +40,7 @@ def images() -> Dataset:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(256, (3000, 1, 16, 16), generator=g).to(torch.uint8)
     y = torch.randint(10, (3000,), generator=g)
-    return Dataset("noise", x[:2500], y[:2500], x[2500:], y[2500:], 10, 1 / 255)
+    return Dataset.pairs("noise", x[:2500], y[:2500], x[2500:], y[2500:], 10, 1 / 255)
 
 
 def trained(algorithm: ob.Algorithm, device: str, steps: int) -> tuple[Payload, Payload]:

@@ -13,7 +13,7 @@ import pytest
 
 from offbeat.core.errors import DataError, SettingError
 from offbeat.data import NAMES, fetch, load, status
-from offbeat.data.folder import SOURCES, Source, find, root
+from offbeat.data.folder import BUNDLED, SOURCES, Source, find, root
 
 FILES = {"a.bin": b"first file", "b.bin": b"second"}
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
@@ -146,7 +146,7 @@ def test_a_truncated_archive_is_refused_and_removed(packed, tmp_path, keep):
 def test_the_plays_have_no_publisher_and_the_digits_need_none(tmp_path):
     with pytest.raises(DataError, match=r"shakespeare has no publisher .* shakespeare/TITLE\.txt"):
         fetch("shakespeare", tmp_path)
-    assert fetch("digits", tmp_path) == []
+    assert fetch("digits", tmp_path) == fetch("randhie", tmp_path) == []
     with pytest.raises(SettingError, match="unknown data set 'cifar'; did you mean 'cifar10'"):
         fetch("cifar", tmp_path)
 
@@ -174,7 +174,7 @@ def test_status_tells_present_from_incomplete_and_missing(tiny, publisher, tmp_p
     rows = {row.name: row for row in status(tmp_path)}
     assert list(rows) == list(NAMES)
     assert {name: row.state for name, row in rows.items()} == {
-        "digits": "present", "mnist": "present", "fashion-mnist": "missing",
+        **dict.fromkeys(BUNDLED, "present"), "mnist": "present", "fashion-mnist": "missing",
         "cifar10": "incomplete", "shakespeare": "missing",
     }  # fmt: skip
     assert (rows["mnist"].size, rows["cifar10"].size) == (16, 5)

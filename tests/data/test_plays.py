@@ -84,17 +84,17 @@ def test_windows_stay_within_a_role_and_predict_its_next_character(tmp_path):
     assert data.owner.unique().tolist() == [-1, 0, 1]
     assert [int((data.owner == i).sum()) for i in (-1, 0, 1)] == [WINDOW, 160 - WINDOW, 240 - WINDOW]
     for i in torch.nonzero(data.owner >= 0).flatten()[::7]:
-        steps = (data.train_y[i] - data.train_x[i, -1].long()) % 10
+        steps = (data.train["y"][i] - data.train["x"][i, -1].long()) % 10
         assert int(steps) == 1  # the text counts up through ten neighbouring letters
-    assert data.train_x.data_ptr() == data.train_x[0].data_ptr()
-    assert data.train_x.stride() == (1, 1)
+    assert data.train["x"].data_ptr() == data.train["x"][0].data_ptr()
+    assert data.train["x"].stride() == (1, 1)
 
 
 def test_what_is_predicted_in_testing_was_never_predicted_in_training(tmp_path):
     data = shakespeare([long_play(tmp_path / "a.txt", [200])])
-    assert (len(data.train_y), len(data.test_y)) == (160 - WINDOW, 40)
+    assert (len(data.train["y"]), len(data.test["y"])) == (160 - WINDOW, 40)
     assert (data.test_owner >= 0).all()
-    assert data.scale is None
+    assert data.train.scales == {}
 
 
 def test_roles_too_short_for_a_window_are_left_out(tmp_path):

@@ -10,8 +10,7 @@ import torch
 from offbeat.core.errors import DataError, OffbeatError, SettingError
 from offbeat.data import load
 from offbeat.data.base import Dataset
-from offbeat.data.digits import digits
-from offbeat.data.readers import cifar10, idx
+from offbeat.data.readers import cifar10, digits, idx
 
 real = pytest.mark.skipif(not os.environ.get("OFFBEAT_DATA"), reason="OFFBEAT_DATA names no folder of data sets")
 
@@ -40,29 +39,29 @@ def cifar_bytes(records, label=7):
 def test_the_embedded_digits_are_split_once_and_for_all():
     data = digits()
     assert data.shape == (1, 8, 8)
-    assert (len(data.train_x), len(data.test_x)) == (1442, 355)
-    assert data.train_x.dtype == torch.uint8
-    assert int(data.train_x.max()) == 16
-    shares = torch.bincount(data.test_y) / torch.bincount(torch.cat([data.train_y, data.test_y]))
+    assert (len(data.train["x"]), len(data.test["x"])) == (1442, 355)
+    assert data.train["x"].dtype == torch.uint8
+    assert int(data.train["x"].max()) == 16
+    shares = torch.bincount(data.test["y"]) / torch.bincount(torch.cat([data.train["y"], data.test["y"]]))
     assert ((shares > 0.19) & (shares <= 0.2)).all()
-    assert torch.equal(digits().test_x, data.test_x)
+    assert torch.equal(digits().test["x"], data.test["x"])
 
 
 @pytest.mark.parametrize("pack", [True, False])
 def test_idx_files_are_read_packed_or_plain(tmp_path, pack):
     write_mnist(tmp_path, pack=pack)
     data = load("mnist", tmp_path)
-    assert data.train_x.shape == (5, 1, 28, 28)
-    assert data.test_y.shape == (2,)
-    assert data.train_y.dtype == torch.int64
-    assert data.scale == 1 / 255
+    assert data.train["x"].shape == (5, 1, 28, 28)
+    assert data.test["y"].shape == (2,)
+    assert data.train["y"].dtype == torch.int64
+    assert data.train.scales == {"x": 1 / 255}
 
 
 def test_a_set_is_read_once_per_folder(tmp_path):
     write_mnist(tmp_path / "a")
     write_mnist(tmp_path / "b", train=6)
     assert load("mnist", tmp_path / "a") is load("mnist", tmp_path / "a")
-    assert len(load("mnist", tmp_path / "b").train_y) == 6
+    assert len(load("mnist", tmp_path / "b").train) == 6
 
 
 @pytest.mark.parametrize(
@@ -108,11 +107,11 @@ def test_cifar_batches_are_read_plane_by_plane(tmp_path):
     for i, path in enumerate(paths):
         path.write_bytes(cifar_bytes(4, label=i))
     data = cifar10(paths, records=4)
-    assert data.train_y.tolist() == [0] * 4 + [1] * 4
-    assert data.test_y.tolist() == [2] * 4
-    assert data.train_x.shape == (8, 3, 32, 32)
-    assert data.test_x.is_contiguous()
-    assert data.train_x[1, 2, 0, 5] == (3073 + 1 + 2 * 1024 + 5) % 251
+    assert data.train["y"].tolist() == [0] * 4 + [1] * 4
+    assert data.test["y"].tolist() == [2] * 4
+    assert data.train["x"].shape == (8, 3, 32, 32)
+    assert data.test["x"].is_contiguous()
+    assert data.train["x"][1, 2, 0, 5] == (3073 + 1 + 2 * 1024 + 5) % 251
 
 
 def test_a_short_cifar_batch_and_a_wrong_label_are_refused(tmp_path):
@@ -141,23 +140,23 @@ def test_an_unknown_set_is_answered_with_the_nearest():
 )
 def test_the_real_images_have_their_published_sizes(name, train, test, shape):
     data = load(name)
-    assert (len(data.train_x), len(data.test_x), data.shape) == (train, test, shape)
-    assert data.test_y.unique().tolist() == list(range(10))
-    assert int(data.train_x.max()) == 255
+    assert (len(data.train["x"]), len(data.test["x"]), data.shape) == (train, test, shape)
+    assert data.test["y"].unique().tolist() == list(range(10))
+    assert int(data.train["x"].max()) == 255
 
 
 @real
 def test_the_real_plays_have_over_a_thousand_roles():
     data = load("shakespeare")
     assert 1000 < int(data.owner.max()) + 1 < 1200
-    assert data.train_x.shape == (len(data.train_y), 80)
+    assert data.train["x"].shape == (len(data.train["y"]), 80)
     assert 3_000_000 < int((data.owner >= 0).sum()) < 4_000_000
-    assert data.train_x.untyped_storage().nbytes() < 4_000_000  # windows are views of the text
+    assert data.train["x"].untyped_storage().nbytes() < 4_000_000  # windows are views of the text
 
 
 def made_of(x: torch.Tensor, scale: float | None) -> Dataset:
     labels = torch.zeros(len(x), dtype=torch.int64)
-    return Dataset("made", x, labels, x[:5], labels[:5], 2, scale)
+    return Dataset.pairs("made", x, labels, x[:5], labels[:5], 2, scale)
 
 
 def test_standard_inputs_have_mean_0_and_variance_1_in_every_channel():
@@ -166,18 +165,18 @@ def test_standard_inputs_have_mean_0_and_variance_1_in_every_channel():
     x[:, 2] = 7  # a channel without variance stays finite
     data = made_of(x, 1 / 255)
     made = data.as_inputs("standard")
-    assert made.scale == 1.0
-    assert made.train_x.dtype == torch.float32
-    assert torch.allclose(made.train_x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
-    assert torch.allclose(made.train_x[:, :2].var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
-    assert torch.equal(made.test_x, made.train_x[:5])  # by the training set's numbers
+    assert made.train.scales == {"x": 1.0}
+    assert made.train["x"].dtype == torch.float32
+    assert torch.allclose(made.train["x"].mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(made.train["x"][:, :2].var((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
+    assert torch.equal(made.test["x"], made.train["x"][:5])  # by the training set's numbers
     assert data.as_inputs("standard") is made  # so that runs with several seeds share it
 
 
 def test_signed_inputs_reach_from_minus_1_to_1():
     x = torch.tensor([[0, 51], [204, 255]], dtype=torch.uint8).repeat(4, 1)
     data = made_of(x, 1 / 255)
-    assert torch.allclose(data.as_inputs("signed").train_x[:2], torch.tensor([[-1.0, -0.6], [0.6, 1.0]]))
+    assert torch.allclose(data.as_inputs("signed").train["x"][:2], torch.tensor([[-1.0, -0.6], [0.6, 1.0]]))
     assert data.as_inputs("unit") is data
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from command import offbeat
+from command import events, offbeat
 from federation import AREA, PATIENCE, Federation, check, final_ledger, revive, wait_for_updates
 
 from offbeat.deploy.keys import SERVER
@@ -37,7 +38,9 @@ def test_a_run_outlives_each_broker_of_a_cluster(tmp_path: Path) -> None:
             where = ("--keys", federation.keys / SERVER, "--nats", federation.url)
             folded = offbeat("replay", federation.out / "area-0", *where)
             assert folded.code == 0, folded.err
-            print(result["updates"], result["metrics"], ledger.tally, folded.out)
+            times = [row["time"] for row in events(federation.out / "area-0") if row["event"] == "Arrived"]
+            pause = max(after - before for before, after in pairwise(times))
+            print(result["updates"], result["metrics"], ledger.tally, folded.out, f"longest pause {pause:.1f} s")
             assert result["updates"] > 500
             assert result["metrics"]["accuracy"] > 0.9
         finally:

@@ -26,14 +26,16 @@ async def serve(folder: Path, url: str) -> None:
     await link.connect(5)
     try:
         made = plan(FedAsync(lr=0.1))
-        server = RunServer(made, link, folder / "run", {"run": "run"}, measure=nowhere, every=1.0, wait=0)
+        roster = keys.read_roster(folder / "fed")
+        server = RunServer(made, link, folder / "run", {"run": "run"}, roster, measure=nowhere, every=1.0, wait=0)
         await asyncio.wait_for(server.run(), 20)
     finally:
         await link.close()
 
 
 def test_a_loss_of_nan_ends_the_run_and_its_folder_remembers(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "broker", keys.init(tmp_path / "fed", ["a", "b"], tls=False))
+    keys.init(tmp_path / "fed", ["a", "b"], tls=False)
+    broker = Broker(tmp_path / "broker", tmp_path / "fed")
     broker.start()
     try:
         for _ in range(2):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,18 @@ from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.core.server import Algorithm
 from offbeat.deploy import keys, wire
 from offbeat.deploy.admission import Limits
+from offbeat.deploy.board import BoardSerial, change_board, read_board
 from offbeat.deploy.broker import Broker
+from offbeat.deploy.client import Party, RunClient
+from offbeat.deploy.envelope import digest_of
+from offbeat.deploy.gate import PARTED, write_parts
+from offbeat.deploy.jwt import MAX_PAYLOAD
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
+from offbeat.deploy.push import push
+from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
 from offbeat.deploy.server import RunServer
+from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
 
 PROBLEM = Line([1.0, 2.0])
@@ -33,7 +42,7 @@ class Scene:
     def __init__(self, folder: Path, tls: bool) -> None:
         self.folder = folder
         self.roster = keys.init(folder / "fed", ["alice", "mallory"], tls=tls)
-        self.broker = Broker(folder / "broker", self.roster, folder / "fed" if tls else None)
+        self.broker = Broker(folder / "broker", folder / "fed")
 
     def link(self, name: str) -> Link:
         return Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
@@ -52,9 +61,9 @@ class Scene:
         server, mallory = self.link("server"), self.link("mallory")
         await server.connect(5)
         await mallory.connect(5)
-        run_server = RunServer(plan, server, self.folder / "run", {"run": "r1"})
+        run_server = RunServer(plan, server, self.folder / "run", {"run": "r1"}, self.roster)
         serving = asyncio.create_task(run_server.run())
-        await asyncio.sleep(0.3)
+        await until(lambda: run_server.ready)
         try:
             await act(self, run_server, mallory)
         finally:
@@ -73,6 +82,12 @@ def staged(folder: Path, act: Callable[[Scene, RunServer, Link], Awaitable[None]
         scene.broker.stop()
 
 
+def sealed(link: Link, kind: str, **header: Any) -> bytes:
+    """An envelope as its sender would send it."""
+    message = wire.pack(kind, {"run": "r1", "client": link.creds.client, **header})
+    return channel_of(link.creds, "r1").seal("entry", message)
+
+
 async def until(what: Callable[[], bool]) -> None:
     for _ in range(200):
         if what():
@@ -83,8 +98,10 @@ async def until(what: Callable[[], bool]) -> None:
 
 def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
-        stranger = Link(keys.new_creds("fed", "alice", mallory.creds.ca), scene.broker.url)
-        with pytest.raises(OffbeatError, match="does not know this key") as caught:
+        keys.init(scene.folder / "other", ["alice"])
+        other = keys.read_creds(scene.folder / "other" / "alice.creds")
+        stranger = Link(replace(other, ca=mallory.creds.ca), scene.broker.url)
+        with pytest.raises(OffbeatError, match="refuses these keys") as caught:
             await stranger.connect(2)
         assert stranger.creds.seed not in str(caught.value)
 
@@ -96,12 +113,8 @@ def test_a_key_that_was_replaced_gets_no_connection_and_the_new_one_does(tmp_pat
         fed, before = scene.folder / "fed", scene.link("alice")
         roster = keys.rotate(fed, ["alice"])
         assert list(roster.clients) == ["alice", "mallory"]
-        assert f"listen: {json.dumps('0.0.0.0:4222')}" in (fed / keys.BROKER).read_text()
-        Broker(scene.broker.folder, roster, scene.broker.tls, port=scene.broker.port)  # writes its configuration
-        assert scene.broker.process is not None
-        scene.broker.process.send_signal(signal.SIGHUP)
-        await asyncio.sleep(0.5)
-        with pytest.raises(OffbeatError, match="does not know this key"):
+        await push(fed, scene.broker.url)
+        with pytest.raises(OffbeatError, match="refuses these keys"):
             await before.connect(2)
         after = scene.link("alice")
         await after.connect(5)
@@ -114,56 +127,157 @@ def test_a_key_that_was_replaced_gets_no_connection_and_the_new_one_does(tmp_pat
 
 def test_a_client_reaches_neither_another_s_subjects_nor_the_server_s(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
-        bye = wire.pack("bye", {"run": "r1", "client": "alice", "epoch": 1})
+        alice, before = scene.roster.client("alice").account, run_server.ledger.position
+        up = sealed(mallory, "bye", epoch=1)
+        theirs = [f"{what}.{alice}.r1" for what in ("up", "part", "mirror", "beat", "ask", "desk", "tell")]
+        streams = ("IN", "PART", "MIRROR", "LOG", "BODY")
+        api = [f"$JS.API.STREAM.{what}.{each}-r1" for what in ("DELETE", "PURGE", "INFO") for each in streams]
         for subject in (
-            "r1.up.alice",
-            "r1.log",
-            "r1.assignment.mallory",
-            "r1.mirror.alice.x.head",
-            "charter",
-            "r1.beat.alice",
+            *theirs,
+            "log.r1",
+            "body.r1.x.0",
+            "model.r1.x.0",
+            "board",
+            "roster",
+            "pulse.r1",
+            "desk.r1",
+            *api,
         ):
             mallory.trouble = ""
-            await mallory.say(subject, bye)
+            await mallory.say(subject, up)
             await until(lambda: "permissions violation" in mallory.trouble)
-        for subject in ("r1.assignment.alice", "r1.up.alice", "r1.log", ">"):
+        for subject in (*theirs, "log.r1", "up.*.r1", ">", "_INBOX.>", "_INBOX.alice.>", "$SYS.>"):
             mallory.trouble = ""
-            await mallory.client.subscribe(f"{mallory.root}.{subject}")
+            await mallory.client.subscribe(subject)
             await until(lambda: "permissions violation" in mallory.trouble)
-        mallory.trouble = ""
-        await mallory.client.publish(f"$JS.API.STREAM.DELETE.{mallory.stream('r1', 'log')}")
-        await until(lambda: "permissions violation" in mallory.trouble)
-        assert run_server.ledger.position == 0
+        assert run_server.ledger.position == before
+        assert not run_server.refused
 
     staged(tmp_path, act)
 
 
 def test_rubbish_is_refused_under_its_code_counted_and_the_server_goes_on(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        channel = channel_of(mallory.creds, "r1")
         header = {"run": "r1", "client": "mallory", "epoch": 1}
         big = wire.pack("trained", {**header, "seq": 1, "job": 0, "steps": 1}, {"delta": torch.zeros(60_000)})
-        parted = wire.pack("parted", {"run": "r1", "client": "mallory", "name": "0" * 32, "count": 9, "size": 1 << 40})
-        for data in (b"rubbish", big, wire.pack("bye", {**header, "client": "alice"}), parted):
-            await mallory.store("r1.up.mallory", data)
-        await mallory.store("r1.up.mallory", wire.pack("hello", {**header, "nonce": "m"}))
-        await until(lambda: run_server.ledger.position >= 5)
-        assert run_server.ledger.tally.refused == {"malformed": 1, "oversized": 2, "identity": 1}
-        assert run_server.ledger.clients[1].present
+        vast = b'{"numbers":[1,2,3],"size":1099511627776,"digest":"%s"}' % (b"0" * 64)
+        gone = write_parts([7, 8, 9], 27, digest_of(b"pieces that were never sent"))
+        for data in (
+            b"",
+            b"rubbish",
+            channel.seal("entry", big),
+            PARTED + channel.seal("parts", vast),
+            PARTED + channel.seal("parts", gone),
+            PARTED + channel.seal("parts", b"[[[[[[[["),
+            PARTED + channel.seal("entry", b"{}"),
+            channel.seal("beat", b"not an entry"),
+            channel_of(mallory.creds, "r2").seal("entry", b"for another run"),
+        ):
+            await mallory.store("up.r1", data)
+        await mallory.store("up.r1", sealed(mallory, "bye", client="alice", epoch=1))
+        await mallory.store("up.r1", channel.seal("entry", b"rubbish"))
+        await mallory.store("up.r1", sealed(mallory, "hello", epoch=1, nonce="m"))
+        await until(lambda: run_server.ledger.clients[1].present)
+        before_the_log = {"malformed": 3, "oversized": 2, "damaged": 1, "forged": 3}
+        assert run_server.gate.refused == before_the_log
+        assert run_server.ledger.tally.refused == {"identity": 1, "malformed": 1}
+        assert run_server.ledger.position == 6  # the server's own three, and what could be opened
+        assert run_server.refused["malformed"] == 4
 
     staged(tmp_path, act)
 
 
 def test_the_broker_cannot_be_made_to_speak_for_the_server(tmp_path: Path) -> None:
-    """A request's reply may be addressed to any subject: its answer must not count as the server's word."""
+    """A request's reply may be addressed to any subject: its answer stays in the account that asked."""
 
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
-        forged = wire.pack("halted", {"run": "r1", "reason": "by mallory"})
-        await mallory.store("r1.mirror.mallory.x.head", forged)
-        get = f"$JS.API.DIRECT.GET.{mallory.stream('r1', 'assignment')}.{mallory.root}.r1.mirror.mallory.x.head"
-        await mallory.client.publish(get, b"", reply=f"{mallory.root}.r1.log")
-        await until(lambda: run_server.ledger.position >= 1)
+        alice, before = scene.roster.client("alice").account, run_server.ledger.position
+        desk = await mallory.get("get.desk.r1")
+        assert desk is not None
+        for reply in ("log.r1", f"desk.{alice}.r1", f"up.{alice}.r1", "board", "$JS.API.STREAM.DELETE.LOG-r1"):
+            for ask in ("get.desk.r1", "get.board"):
+                await mallory.client.publish(ask, b"", reply=reply)
+        await mallory.client.publish("ask.r1", channel_of(mallory.creds, "r1").seal("ask", b""), reply="log.r1")
+        await mallory.client.flush()
+        await asyncio.sleep(0.3)
         assert run_server.ledger.stopped == ""
-        assert run_server.ledger.tally.refused == {"identity": 1}
+        assert run_server.ledger.position == before
+        assert await run_server.link.end("LOG-r1") == before
+
+    staged(tmp_path, act)
+
+
+def test_what_a_broker_s_administrator_forges_counts_nowhere(tmp_path: Path) -> None:
+    """Whoever may write to every subject of the server's account, but has none of the keys that sign."""
+
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        admin, alice = run_server.link, scene.link("alice")
+        await alice.connect(5)
+        account = alice.creds.account
+        party = Party("r1", "alice", 0, [PROBLEM], run_server.plan.locals, 0)
+        client = RunClient(party, alice, scene.folder / "state")
+        running = asyncio.create_task(client.run())
+        await until(lambda: run_server.ledger.clients[0].present)
+        entry = sealed(mallory, "hello", epoch=1, nonce="m")  # mallory's, as if alice had sent it
+        await admin.store(f"up.{account}.r1", entry)
+        await until(lambda: run_server.gate.refused["forged"] == 1)
+        stale = await admin.last("DESK", f"desk.{account}.r1")
+        assert stale is not None
+        forged = channel_of(mallory.creds, "r1").seal("entry", b"x")
+        for data in (b"", b"rubbish", forged, stale.data[:-1] + bytes([stale.data[-1] ^ 1])):
+            await admin.store(f"desk.{account}.r1", data)
+            await admin.store("board", data)
+            await admin.say("pulse.r1", data)
+            with pytest.raises(RefusedError):
+                await read_board(alice)
+        assert client.core.assignment is not None
+        assert client.core.assignment.run == "r1"
+        client.leave()
+        await running
+        await alice.close()
+        assert "forged" in run_server.refused
+
+    staged(tmp_path, act)
+
+
+def test_an_older_board_does_not_come_back(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        seen = BoardSerial(scene.folder / "state")
+        old = await mallory.get("get.board")
+        assert old is not None
+        await change_board(run_server.link, lambda board: board.with_run("r2", {"run": "r2"}))
+        board = await read_board(mallory, seen)
+        assert board is not None
+        assert board.runs["r2"] == {"run": "r2"}
+        await run_server.link.store("board", old.data)
+        for known in (seen, BoardSerial(scene.folder / "state")):  # also in another process with the same disk
+            with pytest.raises(RefusedError, match="old"):
+                await read_board(mallory, known)
+
+    staged(tmp_path, act)
+
+
+def test_a_client_gets_its_own_copy_and_the_state_of_the_run_and_nobody_else_s(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        alice = scene.link("alice")
+        await alice.connect(5)
+        for name, content in (("first", b"1" * 10), ("second", b"2" * 10)):
+            await alice.store("mirror.r1", write("copy", CopyPiece("nonce", name, 0, 1), content))
+        await alice.store("mirror.r1", write("copy", CopyPiece("nonce", "half", 0, 2), b"half"))
+        asking = [Asking(link, "r1") for link in (alice, mallory)]
+        for each in asking:
+            await each.listen()
+        assert await asking[0].ask("copy", "nonce") == b"2" * 10
+        assert await asking[0].ask("copy", "nonce", skip=1) == b"1" * 10
+        assert await asking[0].ask("copy", "nonce", skip=2) is None
+        assert await asking[1].ask("copy", "nonce") is None
+        status = json.loads(await asking[1].ask("status"))
+        assert (status["run"], status["state"]) == ("r1", "waiting for clients")
+        with pytest.raises(TimeoutError):
+            await asking[1].ask("append", piece=wire.pack("halted", {"run": "r1", "reason": "mine"}), patience=0.5)
+        assert run_server.ledger.stopped == ""
+        await alice.close()
 
     staged(tmp_path, act)
 
@@ -171,7 +285,7 @@ def test_the_broker_cannot_be_made_to_speak_for_the_server(tmp_path: Path) -> No
 def test_a_message_beyond_the_broker_s_limit_does_not_leave(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         with pytest.raises(Exception, match="payload"):
-            await mallory.say("r1.up.mallory", b"x" * (keys.MAX_PAYLOAD + 1))
+            await mallory.say("up.r1", b"x" * (MAX_PAYLOAD + 1))
 
     staged(tmp_path, act)
 
@@ -191,7 +305,8 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_sealed_opens_only_with_the_same_key_and_label() -> None:
-    mine, other = keys.new_creds("fed", "a"), keys.new_creds("fed", "a")
+    creds = keys.Creds("fed", "a", "", "", "")
+    mine, other = replace(creds, copy=bytes(32)), replace(creds, copy=bytes(31) + b"x")
     sealed = keys.Seal(mine).close(b"memory", "run 1")
     assert b"memory" not in sealed
     assert keys.Seal(mine).open(sealed, "run 1") == b"memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from safetensors.torch import load_file
 
 from offbeat.cli.deploy import needs_deploy
 from offbeat.core.errors import SettingError
+from offbeat.deploy.broker import free_port
 from offbeat.experiment.federation import experiment_for
+from offbeat.experiment.real import DeployOptions, plan_of
+from offbeat.experiment.session import Session
 
 SMALL = """
 until = { updates = 60, time = 60.0 }
@@ -44,7 +48,7 @@ local = { sgd = { lr = 0.5, steps = 4, batch = 16 } }
 def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp_path: Path) -> None:
     file, out = tmp_path / "e.toml", tmp_path / "out"
     file.write_text(SMALL)
-    outcome = ended(started("up", file, "--processes", "1", "--pace", "1", "--out", out, "--json"))
+    outcome = offbeat("up", file, "--processes", "1", "--pace", "1", "--out", out, "--json")
     assert outcome.code == 0, outcome.err
     runs = outcome.runs
     assert [run["algorithm"] for run in runs] == ["area", "favano"]
@@ -69,6 +73,24 @@ def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp
     logs = "".join(path.read_text() for path in out.rglob("*.log"))
     assert "serving" in logs
     assert not any(secret in logs for secret in secrets)
+
+
+def test_only_what_needs_the_rates_of_a_timing_table_asks_for_one(tmp_path: Path) -> None:
+    text = SMALL.replace("[timing]\nexponential = { rate = 20.0 }\n", "")
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(text)
+    experiment = experiment_for(file)
+    roster = [f"c{number}" for number in range(3)]
+    for spec in experiment.runs:
+        assert plan_of(Session(experiment), spec, "run", roster, DeployOptions()).roster == roster
+    paced = offbeat("up", file, "--pace", "1", "--out", out)
+    assert (paced.code, "--pace: the experiment has no [timing] table" in paced.err) == (1, True)
+    simulated = offbeat("run", file, "--out", out)
+    assert (simulated.code, "timing missing; timing: " in simulated.err) == (1, True)
+    file.write_text(text.replace("size = 3", 'size = { poisson = "optimal" }'))
+    optimal = offbeat("up", file, "--out", out)
+    assert (optimal.code, "needs the clients' rates" in optimal.err) == (1, True)
+    assert not out.exists()
 
 
 def wait_for(path: Path, federation: Federation) -> None:
@@ -99,6 +121,63 @@ def test_sites_train_on_data_of_their_own_that_the_server_never_sees(
         assert result["updates"] == 30
         assert result["metrics"]["accuracy"] > 0.5  # counted by the clients, on what they held out
         assert [process.wait(20) for process in federation.clients.values()] == [0, 0]
+
+
+def test_up_takes_data_of_ones_own_and_says_at_once_why_no_client_can_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = "\ndef huge(client):\n    x, y = load()\n    x[: 160 + len(client) - 2] = 3e38\n    return x, y\n"
+    (tmp_path / "mysite.py").write_text(LOADER + huge)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    file = tmp_path / "own.toml"
+    file.write_text(OWN)
+    words = ("up", file, "--processes", "1", "--json")
+    said = offbeat(*words, "--out", tmp_path / "none")
+    assert (said.code, "with --data" in said.err) == (1, True)
+    done = offbeat(*words, "--data", "mysite:load", "--out", tmp_path / "good")
+    assert done.code == 0, done.err
+    assert done.runs[0]["updates"] == 30
+    began = time.monotonic()
+    more = ("--set", "algorithm.fedbuff.local.sgd.steps=3")  # the second step overflows
+    failed = offbeat(*words, *more, "--data", "mysite:huge", "--out", tmp_path / "bad")
+    assert failed.code == 1
+    assert "jobs so far have failed; the last one: delta is not finite after 3 steps" in failed.err
+    assert time.monotonic() - began < 30
+
+
+def test_a_run_with_its_own_broker_is_replayed_without_starting_that_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mysite.py").write_text(LOADER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    file, keys, port, out = tmp_path / "own.toml", tmp_path / "fed", free_port(), tmp_path / "out"
+    file.write_text(OWN.replace("updates = 30", "updates = 10"))
+    url = f"tls://127.0.0.1:{port}"
+    assert offbeat("keys", "init", keys, "--clients", "a", "--port", str(port)).code == 0
+    words = ("serve", file, "--keys", keys / "server.creds", "--nats", url, "--embedded", "--json", "--out")
+    server = started(*words, out)
+    client = started("join", "--keys", keys / "a.creds", "--nats", url, "--data", "mysite:load", "--once")
+    try:
+        wait_until_served(out / "fedbuff-0" / "server.log", server)
+        second = offbeat(*words, tmp_path / "other")
+        assert (second.code, "a broker that runs already" in second.err) == (1, True)
+        assert ended(server).code == 0
+        assert ended(client).code == 0
+    finally:
+        server.kill()
+        client.kill()
+    said = offbeat("replay", out / "fedbuff-0", "--keys", keys / "server.creds", "--nats", url)
+    assert (said.code, "the same state" in said.out) == (0, True), said.err
+
+
+def wait_until_served(path: Path, server: subprocess.Popen[str]) -> None:
+    for _ in range(3000):
+        if path.exists() and "serving" in path.read_text():
+            return
+        assert server.poll() is None, server.communicate()
+        time.sleep(0.02)
+    raise AssertionError(path)
 
 
 def test_how_many_clients_is_said_where_the_file_says_it(tmp_path: Path) -> None:

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from ideal import Ideal
 from logs import Log, plan
 from worlds import run as simulate
 
-from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAsync, FedBuff
+from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff
+from offbeat.algorithms.optimisers import FedAdam, FedAvgM
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
-from offbeat.core.random import SERVER, Stream, key
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done
-from offbeat.deploy.plan import Plan
-from offbeat.deploy.reducer import LogEntry
 from offbeat.deploy.server_core import ServerCore
-from offbeat.deploy.train import Training
-from offbeat.deploy.view import LedgerView
-from offbeat.local import SGD, Moreau
+from offbeat.local import SGD, Adam, Moreau
+from offbeat.local.schedules import CosineDecay
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times
-from offbeat.watch.history import History
 
 
 def one(value: float) -> torch.Tensor:
@@ -60,7 +55,7 @@ REFUSALS: dict[str, Callable[[Log], str]] = {
         -1
     ],
     "over": lambda log: [log.add("", "halted", reason="enough"), log.result("a", 1, 0)][1],
-    "retired": lambda log: [log.add("", "retired", client=0), log.add("a", "hello", epoch=2, nonce="z")][1],
+    "removed": lambda log: [log.add("", "removed", client=0), log.add("a", "hello", epoch=2, nonce="z")][1],
     "behind": lambda log: log.add("a", "hello", epoch=2, nonce="z", after_epoch=1, after_seq=7),
 }
 
@@ -70,9 +65,16 @@ def test_every_refusal_has_its_code_is_counted_and_the_run_goes_on(expected: str
     log = Log(plan(FedAsync(lr=0.1))).begin()
     assert REFUSALS[expected](log) == expected
     assert log.refused == {expected: 1}
-    if expected not in ("over", "retired"):
+    if expected not in ("over", "removed"):
         job = log.reducer.ledger.clients[1].queue[0]
         assert log.result("b", log.reducer.ledger.clients[1].seq + 1, job) == "applied"
+
+
+def test_epochs_go_up_by_one() -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    assert log.add("a", "hello", epoch=2**53 - 1, nonce="z", after_epoch=1) == "epoch"
+    assert log.reducer.ledger.clients[0].epoch == 1
+    assert log.add("a", "hello", epoch=2, nonce="z", after_epoch=1) == ""
 
 
 def test_a_stranger_is_refused() -> None:
@@ -162,121 +164,15 @@ def test_bfloat16_is_refused_where_clients_have_a_memory() -> None:
 # The same course of events as in the simulator
 
 
-class Ideal:
-    """A network without delay: only the jobs take time, as long as a timing model says."""
-
-    def __init__(self, problem: Any, server: Server[Any], local: Any, timing: Times, until: Until, seed: int) -> None:
-        made = Algorithm(server, local)
-        names = [f"c{number}" for number in range(problem.clients)]
-        self.plan = Plan(
-            "run",
-            names,
-            made.server,
-            made.locals(1),
-            [problem.initial()],
-            until,
-            seed=seed,
-            limits=Limits(lease=1e9, patience=1e9),
-        )
-        self.problem, self.clock = problem, timing.bind(problem.clients, seed)
-        self.history = History(keep_events=True)
-        self.core = ServerCore(self.plan, None, [self.history], wait=problem.clients)
-        self.at_work: dict[str, tuple[Training, float, float]] = {}  # by client: its job, when that began and ends
-        self.draw_as_simulated(self.core.reducer.draws, seed)
-        firsts = [made.locals(1)[0].remember(problem.initial())]
-        self.client_cores = [
-            ClientCore("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names
-        ]
-        self.heap: list[Any] = []
-        self.counter, self.now, self.seq = itertools.count(), 0.0, 0
-
-    def draw_as_simulated(self, view: LedgerView, seed: int) -> None:
-        """Random numbers by the count of events, where a log has more entries than a simulation has events."""
-
-        def renew(_: int) -> None:
-            view._rng = Stream(key(seed, SERVER, self.core.ledger.events + 1))
-
-        view.renew = renew  # type: ignore[method-assign]
-
-    def later(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
-
-    def run(self) -> ServerCore:
-        for client_core in self.client_cores:
-            client_core.start(None, 0.0)
-        self.obey(self.core.boot(0.0))
-        self.tick()
-        while self.heap and not self.core.ledger.stopped:
-            self.now, _, action = heapq.heappop(self.heap)
-            action()
-        return self.core
-
-    def tick(self) -> None:
-        self.obey(self.core.due(self.now))
-        wait = self.core.wait_for(self.now, 1e9)
-        if wait < 1e9:
-            self.later(max(wait, 1e-9), lambda: self.obey(self.core.due(self.now)))
-
-    def obey(self, effects: list[server_side.Effect]) -> None:
-        called = list(getattr(self.core.ledger.server, "drawn", ()))  # the simulator asks in the order of drawing
-        for effect in sorted(
-            effects, key=lambda e: called.index(e.client) if getattr(e, "client", -1) in called else -1
-        ):
-            if isinstance(effect, server_side.Append):
-                self.later(0.0, lambda data=effect.data: self.append("", data))
-            elif isinstance(effect, server_side.Post):
-                client_core, data = self.client_cores[effect.client], effect.data
-                self.later(
-                    0.0,
-                    lambda client_core=client_core, data=data: self.act(client_core, client_core.hear(data, self.now)),
-                )
-
-    def append(self, sender: str, data: bytes) -> None:
-        self.seq += 1
-        self.obey(self.core.fold(LogEntry(self.seq, self.now, sender, data), self.now))
-        self.later(0.0, self.tick)
-
-    def act(self, client_core: ClientCore, effects: list[client_side.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, client_side.Tell):
-                self.later(0.0, lambda data=effect.data: self.append(client_core.client, data))
-            elif isinstance(effect, client_side.Mirror):
-                self.act(client_core, client_core.mirrored(effect.data, self.now))
-            elif isinstance(effect, client_side.Train):
-                self.train(client_core, effect)
-            elif isinstance(effect, client_side.Interrupt):
-                self.interrupt(client_core, effect.keep)
-
-    def train(self, client_core: ClientCore, effect: client_side.Train) -> None:
-        job = effect.job
-        local, length = self.plan.locals[job.task], self.clock.durations(job, 0, 0).compute
-        training = Training(self.problem, local, job, effect.payload, effect.memory, self.plan.seed)
-        self.at_work[client_core.client] = training, self.now, self.now + length
-
-        def finish() -> None:
-            if self.at_work.get(client_core.client, (None,))[0] is training:
-                while training.step():
-                    pass
-                self.report(client_core, training)
-
-        self.later(length, finish)
-
-    def interrupt(self, client_core: ClientCore, keep: bool) -> None:
-        training, start, end = self.at_work.pop(client_core.client, (None, 0.0, 0.0))
-        if training is not None and keep:
-            for _ in range(int(training.job.steps * (self.now - start) / (end - start))):
-                training.step()
-            self.report(client_core, training)
-
-    def report(self, client_core: ClientCore, training: Training) -> None:
-        self.at_work.pop(client_core.client, None)
-        self.act(client_core, client_core.done(Done(training.job, *training.result(), training.steps), self.now))
-
-
 COURSES = {
     "fedasync": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2)),
     "fedbuff": (FedBuff(size=3), SGD(lr=0.05)),
     "area": (AREA(size=3), SGD(lr=0.05, steps=2)),
+    "server adam, kept adam": (FedBuff(size=3, server=FedAdam(lr=0.1)), Adam(lr=0.05, steps=2, keep=True)),
+    "area, momentum on both sides": (
+        AREA(size=3, server=FedAvgM(0.5, lr=0.7)),
+        SGD(lr=0.05, momentum=0.9, keep=True, schedule=CosineDecay(40, over="job")),
+    ),
     "area by local envelope": (AREA(size=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {
@@ -286,18 +182,31 @@ HELD = {
 }
 
 
-def both(server: Server[Any], local: Any) -> tuple[Any, Any, Ideal]:
-    """A simulation, and the fold over an ideal network with its history."""
+def both(server: Server[Any], local: Any, listed: int = 99, ghost: bool = False) -> tuple[Any, Any, Ideal]:
+    """A simulation, and the fold over an ideal network with its history.
+
+    listed: clients from the beginning; the others are enrolled before the run begins.   ghost: one more is enrolled in
+    the middle of it, never comes, and is removed.
+    """
     problem = Quadratic(6, dim=4, noise=0.5)
     timing, until = Times(Exponential(tuple(0.3 * 1.5**i for i in range(6)))), Until(updates=120)
     expected = simulate(problem, server, local, timing, until, seed=3, executor="serial")
-    ideal = Ideal(problem, server, local, timing, until, seed=3)
+    ideal = Ideal(problem, server, local, timing, until, seed=3, listed=listed)
+    if ghost:
+        ideal.later(2.0, lambda: ideal.enrol("ghost"))
+        ideal.later(5.0, lambda: ideal.append("", wire.say(wire.Removed("run", problem.clients))))
     return expected, ideal.run(), ideal
 
 
+@pytest.mark.parametrize("membership", [{}, {"listed": 4}, {"ghost": True}], ids=["fixed", "enrolled", "ghost"])
 @pytest.mark.parametrize("name", COURSES)
-def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulated(name: str) -> None:
-    expected, found, ideal = both(*COURSES[name])
+def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulated(
+    name: str, membership: dict[str, Any]
+) -> None:
+    expected, found, ideal = both(*COURSES[name], **membership)
+    assert found.ledger.members == 6
+    if membership.get("ghost"):
+        assert [row.event for row in ideal.history.events if row.client == 6] == ["Admitted", "Dismissed"]
 
     def course(rows: Any) -> list[tuple[Any, ...]]:
         kept = [row for row in rows if row.event == "Arrived"]
@@ -327,7 +236,7 @@ def test_a_finished_result_is_handed_out_while_newer_work_goes_on() -> None:
     client_core.state = ClientState("run", "ab"[other], 1, "ab"[other], accepted=True, settled=(1, 0))
 
     def hear() -> list[client_side.Effect]:
-        (assignment,) = (e.data for e in server_core.boot(0.0) if isinstance(e, server_side.Post) and e.client == other)
+        (assignment,) = (effect.data for effect in server_core.post(other, 0.0) if isinstance(effect, server_side.Post))
         return client_core.hear(assignment, 0.0)
 
     def train(effects: list[client_side.Effect]) -> Job:
@@ -351,10 +260,109 @@ def test_a_finished_result_is_handed_out_while_newer_work_goes_on() -> None:
     assert 0 in client_core.kept
 
 
+class Ahead:
+    """A client with three jobs in its queue."""
+
+    def __init__(self, first: dict[str, torch.Tensor]) -> None:
+        self.log = Log(plan(FedAST(requests=6, size=6), until=Until(updates=10**6))).begin()
+        reducer = self.log.reducer
+        self.client = max((0, 1), key=lambda client: len(reducer.ledger.clients[client].queue))
+        self.name = "ab"[self.client]
+        self.core = ClientCore("run", self.name, [first], lambda: self.name, retry=1e9, beat=1e9)
+        memory = {0: first} if first else {}
+        self.core.state = ClientState("run", self.name, 1, self.name, accepted=True, settled=(1, 0), memory=memory)
+        self.server = ServerCore(reducer.plan, reducer.ledger)
+
+    def hear(self) -> list[client_side.Effect]:
+        posts = self.server.post(self.client, 0.0)
+        return self.core.hear(next(each.data for each in posts if isinstance(each, server_side.Post)), 0.0)
+
+    def finish(self) -> list[client_side.Effect]:
+        assert self.core.current is not None
+        return self.core.done(Done(self.core.current, {"delta": one(1.0)}, {}, 1), 0.0)
+
+
+def told(effects: list[client_side.Effect]) -> list[int]:
+    return [wire.unpack(each.data).header["job"] for each in effects if isinstance(each, client_side.Tell)]
+
+
+def begun(effects: list[client_side.Effect]) -> list[int]:
+    return [each.job.id for each in effects if isinstance(each, client_side.Train)]
+
+
+def test_the_next_job_begins_before_the_verdict_and_its_result_goes_out_after_it() -> None:
+    world = Ahead({})
+    first, second, third = world.log.reducer.ledger.clients[world.client].queue[:3]
+    assert begun(world.hear()) == [first]
+    said = world.finish()
+    assert (told(said), begun(said)) == ([first], [second])
+    again = world.finish()
+    assert (told(again), begun(again)) == ([], [])
+    assert world.log.raw(world.name, next(e.data for e in said if isinstance(e, client_side.Tell))) == "applied"
+    after = world.hear()
+    assert (told(after), begun(after)) == ([second], [third])
+
+
+def test_a_result_whose_job_is_gone_by_the_verdict_is_dropped() -> None:
+    world = Ahead({})
+    _, second, third = world.log.reducer.ledger.clients[world.client].queue[:3]
+    world.hear()
+    said = world.finish()
+    world.finish()
+    world.log.raw(world.name, next(e.data for e in said if isinstance(e, client_side.Tell)))
+    world.log.add("", "expired", job=second)
+    after = world.hear()
+    assert (told(after), begun(after)) == ([], [third])
+
+
+def test_a_job_that_fails_ahead_of_a_verdict_is_reported_after_it() -> None:
+    world = Ahead({})
+    second = world.log.reducer.ledger.clients[world.client].queue[1]
+    world.hear()
+    said = world.finish()
+    assert world.core.current is not None
+    assert told(world.core.failed(world.core.current, "no power", 0.0)) == []
+    world.log.raw(world.name, next(e.data for e in said if isinstance(e, client_side.Tell)))
+    assert told(world.hear()) == [second]
+
+
+def test_a_client_with_a_memory_waits_for_the_verdict() -> None:
+    world = Ahead({"own": one(1.0)})
+    world.hear()
+    assert begun(world.finish()) == []
+
+
 def test_assignments_list_jobs_in_the_order_of_sending() -> None:
     log = Log(plan(DeFedAvg(sampled=1))).begin()
     server_core = ServerCore(log.reducer.plan, log.reducer.ledger)
-    posts = [effect for effect in server_core.boot(0.0) if isinstance(effect, server_side.Post)]
+    posts = [
+        effect for client in (0, 1) for effect in server_core.post(client, 0.0) if isinstance(effect, server_side.Post)
+    ]
     jobs: list[Job] = [job for post in posts for job, _ in read_assignment(post.data).jobs]
     assert [job.client for job in jobs] == [0, 1]
     assert all(job.hold for job in jobs)
+
+
+def test_epochs_need_a_server_that_knows_the_samples_and_become_each_client_s_steps() -> None:
+    with pytest.raises(SettingError, match="epochs: how many samples the clients have is not known"):
+        plan(FedBuff(), SGD(lr=0.5, epochs=2))
+    log = Log(plan(FedBuff(), SGD(lr=0.5, epochs=2), planned=[[3, 7]])).begin()
+    assert [flight.job.steps for flight in log.reducer.ledger.flights.values()] == [3, 7]
+
+
+def test_a_list_of_batch_sizes_is_refused_where_clients_may_come_later() -> None:
+    with pytest.raises(SettingError, match="batch: clients that come later"):
+        plan(FedBuff(), SGD(lr=0.5, batch=(4, 8)))
+    assert plan(FedBuff(), SGD(lr=0.5, batch=(4, 8)), grows=False).steps(0, 1) == 1
+
+
+def test_a_restored_run_leaves_clients_what_is_their_own_affair() -> None:
+    """A kept optimiser agrees with nothing at the server: only AREA's y_i have to be those of the backup."""
+    found = []
+    for server in (FedBuff(size=2), AREA(size=2)):
+        log = Log(plan(server, Adam(0.1, keep=True))).begin()
+        log.add("", "restored", epoch=5)
+        resync = log.reducer.ledger.clients[0].resync
+        assert resync is not None
+        found.append({task: sorted(memory) for task, memory in resync.items()})
+    assert found == [{}, {0: ["y"]}]

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from offbeat.deploy import wire
 from offbeat.deploy.assignment import read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
-from offbeat.deploy.wire import RefusedError, pack, read, unpack
+from offbeat.deploy.wire import SUMS, RefusedError, pack, read, unpack
 
 VECTORS = {"delta": torch.tensor([1.0, -2.5, 3.0]), "nu": torch.tensor([0.25], dtype=torch.float64)}
 GOOD = pack("trained", {"run": "r", "seq": 3}, VECTORS)
@@ -46,6 +46,13 @@ def test_vectors_come_out_as_they_went_in() -> None:
         assert message.vector(name).dtype == vector.dtype
 
 
+@pytest.mark.parametrize("at", [0, 20, len(GOOD) - 1])
+def test_a_model_of_which_a_byte_was_changed_is_damaged(at: int) -> None:
+    changed = bytearray(GOOD)
+    changed[at] ^= 1
+    assert outcome(lambda: read_model(bytes(changed), wire.digest(GOOD))) == "damaged"
+
+
 def test_bfloat16_halves_what_travels_and_comes_back_as_float32() -> None:
     large = {"delta": torch.randn(1000)}
     half = pack("trained", {}, large, dtype="bfloat16")
@@ -67,26 +74,79 @@ def forged(header: Any, body: bytes = b"") -> bytes:
         (b"PK\x03\x04" + b"0" * 100, "malformed"),
         (GOOD[:-1], "malformed"),
         (GOOD + b"x", "malformed"),
-        (GOOD[:-1] + b"\xff", "damaged"),
         (wire.MAGIC + b"\xff\xff\xff\xff" + b"x" * 50, "malformed"),
         (forged(b"[" * 100_000), "malformed"),
         (forged(b'{"kind": NaN}'), "malformed"),
         (forged([1]), "malformed"),
         (forged({"kind": 1}), "malformed"),
         (forged({"kind": "x", "parts": 7}), "malformed"),
-        (forged({"kind": "x", "parts": [["a", "float32", 10**15]], "digest": ""}), "malformed"),
-        (forged({"kind": "x", "parts": [["a", "float32", -1]], "digest": ""}), "malformed"),
-        (forged({"kind": "x", "parts": [["a", "object", 1]], "digest": ""}, b"1234"), "malformed"),
-        (forged({"kind": "x", "parts": [["a", "bytes", 1], ["a", "bytes", 1]], "digest": ""}, b"ab"), "malformed"),
+        (forged({"kind": "x", "parts": [["a", "float32", 10**15]]}), "malformed"),
+        (forged({"kind": "x", "parts": [["a", "float32", -1]]}), "malformed"),
+        (forged({"kind": "x", "parts": [["a", "object", 1]]}, b"1234"), "malformed"),
+        (forged({"kind": "x", "parts": [["a", "bytes", 1], ["a", "bytes", 1]]}, b"ab"), "malformed"),
         (b"x" * ((1 << 20) + 1), "oversized"),
+        (b"OBT1" + GOOD[4:], "version"),
+        (forged(b'{"kind": "x", "seq": %s}' % (b"9" * 400)), "malformed"),
+        (forged(b'{"kind": "x", "seq": %s}' % (b"9" * 5000)), "malformed"),
+        (forged(b'{"kind": "x", "seq": 1e400}'), "malformed"),
+        (forged(b'{"kind": "x", "seq": 9007199254740992}'), "malformed"),
+        (forged(b'{"kind": "x", "error": "\\ud800"}'), "malformed"),
+        (forged(b'{"kind": "x", "\\udfff": 1}'), "malformed"),
+        (forged(b'{"kind": "x", "kind": "y"}'), "malformed"),
+        (forged({"kind": "x", "k" * 257: 1}), "malformed"),
+        (forged({"kind": "x", "a": [[[[[1]]]]]}), "malformed"),
+        (forged({"kind": "x", "parts": [["a" * 257, "bytes", 1]]}, b"a"), "malformed"),
     ],
 )
 def test_what_is_no_message_has_its_code(data: bytes, expected: str) -> None:
     assert code(data) == expected
 
 
+def test_a_message_of_another_version_is_refused_with_both_versions() -> None:
+    with pytest.raises(RefusedError, match=r"version '1', and this side speaks version 2; install the same release"):
+        unpack(b"OBT1" + GOOD[4:])
+
+
+HELLO = {"run": "r", "client": "c", "epoch": 1, "nonce": "n"}
+TRAINED = {"run": "r", "client": "c", "epoch": 1, "seq": 1, "job": 0, "steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "header"),
+    [
+        ("hello", {**HELLO, "more": 1}),
+        ("hello", {**HELLO, "epoch": True}),
+        ("hello", {**HELLO, "epoch": -1}),
+        ("hello", {**HELLO, "epoch": 1.0}),
+        ("hello", {**HELLO, "nonce": "n" * 65}),
+        ("parted", {"run": "r", "client": "c", "name": "d" * 4008, "count": 1, "size": 1}),
+        ("trained", {**TRAINED, "compute": True}),
+        ("trained", {**TRAINED, "compute": -0.1}),
+        ("trained", {**TRAINED, "compute": 1e10}),
+        ("trained", {**TRAINED, "error": "e" * 1001}),
+        ("trained", {**TRAINED, "others": {str(job): 0.0 for job in range(257)}}),
+        ("trained", {**TRAINED, "others": {"1": "0"}}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "loss": 1e31}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "sums": {"f1": [1e31]}}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "sums": {"f1": [0] * (SUMS + 1)}}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "sums": {"f1": ["1"]}}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "sums": {"f" * 65: [1]}}),
+        ("judged", {"run": "r", "client": "c", "epoch": 1, "number": 1, "total": 1, "personal": {"f1": None}}),
+        ("nonsense", {"run": "r"}),
+    ],
+)
+def test_fields_have_their_type_and_bounds_and_there_are_no_others(kind: str, header: dict[str, Any]) -> None:
+    assert outcome(lambda: wire.heard(unpack(pack(kind, header)))) == "malformed"
+
+
+def test_only_what_has_a_body_may_bring_one() -> None:
+    assert outcome(lambda: wire.heard(unpack(pack("hello", HELLO)))) == ""
+    assert outcome(lambda: wire.heard(unpack(pack("hello", HELLO, VECTORS)))) == "malformed"
+    assert outcome(lambda: wire.heard(unpack(pack("trained", TRAINED, VECTORS)))) == ""
+
+
 def test_nothing_is_allocated_for_a_vector_that_is_only_promised() -> None:
-    lie = forged({"kind": "x", "parts": [["a", "float32", 1 << 40]], "digest": "0"}, b"1234")
+    lie = forged({"kind": "x", "parts": [["a", "float32", 1 << 40]]}, b"1234")
     tracemalloc.start()
     try:
         assert code(lie) == "malformed"
@@ -150,8 +210,9 @@ ASSIGNMENT = pack(
     "assignment",
     {
         "run": "r", "revision": 4, "epoch": 1, "nonce": "n", "seq": 2, "digest_last": "d", "verdict": "applied",
-        "present": True, "stopped": "", "jobs": [[7, 0, 0, 3, 5, 0.1, 6, False, "m"]], "recalls": [[0, True]],
-        "turned_away": ["", ""], "judge": [[1, 0, "m"]],
+        "present": True, "stopped": "", "applied": 1, "refused": 0, "failed": 0, "known_epoch": 0, "known_seq": 0,
+        "memory": None, "jobs": [[7, 0, 0, 3, 5, 0.1, 6, False, "m"]], "oldest": [[0, 5]],
+        "recalls": [[0, True]], "turned_away": ["", ""], "judge": [[1, 0, "m"]],
     },
     {"m": pack("model", {}, {"model": torch.ones(2)})},
 )  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 
 from offbeat.core.errors import SettingError
 from offbeat.experiment.overrides import override
-from offbeat.experiment.real import VERSION, Partner
+from offbeat.experiment.partner import VERSION, Partner
+from offbeat.experiment.real import PartyMaker
 
 TABLE = {
     "until": {"updates": 2},
@@ -38,7 +39,7 @@ PLACES: list[dict[str, Any]] = [
 
 
 def test_a_client_does_not_track_for_the_server() -> None:
-    made = Partner()._experiment({**TABLE, "trackers": {"tensorboard": "theirs"}})
+    made = PartyMaker()._experiment({**TABLE, "trackers": {"tensorboard": "theirs"}})
     assert "trackers" not in made.table
     assert made.trackers.tensorboard is None
 
@@ -58,3 +59,9 @@ def test_a_name_that_is_not_allowed_is_refused_before_it_is_imported(
         Partner().party(charter, "a")
     assert not (tmp_path / "ran").exists()
     assert "evil" not in sys.modules
+
+
+def test_all_names_that_are_not_allowed_are_said_at_once() -> None:
+    asked = override(TABLE, {"problem.model": "mine:net", "problem.loss": "mine:loss", "problem.metrics": ["mine:M"]})
+    with pytest.raises(SettingError, match=r"allow them with --model mine:net --model mine:M$"):
+        PartyMaker(models=["mine:loss"])._experiment(asked)

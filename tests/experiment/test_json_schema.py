@@ -37,13 +37,17 @@ def test_every_experiment_of_the_repository_is_accepted(schema: Draft4Validator)
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("untl=3", "seed=x", "executor=fast", "until=3", "problem.client=3", "problem.weighted=1"),
+        *("untl=3", "until.rmse=low", "seed=x", "executor=fast", "until=3", "problem.client=3", "problem.weighted=1"),
         *("timing.exponental=1", "problem.split.dirichlt=2", "algorithm.area.sise=3", "algorithm.fedbuff.lr=fast"),
         *("algorithm.area.local.sgd.stps=2", "algorithm.fedavg.local.sgd.batch=8.5"),
     ],
 )
 def test_what_the_reader_refuses_is_marked(schema: Draft4Validator, wrong: str) -> None:
     assert list(schema.iter_errors(override(DEMO, [wrong])))
+
+
+def test_any_metric_may_end_a_run(schema: Draft4Validator) -> None:
+    assert [error.message for error in schema.iter_errors(override(DEMO, ["until.rmse=0.5"]))] == []
 
 
 def test_the_users_own_names_are_accepted(schema: Draft4Validator) -> None:

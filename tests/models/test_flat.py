@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import ModelError
 from offbeat.models import Flat, build
+from offbeat.models.flat import forward
 
 SMALL = {  # every model, with sizes that keep the tests quick
     "softmax": ((1, 8, 8), {}),
@@ -72,7 +73,7 @@ def test_the_lstm_s_own_stacked_form_gives_the_outputs_and_gradients_of_one_at_a
     (slopes,) = torch.autograd.grad(sum(cross_entropy(rows, y) for rows in outputs), vectors)
     for row, inputs, output, slope in zip(vectors.detach(), x, outputs, slopes, strict=True):
         pieces = [piece.requires_grad_() for piece in flat.pieces(row)]
-        alone = flat.alone(pieces, inputs)
+        alone = flat.alone(pieces, forward, inputs)
         torch.testing.assert_close(output, alone)
         expected = torch.autograd.grad(cross_entropy(alone, y), pieces)
         torch.testing.assert_close(slope, torch.cat([piece.reshape(-1) for piece in expected]))
@@ -142,15 +143,29 @@ def test_a_vector_of_another_length_is_refused():
         flat.views(torch.zeros(7))
 
 
+class First(nn.Module):
+    def forward(self, several):
+        return several[0]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+        nn.Sequential(nn.Conv1d(1, 2, 3), nn.InstanceNorm1d(2, affine=True, track_running_stats=True)),
+    ],
+)
+def test_running_statistics_are_refused_on_request_with_the_layer_s_name(module):
+    with pytest.raises(ModelError, match=r"layer '1' \((Batch|Instance)Norm.*use GroupNorm .*statistics = \"average\""):
+        Flat(module, statistics="refuse")
+    assert Flat(module.eval(), statistics="refuse").running is None  # they are constants there
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), r"layer '1' \(BatchNorm2d\) .*use GroupNorm"),
-        (nn.Sequential(nn.InstanceNorm1d(2, affine=True, track_running_stats=True)), "InstanceNorm1d.*running"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)), r"layer '1' \(Dropout\) .*random state.*set p=0"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout2d(0.1)), "Dropout2d"),
+        (nn.Sequential(nn.BatchNorm1d(2, momentum=None)), r"layer '0' \(BatchNorm1d\) .*set momentum=0.1"),
         (nn.LSTM(2, 2, 2, dropout=0.5), r"layer 'itself' \(LSTM\) .*set dropout=0"),
-        (nn.MultiheadAttention(2, 1, dropout=0.5), "set dropout=0"),
         (nn.Sequential(nn.Linear(2, 2), nn.RReLU()), "RReLU.*LeakyReLU"),
         (nn.Embedding(4, 2, sparse=True), "sparse gradients"),
         (nn.Embedding(4, 2, max_norm=1.0), "in place"),
@@ -168,6 +183,8 @@ def test_modules_that_are_no_function_of_a_vector_are_refused(module, message):
 @pytest.mark.parametrize(
     "module",
     [
+        nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2, 2, dropout=0.5, batch_first=True).eval(), First()),
+        nn.Sequential(nn.Linear(2, 2), nn.RReLU().eval()),
         nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)),
         nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)),
         nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)),
@@ -184,7 +201,7 @@ def test_one_clients_pieces_give_the_same_output_and_the_same_gradient(name):
     flat, vector, (x,), y = case(name)
     before = flat.initial()
     pieces = [piece.requires_grad_() for piece in flat.pieces(vector)]
-    output = flat.alone(pieces, x)
+    output = flat.alone(pieces, forward, x)
     torch.testing.assert_close(output, flat(vector, x), rtol=1e-4, atol=1e-5)
     slopes = torch.autograd.grad(cross_entropy(output, y), pieces)
     expected = grad(lambda w: cross_entropy(flat(w, x), y))(vector)
@@ -209,12 +226,12 @@ class Echo(nn.Module):
 def test_shared_and_frozen_parameters_are_so_for_one_client_too(frozen):
     flat, x = Flat(Echo(frozen)), torch.rand(4, 3)
     vector = torch.rand(flat.dim)
-    torch.testing.assert_close(flat.alone(flat.pieces(vector), x), flat(vector, x))
+    torch.testing.assert_close(flat.alone(flat.pieces(vector), forward, x), flat(vector, x))
 
 
 def test_a_module_that_fails_keeps_its_own_parameters():
     flat = Flat(nn.Linear(3, 3))
     before = flat.initial()
     with pytest.raises(RuntimeError):
-        flat.alone(flat.pieces(torch.rand(flat.dim)), torch.rand(4, 7))
+        flat.alone(flat.pieces(torch.rand(flat.dim)), forward, torch.rand(4, 7))
     assert torch.equal(flat.initial(), before)

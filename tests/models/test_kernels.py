@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from offbeat.data.base import Dataset
 from offbeat.models import lstm
 from offbeat.models.conv import LeNet5, _TwoConv
-from offbeat.models.flat import Flat
+from offbeat.models.flat import Flat, forward
 from offbeat.models.lstm import LSTM
 from offbeat.problems.supervised import Supervised
 
@@ -68,7 +68,7 @@ def test_a_local_step_by_kernels_is_the_plain_one(lr: float | torch.Tensor) -> N
     g = torch.Generator().manual_seed(0)
     x = torch.randint(256, (60, 1, 16, 16), generator=g, dtype=torch.uint8)
     y = torch.randint(10, (60,), generator=g)
-    data = Dataset("made", x, y, x[:5], y[:5], 10, 1 / 255)
+    data = Dataset.pairs("made", x, y, x[:5], y[:5], 10, 1 / 255)
     shards = [np.arange(10), np.arange(10, 35), np.arange(35, 60)]
     problem = Supervised(data, LeNet5((1, 16, 16), 10), shards, l2=0.1, weighted=True, device=DEVICE)
     lr = lr.to(DEVICE) if isinstance(lr, torch.Tensor) else lr
@@ -113,6 +113,6 @@ def check_lstm(hidden: int, length: int, batch: int) -> None:
     (found,) = torch.autograd.grad(value, rows)
     for i in range(n):
         pieces = [piece.requires_grad_() for piece in flat.pieces(w[i])]
-        slopes = torch.autograd.grad(cross_entropy(flat.alone(pieces, x[i]), y[i], reduction="sum"), pieces)
+        slopes = torch.autograd.grad(cross_entropy(flat.alone(pieces, forward, x[i]), y[i], reduction="sum"), pieces)
         expected = torch.cat([slope.reshape(-1) for slope in slopes])
         assert float((found[i] - expected).norm() / expected.norm()) < 1e-5

@@ -14,12 +14,13 @@ import torch
 from command import offbeat
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
-from worlds import Line, run
+from worlds import ACCURACY, Line, accuracies, run
 
 from offbeat.algorithms import AREA, FedAST, FedAsyncMixing, FedBuff, OneByOne, Period, Polynomial
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
+from offbeat.core.metric import Metric
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import materialise
@@ -219,6 +220,7 @@ class Slopes:
     name: str = "slopes"
     dim: int = 1
     stacks: bool = True
+    metrics: Sequence[Metric] = (ACCURACY,)
 
     @property
     def clients(self) -> int:
@@ -340,7 +342,7 @@ def test_every_event_keeps_the_rules(
         allocation="dynamic",
         window=window,
         period=period,
-        targets=tuple(targets[:tasks]),
+        targets=accuracies(*targets[:tasks]),
     )
     history = History(keep_events=True)
     made = prepare(
@@ -379,7 +381,7 @@ def test_it_goes_on_when_jobs_get_lost_and_clients_come_and_go() -> None:
 
 def test_a_task_that_reaches_its_target_frees_its_requests_at_once() -> None:
     """§5: "its requests go to the others"; what is lacking is sent in the same moment."""
-    office = Office(FedAST(requests=9, targets=(0.5, None, None)), tasks=3)
+    office = Office(FedAST(requests=9, targets=accuracies(0.5, None, None)), tasks=3)
     said = list(office.server.measured(office.state, 0, {"accuracy": 0.51}, office.view))
     assert said[0] == Stop(0, "target")
     assert sorted(command.task for command in said[1:]) == [1, 1, 2]
@@ -389,14 +391,14 @@ def test_a_task_that_reaches_its_target_frees_its_requests_at_once() -> None:
 
 
 def test_a_task_below_its_target_goes_on() -> None:
-    office = Office(FedAST(requests=9, targets=(0.5, None)))
+    office = Office(FedAST(requests=9, targets=accuracies(0.5, None)))
     assert list(office.server.measured(office.state, 0, {"accuracy": 0.49}, office.view)) == []
     assert list(office.server.measured(office.state, 1, {"accuracy": 1.0}, office.view)) == []
 
 
 def test_the_requests_of_a_finished_task_go_where_requests_are() -> None:
     """In proportion to what the others have, after a reallocation has set them apart."""
-    office = Office(FedAST(requests=22, targets=(0.5, None, None)), tasks=3)
+    office = Office(FedAST(requests=22, targets=accuracies(0.5, None, None)), tasks=3)
     for m, requests in enumerate((10, 4, 8)):
         office.state.tasks[m].requests = office.state.tasks[m].flying = requests
     list(office.server.measured(office.state, 0, {"accuracy": 1.0}, office.view))
@@ -405,7 +407,7 @@ def test_the_requests_of_a_finished_task_go_where_requests_are() -> None:
 
 def test_the_last_task_ends_the_run() -> None:
     problems = [Slopes([1.0] * 5, "a"), Slopes([3.0] * 5, "b")]
-    server = FedAST(requests=6, ratio=3, targets=(0.9, 0.9))
+    server = FedAST(requests=6, ratio=3, targets=accuracies(0.9, 0.9))
     result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate=1.0)
     assert result.world.stopped == "target"
     assert result.world.ends[1] < result.world.ends[0] == result.world.now < 1e4
@@ -534,7 +536,7 @@ def test_how_many_work_is_said_by_requests_and_not_by_the_tasks_servers() -> Non
 
 def test_one_by_one_trains_the_tasks_in_their_order_each_with_all_requests() -> None:
     problems = [Slopes([1.0] * 5, name) for name in ("a", "b", "c")]
-    server = OneByOne(requests=6, size=2, targets=(0.9, 0.9, 0.9))
+    server = OneByOne(requests=6, size=2, targets=accuracies(0.9, 0.9, 0.9))
     result = run(problems, server, SGD(lr=0.1), Times(Exponential(1.0)), Until(time=1e4), evaluate=1.0)
     ends = [result.world.ends[m] for m in range(3)]
     assert ends == sorted(ends)
@@ -547,7 +549,7 @@ def test_one_by_one_trains_the_tasks_in_their_order_each_with_all_requests() -> 
 
 def test_one_by_one_goes_back_to_an_earlier_task_that_opens_later() -> None:
     problems = [Slopes([1.0] * 5, name) for name in ("late", "early")]
-    server = OneByOne(requests=6, size=2, targets=(0.9, 0.99))
+    server = OneByOne(requests=6, size=2, targets=accuracies(0.9, 0.99))
     made = prepare(
         problems,
         Algorithm(server, SGD(lr=0.1)),
@@ -585,7 +587,7 @@ def test_fewer_requests_than_tasks_or_other_than_one_target_each_are_refused() -
     with pytest.raises(SettingError, match="requests = 2 for 3 tasks"):
         Office(FedAST(requests=2), tasks=3)
     with pytest.raises(SettingError, match="1 targets for 3 tasks"):
-        Office(FedAST(targets=(0.5,)), tasks=3)
+        Office(FedAST(targets=accuracies(0.5)), tasks=3)
 
 
 # Experiments

@@ -15,7 +15,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.local import Work
 from offbeat.core.server import Server
 from offbeat.core.vectors import Vector
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.local import MAML, SGD
 from offbeat.problems.quadratic import Quadratic

@@ -21,7 +21,7 @@ import torch
 from offbeat.algorithms import SCAFFOLD, FedAsync, FedAvg, LocalOnly
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.experiment.run import run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold

@@ -10,7 +10,7 @@ from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, Fed
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.local import SGD, Gradient, Moreau, Scaffold
 from offbeat.problems.quadratic import Quadratic
@@ -48,9 +48,9 @@ def test_everybody_s_fedavg_with_one_step_is_gradient_descent_on_real_data() -> 
     w = problem.initial()
     for _ in range(5):
         w = w.detach().requires_grad_(True)
-        outputs = [problem.flat(w, problem.inputs(problem.train_x[shard])) for shard in shards]
+        outputs = [problem.flat(w, problem.train["x"][shard].float() * problem.scale) for shard in shards]
         losses = [
-            torch.nn.functional.cross_entropy(out, problem.train_y[shard])
+            torch.nn.functional.cross_entropy(out, problem.train["y"][shard])
             for out, shard in zip(outputs, shards, strict=True)
         ]
         (g,) = torch.autograd.grad(torch.stack(losses).mean(), w)

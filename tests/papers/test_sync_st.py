@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 from scipy.stats import binom, chisquare
-from worlds import Line, Scripted, run
+from worlds import Line, Scripted, accuracies, run
 
 from offbeat.algorithms import SyncBayesST, SyncST, SyncUCBST
 from offbeat.algorithms.buffer import Buffer
@@ -145,7 +145,7 @@ def test_with_fewer_clients_than_tasks_all_tasks_have_their_turn() -> None:
 def test_finished_and_new_tasks_change_the_next_round(kind: Any, first: int | None) -> None:
     made = prepare(
         lines(3, 12),
-        Algorithm(kind(sampled=12, first=first, targets=(0.6, None, None)), HALF),
+        Algorithm(kind(sampled=12, first=first, targets=accuracies(0.6, None, None)), HALF),
         Times(Exponential(1.0)),
         Until(time=60.0),
         evaluate=1.0,

@@ -26,7 +26,7 @@ def data(kind: str) -> Dataset:
         x, scale = torch.randint(256, (50, 1, 3, 4), generator=g, dtype=torch.uint8), 1.0 / 255.0
     else:
         x, scale = torch.randn(50, 1, 3, 4, generator=g), 1.0
-    return Dataset(kind, x, labels, x, labels, classes=5, scale=scale)
+    return Dataset.pairs(kind, x, labels, x, labels, classes=5, scale=scale)
 
 
 def problem(kind: str, bias: bool, **settings: Any) -> Supervised:
@@ -36,10 +36,10 @@ def problem(kind: str, bias: bool, **settings: Any) -> Supervised:
 def differentiated(p: Supervised, w: torch.Tensor, client: int, which: np.ndarray) -> torch.Tensor:
     """∇ share · (mean cross-entropy + l2/2·|w|²), by autograd."""
     at = w.clone().requires_grad_()
-    x = p.train_x[which].float() * p.scale
+    x = p.train["x"][which].float() * p.scale
     weight, bias = at[:60].view(5, 12), at[60:]
     logits = x.flatten(1) @ weight.T + (bias if len(bias) else 0.0)
-    value = cross_entropy(logits, p.train_y[which]) + 0.5 * p.l2 * (at * at).sum()
+    value = cross_entropy(logits, p.train["y"][which]) + 0.5 * p.l2 * (at * at).sum()
     (g,) = torch.autograd.grad(value * p.shards.shares[client], at)
     return g
 
@@ -68,7 +68,9 @@ def test_the_way_of_a_gpu_gives_the_same() -> None:
     w = torch.randn(4, p.dim, generator=torch.Generator().manual_seed(2))
     for batch in (None, 6):
         asked = p.oracle([0, 1, 2, 3], KEYS, 3, batch, False)
-        torch.testing.assert_close(asked.gradient(w, 1), asked._slope(w, asked._gather(1, 0)), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            asked.gradient(w, 1), asked._slope(w, asked._gather(1, 0), batch is None), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_large_logits_do_not_overflow() -> None:

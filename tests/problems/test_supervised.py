@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch.func import vmap
 from torch.nn.functional import cross_entropy
 from worlds import run, same_world, seen, through_text
 
@@ -23,17 +22,18 @@ from offbeat.core.errors import DataError, SettingError
 from offbeat.core.random import key, signed
 from offbeat.core.server import Algorithm
 from offbeat.data.base import Dataset
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Dirichlet
 from offbeat.local.sgd import SGD
 from offbeat.models.linear import Softmax
+from offbeat.problems.evaluation import Evaluation
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 
 SHARDS = [np.array([3, 5, 8, 11, 12, 19]), np.array([0, 1]), np.array([2, 4, 6, 7, 9]), np.array([10])]
 LABELS = torch.arange(20) % 4
-UNITS = Dataset("units", torch.eye(20), LABELS, torch.eye(20)[:8], LABELS[:8], classes=4, scale=1.0)
+UNITS = Dataset.pairs("units", torch.eye(20), LABELS, torch.eye(20)[:8], LABELS[:8], classes=4, scale=1.0)
 EVERYBODY = [0, 1, 2, 3]
 
 
@@ -145,7 +145,7 @@ def test_measuring_several_models_is_measuring_each() -> None:
 
 def test_nine_of_ten_right_are_a_target_of_nine_tenths() -> None:
     labels = torch.tensor([0, 1] * 5)
-    data = Dataset("units", torch.eye(10), labels, torch.eye(10), labels, classes=2, scale=1.0)
+    data = Dataset.pairs("units", torch.eye(10), labels, torch.eye(10), labels, classes=2, scale=1.0)
     w = torch.zeros(2, 10)
     w[labels, torch.arange(10)] = 1.0
     w[:, 9] = torch.tensor([1.0, 0.0])  # the last one is taken for the other class
@@ -159,12 +159,14 @@ def test_networks_are_measured_with_few_samples_or_few_models_at_a_time(monkeypa
     at_once = network.measure(models)
     pairs: list[int] = []
 
-    def noted(function: Any, dims: Any) -> Any:
-        return lambda w, x: (pairs.append(len(w) * len(x)), vmap(function, dims)(w, x))[1]
+    def noted(self: Evaluation, models: Any, parts: Any) -> Any:
+        pairs.append(len(models) * len(parts[0]))
+        return by_network(self, models, parts)
 
-    monkeypatch.setattr("offbeat.problems.supervised.vmap", noted)
+    by_network = Evaluation._by_network
+    monkeypatch.setattr(Evaluation, "_by_network", noted)
     for chunk, largest in ((130, 120), (40, 40)):  # two models for all 60 samples; one for 40, two for the other 20
-        monkeypatch.setattr("offbeat.problems.supervised._NETWORK", (chunk, chunk))
+        monkeypatch.setattr("offbeat.problems.evaluation._NETWORK", (chunk, chunk))
         pairs.clear()
         measured = network.measure(models)
         assert max(pairs, default=0) == largest

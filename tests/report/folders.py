@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from command import DIGITS, run
+from worlds import ACCURACY
 
 from offbeat.watch.files import write_table
 from offbeat.watch.results import (
@@ -85,6 +86,7 @@ def synthetic(folder: Path, label: str, seed: int, events: int, clients: int, po
         time=100.0,
         updates=events,
         versions=events // 4,
+        measured=(ACCURACY,),
         metrics={"accuracy": accuracy[-1]},
         targets={"0.8": None},
         staleness=MeanMax(25.0, 49),

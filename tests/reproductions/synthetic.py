@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, Point
 from offbeat.papers import PaperEntry
@@ -20,6 +21,9 @@ from offbeat.watch.results import (
 
 NOTHING = StalenessQuantiles(None, None, None, ())
 MEASURES = Measures(Concurrency(0.5, ()), 0.5, Participation(0.0, 0), NOTHING, (), Bytes(0, 0), (), 0.5, None)
+
+
+MEASURED = all_metrics([Metric("accuracy", higher=True, share=True)], personal=True)
 
 
 def runs(entry: PaperEntry) -> dict[str, list[Result]]:
@@ -44,8 +48,11 @@ def _run(table: Mapping[str, Any], point: Point) -> Result:
         settings=dict(point.settings),
         time=start + 1,
         versions=9,
+        measured=() if len(tasks) > 1 else MEASURED,
         metrics={} if len(tasks) > 1 else after,
         measures=MEASURES,
-        tasks=tuple(TaskResult(name, start, "target", 9, 20, 0.0, after) for name in tasks if len(tasks) > 1),
+        tasks=tuple(
+            TaskResult(name, start, "target", 9, 20, 0.0, after, measured=MEASURED) for name in tasks if len(tasks) > 1
+        ),
         curve=tuple(curve),
     )

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from worlds import MEASURED
 
 from offbeat.core.errors import SettingError
 from offbeat.core.watcher import Measurement
@@ -49,7 +50,7 @@ def run(lr: float, seed: int, accuracies: list[float], losses: list[float]) -> R
         for t, (a, loss) in enumerate(zip(accuracies, losses, strict=True))
     )
     metrics, settings = {"accuracy": accuracies[-1], "loss": losses[-1]}, {"algorithm.area.lr": lr}
-    return Result("area", seed, number=0, settings=settings, metrics=metrics, curve=curve, time=4.0)
+    return Result("area", seed, number=0, settings=settings, metrics=metrics, measured=MEASURED, curve=curve, time=4.0)
 
 
 RUNS = {

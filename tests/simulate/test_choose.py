@@ -29,8 +29,8 @@ def softmax(clients: int = 8, **options: object) -> Supervised:
 
 @pytest.mark.parametrize("local", [SGD(lr=0.1, batch=8), MAML(lr=0.1, alpha=0.1), Scaffold(lr=0.1, steps=9)])
 def test_auto_tries_both_ways_and_says_what_it_found(local: object) -> None:
-    made = executor("auto", [softmax()], [local])  # type: ignore[list-item]
-    assert "an update stacked by 8, " in made.reason
+    made = executor("auto", [softmax()], [local]).settle()  # type: ignore[list-item]
+    assert "an update stacked by 4, " in made.reason
     assert made.reason.startswith(f"{made.name}: ")
 
 
@@ -38,10 +38,10 @@ def test_auto_tries_both_ways_and_says_what_it_found(local: object) -> None:
 def test_the_faster_way_is_taken(alone: float, together: float, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {False: alone * 1e-4, True: together * 1e-4}
     monkeypatch.setattr(choose, "_trial", lambda problem, local, clients, stacked: times[stacked])
-    made = executor("auto", [softmax()], [SGD(lr=0.1, steps=10)])
+    made = executor("auto", [softmax()], [SGD(lr=0.1, steps=10)]).settle()
     assert (made.name, made.stacked) == (name, name == "batched")
     assert made.reason.endswith(
-        f"{together:g} ms an update stacked by 8, {alone:g} ms one by one".replace("0.5 ms", "500 µs")
+        f"{together:g} ms an update stacked by 4, {alone:g} ms one by one".replace("0.5 ms", "500 µs")
     )
 
 
@@ -50,14 +50,14 @@ def test_a_difference_that_may_be_chance_does_not_count(
     problem: Supervised, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "_trial", lambda p, local, clients, stacked: 1.1e-4 if stacked else 1e-4)
-    assert executor("auto", [problem], [SGD(lr=0.1)]).name == name
+    assert executor("auto", [problem], [SGD(lr=0.1)]).settle().name == name
 
 
 def test_what_needs_no_trial_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(choose, "_trial")
-    assert executor("auto", [Quadratic(5)], [SGD(lr=0.1)]).reason == "batched: known without a trial"
-    assert executor("auto", [softmax(1)], [SGD(lr=0.1)]).name == "batched"
-    assert executor("auto", [softmax()]).name == "batched"
+    assert executor("auto", [Quadratic(5)], [SGD(lr=0.1)]).settle().reason == "batched: known without a trial"
+    assert executor("auto", [softmax(1)], [SGD(lr=0.1)]).settle().name == "batched"
+    assert executor("auto", [softmax()]).settle().name == "batched"
 
 
 class Odd(SGD):
@@ -68,12 +68,12 @@ class Odd(SGD):
 
 
 def test_a_trial_that_fails_decides_nothing() -> None:
-    assert executor("auto", [softmax()], [Odd(lr=0.1)]).reason == "batched: no trial (KeyError: 'secret')"
+    assert executor("auto", [softmax()], [Odd(lr=0.1)]).settle().reason == "batched: no trial (KeyError: 'secret')"
 
 
 def test_a_heavy_step_is_not_tried_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.zeros(64, 1, 16, 16, dtype=torch.uint8)
-    data = type(DIGITS)("blank", images, torch.arange(64) % 10, images, torch.arange(64) % 10, 10, 1 / 255)
+    data = type(DIGITS).pairs("blank", images, torch.arange(64) % 10, images, torch.arange(64) % 10, 10, 1 / 255)
     problem = Supervised.split(data, 4, model="cnn")
 
     def trial(problem: Supervised, local: SGD, clients: int, stacked: bool) -> float:
@@ -81,7 +81,7 @@ def test_a_heavy_step_is_not_tried_stacked(monkeypatch: pytest.MonkeyPatch) -> N
         return 7e-3
 
     monkeypatch.setattr(choose, "_trial", trial)
-    made = executor("auto", [problem], [SGD(lr=0.1)])
+    made = executor("auto", [problem], [SGD(lr=0.1)]).settle()
     assert made.reason == "serial: a local step takes 7 ms, of which stacking would save little"
 
 

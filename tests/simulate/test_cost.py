@@ -32,7 +32,7 @@ def quadratic(clients: int) -> Problem:
 def softmax(clients: int) -> Problem:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randint(256, (20_000, 64), generator=g, dtype=torch.uint8), torch.randint(10, (20_000,), generator=g)
-    data = Dataset("made", x, y, x[:100], y[:100], classes=10, scale=1 / 255)
+    data = Dataset.pairs("made", x, y, x[:100], y[:100], classes=10, scale=1 / 255)
     return Supervised(data, Softmax((64,), 10), np.array_split(np.arange(20_000), clients))
 
 

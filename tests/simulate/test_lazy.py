@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from offbeat.algorithms import AREA, FedBuff
 from offbeat.core.course import Until
+from offbeat.core.errors import OffbeatError
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import State, Tensors, dump, exchange, load
 from offbeat.core.vectors import dot, materialise, norm, stacked
@@ -39,6 +40,19 @@ def values(count: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 # Random programs
 
+ELEMENTWISE: dict[str, Any] = {
+    "product": lambda x, y, a: x * y,
+    "quotient": lambda x, y, a: x / (abs(y) + 0.5),
+    "shift": lambda x, y, a: a - (x + a),
+    "divide": lambda x, y, a: x / (a if abs(a) > 0.1 else 3.0),
+    "root": lambda x, y, a: x.abs().sqrt(),
+    "roots by torch": lambda x, y, a: torch.sqrt(torch.abs(x)),
+    "square": lambda x, y, a: x.square() - y**2,
+    "sign": lambda x, y, a: a * (x - y).sign(),
+    "larger": lambda x, y, a: torch.maximum(x, a * y),
+    "smaller": lambda x, y, a: x.minimum(y),
+    "adam": lambda x, y, a: x - a * y / ((x * x).sqrt() + 1e-8),
+}
 numbers = st.one_of(
     st.sampled_from([0.0, 1.0, -1.0, 0.5, 1.0 / 3.0]),
     st.floats(-10.0, 10.0, allow_nan=False, width=32),
@@ -52,6 +66,7 @@ steps = st.one_of(
     st.tuples(st.just("negate"), places, st.none()),
     st.tuples(st.just("step"), places, places, numbers),  # x − a·y, as servers do
     st.tuples(st.just("mix"), places, places, numbers, numbers),  # a·x + b·y
+    st.tuples(st.sampled_from(sorted(ELEMENTWISE)), places, places, numbers),
     st.tuples(st.just("forget"), places, st.none()),
     st.tuples(st.just("read"), places, st.none()),
     st.tuples(st.just("materialise"), st.none(), st.none()),
@@ -74,6 +89,8 @@ def performed(held: list[Any], program: Any, space: Arena) -> None:
             held.append(x - factors[0] * y)
         elif what == "mix":
             held.append(factors[0] * x + y * factors[1])
+        elif what in ELEMENTWISE:
+            held.append(ELEMENTWISE[what](x, y, *factors))
         elif what == "forget" and len(held) > 1:
             del held[first % len(held)]
         elif what == "read":
@@ -93,7 +110,43 @@ def test_random_programs_give_what_eager_torch_gives_bit_for_bit(
     eager: list[Any] = list(start.clone())
     performed(recorded, program, space)
     performed(eager, program, arena())
-    assert torch.equal(stacked(recorded), torch.stack(eager))
+    assert all(isinstance(vector, LazyVector) for vector in recorded)
+    assert torch.equal(stacked(recorded).nan_to_num(7.0), torch.stack(eager).nan_to_num(7.0))
+
+
+IN_PLACE: dict[str, Any] = {
+    "a method": lambda x: x.add_(1.0),
+    "an item": lambda x: x.__setitem__(0, 1.0),
+    "an operator": lambda x: x.__iadd__(x),
+    "out": lambda x: torch.add(torch.ones(DIM), 1.0, out=x),
+    "a function": lambda x: torch.relu_(x),
+}
+
+
+@pytest.mark.parametrize("write", IN_PLACE.values(), ids=IN_PLACE)
+def test_writing_into_a_vector_is_refused_with_the_way_to_do_it(write: Any) -> None:
+    (x,) = arena().keep(values(1))
+    with pytest.raises(OffbeatError, match="make a new one, as in v = v \\+ w"):
+        write(x)
+    assert torch.equal(x.tensor(), values(1)[0])
+
+
+OTHERS: dict[str, Any] = {
+    "a power": lambda x, y: x**3,
+    "a comparison": lambda x, y: torch.where(x > y, x, y),
+    "a number over it": lambda x, y: 1.0 / x,
+    "a product of matrices": lambda x, y: x @ y,
+    "a sort": lambda x, y: x.sort().values + y,
+    "with a plain one": lambda x, y: x * torch.ones(DIM) / torch.full((DIM,), 3.0),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
+def test_any_other_function_gives_a_plain_tensor(function: Any, kind: type[Arena]) -> None:
+    found = function(*arena(kind).keep(values(2)))
+    assert type(found) is torch.Tensor
+    assert torch.equal(found, function(*values(2)))
 
 
 @KINDS
@@ -189,11 +242,11 @@ def test_sums_that_do_not_depend_on_each_other_are_one_level() -> None:
     space = LazyArena(DIM, torch.float32, CPU)
     kept = space.keep(values(20))
     pairs = [kept[i] + kept[i + 1] for i in range(0, 20, 2)]
-    assert [len(slots) // 3 for slots, _ in space.levels] == [10]
+    assert [len(slots) // 3 for level in space.levels for slots, _ in level.values()] == [10]
     fours = [pairs[i] + pairs[i + 1] for i in range(0, 10, 2)]
-    assert [len(slots) // 3 for slots, _ in space.levels] == [10, 5]
+    assert [len(slots) // 3 for level in space.levels for slots, _ in level.values()] == [10, 5]
     mixed = fours[0] + kept[0]  # one level above the later of the two
-    assert [len(slots) // 3 for slots, _ in space.levels] == [10, 5, 1]
+    assert [len(slots) // 3 for level in space.levels for slots, _ in level.values()] == [10, 5, 1]
     del fours, mixed
     space.materialise()
     assert space.levels == []

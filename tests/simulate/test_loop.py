@@ -54,13 +54,37 @@ def test_a_run_ends_when_a_measurement_shows_the_accuracy() -> None:
     assert [result.time_to("accuracy", target) for target in (0.8, 0.85, 0.9)] == [2.0, 3.0, None]
 
 
+def test_a_run_may_end_at_a_value_of_any_metric() -> None:
+    """The loss |w − 1| is 1, 1/2, 1/4, 1/8: less is better, so 0.3 shows first at 2."""
+    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, loss=0.3), evaluate=1.0)
+    assert (result.world.now, result.world.stopped) == (2.0, "loss")
+
+
+def test_a_metric_that_the_task_does_not_measure_is_refused_before_the_first_job() -> None:
+    with pytest.raises(SettingError, match=r"^until\.rmse: unknown; the task measures accuracy, loss$"):
+        run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, rmse=0.3), evaluate=1.0)
+    with pytest.raises(SettingError, match=r"^until\.tme: unknown; did you mean 'time'\?$"):
+        run(Line([1.0]), FedAsync(), HALF, ONE, Until(updates=9, tme=0.3), evaluate=1.0)
+
+
+def test_a_share_beyond_1_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"^until\.accuracy = 2\.0: must be a share in \(0, 1\]$"):
+        run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, accuracy=2.0), evaluate=1.0)
+
+
+def test_with_a_metric_alone_a_run_still_ends() -> None:
+    assert Until(accuracy=0.5) == Until(updates=1_000_000, accuracy=0.5)
+    result = run(Line([1.0]), FedAsync(), HALF, ONE, Until(accuracy=0.85), evaluate=1.0)
+    assert (result.world.now, result.world.stopped) == (3.0, "accuracy")
+
+
 def test_accuracy_without_evaluations_is_refused() -> None:
     with pytest.raises(SettingError, match=r"until\.accuracy needs evaluations"):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=1.0, accuracy=0.5))
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"accuracy": 0.5}, {"time": -1.0}, {"updates": 0}, {"time": 1.0, "accuracy": 2.0}]
+    "settings", [{}, {"accuracy": None}, {"time": -1.0}, {"updates": 0}, {"time": 1.0, "accuracy": float("nan")}]
 )
 def test_an_end_that_might_never_come_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
@@ -195,7 +219,7 @@ def test_a_failing_handler_is_reported_with_its_event_and_client() -> None:
         run(Line([1.0, 1.0]), Broken(), HALF, Scripted([[5.0], [2.0]]), Until(time=9.0))
     assert str(caught.value) == (
         "Broken failed on event 2 at time 2, an update of client 1 (job 1, version 0): KeyError: 'momentum' "
-        "(test_loop.py:189, in arrived)"
+        "(test_loop.py:213, in arrived)"
     )
     assert isinstance(caught.value.__cause__, KeyError)
 

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from worlds import Line, Scripted, run
+from worlds import ACCURACY, Line, Scripted, run
 
 from offbeat.algorithms import AREA, SCAFFOLD, FedAsync, FedAvg, FedBuff, LocalOnly, QuAFL
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
+from offbeat.core.metric import LOSS
 from offbeat.core.random import PERSONAL, key, signed
 from offbeat.core.server import Server
 from offbeat.data.base import Dataset
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Classes, Dirichlet, Owners
 from offbeat.experiment.run import Run
 from offbeat.local import MAML, SGD, Moreau, Prox, Scaffold
@@ -127,9 +128,12 @@ def test_looking_at_personal_models_changes_nothing() -> None:
 
 
 def test_the_metrics_are_the_mean_and_the_worst_tenth() -> None:
-    assert summarise([0.5, 1.0, 0.9, 0.8]) == pytest.approx({"personal": 0.8, "personal_worst": 0.5})
+    assert summarise([0.5, 1.0, 0.9, 0.8], ACCURACY) == pytest.approx({"personal": 0.8, "personal_worst": 0.5})
+    assert summarise([0.5, 1.0, 0.9, 0.8], LOSS) == pytest.approx({"personal": 0.8, "personal_worst": 1.0})
     many = [i / 20 for i in range(20)]
-    assert summarise(many)["personal_worst"] == pytest.approx((0 + 1 / 20) / 2)
+    assert summarise(many, ACCURACY)["personal_worst"] == pytest.approx((0 + 1 / 20) / 2)
+    assert summarise([None, float("nan"), 0.5], ACCURACY) == {"personal": 0.5, "personal_worst": 0.5}
+    assert summarise([None], ACCURACY) == {}
 
 
 def test_a_measurement_holds_every_client_s_accuracy() -> None:
@@ -172,8 +176,8 @@ def test_a_client_that_does_not_exist_is_refused() -> None:
 
 def classes_of(problem: Supervised, client: int) -> tuple[np.ndarray, np.ndarray]:
     """How many (training, test) samples of each class a client has."""
-    train = problem.data.train_y.numpy()[problem.shards[client]]
-    test = problem.data.test_y[problem.test_shares[client]].numpy()
+    train = problem.data.train["y"].numpy()[problem.shards[client]]
+    test = problem.data.test["y"][problem.test_shares[client]].numpy()
     return np.bincount(train, minlength=10), np.bincount(test, minlength=10)
 
 
@@ -181,7 +185,7 @@ def classes_of(problem: Supervised, client: int) -> tuple[np.ndarray, np.ndarray
 def test_shares_have_the_class_proportions_of_the_client(split: Any) -> None:
     """A client with a share p of a class's training samples has p of its test samples, to a sample."""
     problem = Supervised.split(digits(), 12, split, "softmax")
-    train, test = np.bincount(digits().train_y, minlength=10), np.bincount(digits().test_y, minlength=10)
+    train, test = np.bincount(digits().train["y"], minlength=10), np.bincount(digits().test["y"], minlength=10)
     for client in range(12):
         mine, tested = classes_of(problem, client)
         assert np.abs(tested - mine / train * test).max() <= 1.0
@@ -189,7 +193,7 @@ def test_shares_have_the_class_proportions_of_the_client(split: Any) -> None:
 
 def test_shares_are_disjoint_and_together_all_tests() -> None:
     together = torch.cat(DIGITS.test_shares)
-    assert len(torch.unique(together)) == len(together) == len(digits().test_y)
+    assert len(torch.unique(together)) == len(together) == len(digits().test["y"])
 
 
 def test_even_the_smallest_client_is_judged() -> None:
@@ -204,7 +208,7 @@ def test_even_the_smallest_client_is_judged() -> None:
 def owned() -> Dataset:
     """The digits as if three people had written them in turn, and every seventh were nobody's."""
     data = digits()
-    train, test = (torch.arange(len(y)) % 7 for y in (data.train_y, data.test_y))
+    train, test = (torch.arange(len(y)) % 7 for y in (data.train["y"], data.test["y"]))
     return replace(
         data, owner=torch.where(train == 6, -1, train // 2), test_owner=torch.where(test == 6, -1, test // 2)
     )

@@ -305,9 +305,9 @@ def test_data_lie_in_shared_memory_once_however_many_problems_are_made_of_them()
     try:
         problems = [Supervised.split(data, clients) for clients in (4, 7)]
         packed = [pack(problem, shared.put) for problem in problems]
-        assert [array.nbytes for array, _ in shared.kept] == [data.train_x.numel()]  # all else is small
+        assert [array.nbytes for array, _ in shared.kept] == [data.train["x"].numel()]  # all else is small
         back = unpack(packed[1], lambda number: shared.kept[number][0])
-        assert torch.equal(back.train_x, data.train_x)
+        assert torch.equal(back.train["x"], data.train["x"])
         assert np.array_equal(back.shards.order, problems[1].shards.order)
     finally:
         shared.close()

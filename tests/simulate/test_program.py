@@ -22,7 +22,7 @@ from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import materialise
 from offbeat.core.watcher import Measurement
-from offbeat.data.digits import digits
+from offbeat.data.readers import digits
 from offbeat.data.splits import Dirichlet
 from offbeat.local import SGD, Prox
 from offbeat.local.moreau import Moreau

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from worlds import Diary, Line, Scenario, Scripted, play, send
+from worlds import Diary, Line, Scenario, Scripted, accuracies, play, send
 
 from offbeat.algorithms import AREA, FedAST, OneByOne, SyncST
 from offbeat.core.course import Until
@@ -146,11 +146,13 @@ def test_tasks_must_have_the_same_clients() -> None:
 @given(
     server=st.sampled_from(
         [
-            FedAST(requests=9, ratio=2.0, lr=0.5, targets=(0.7, 0.8, None)),
-            FedAST(requests=9, ratio=2.0, allocation="dynamic", window=2, period=0.1, targets=(0.7, 0.8, None)),
-            FedAST(requests=9, aggregate=AREA(size=2), targets=(0.7, 0.8, None)),
-            OneByOne(requests=9, size=2, targets=(0.7, 0.8, 0.9)),
-            SyncST(sampled=5, first=2, targets=(0.7, 0.8, None)),
+            FedAST(requests=9, ratio=2.0, lr=0.5, targets=accuracies(0.7, 0.8, None)),
+            FedAST(
+                requests=9, ratio=2.0, allocation="dynamic", window=2, period=0.1, targets=accuracies(0.7, 0.8, None)
+            ),
+            FedAST(requests=9, aggregate=AREA(size=2), targets=accuracies(0.7, 0.8, None)),
+            OneByOne(requests=9, size=2, targets=accuracies(0.7, 0.8, 0.9)),
+            SyncST(sampled=5, first=2, targets=accuracies(0.7, 0.8, None)),
         ]
     ),
     terms=st.lists(st.tuples(st.floats(0.0, 15.0), st.floats(16.0, 60.0)), min_size=3, max_size=3),

@@ -178,9 +178,13 @@ def test_without_noise_and_heterogeneity_the_recursion_only_contracts() -> None:
 
 
 def test_theorem_8s_step_minimises_its_own_bound() -> None:
+    """For any constant step α it is (1/p_s + 2q̄)·|x_0 − x*|²/(2αMK) + α·(σ² + (M+1)B²/2)/2."""
     problem, events, K = Nonsmooth(2.0, 3, 0.7, 1.5), Events.from_rates([1.0, 4.0, 0.3], 2.0), 5000
+    start = area.delay(events) * problem.distance**2 / (2.0 * problem.steps * K)
     best = minimize_scalar(
-        lambda log: area.any_step_bound(problem, events, K, math.exp(log)).total, bounds=(-20, 5), method="bounded"
+        lambda log: start / math.exp(log) + math.exp(log) * problem.spread(printed=True) / 2.0,
+        bounds=(-20, 5),
+        method="bounded",
     )
     assert math.exp(best.x) == pytest.approx(area.nonsmooth_step(problem, events, K), rel=1e-3)
     assert best.fun == pytest.approx(area.nonsmooth_bound(problem, events, K).total)

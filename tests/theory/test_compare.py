@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import offbeat as ob
+from offbeat.algorithms.optimisers import FedAvgM
 from offbeat.core.errors import SettingError
 from offbeat.theory import advise, estimate, fedbuff
 from offbeat.theory.advice import Arrivals
@@ -34,10 +36,24 @@ def test_constants_that_are_known_are_not_estimated_again() -> None:
 def test_unequal_clients_are_named_where_a_theorem_assumes_equal_ones() -> None:
     uneven = ob.timing.Times(ob.timing.Exponential((1.0, 1.0, 1.0, 5.0)))
     found = advise(PROBLEM, ob.Algorithm(ob.FedAsync(), LOCAL), uneven, ob.Until(updates=400))
-    assert found.notes[-1].endswith("the most frequent client has 2.50 times its share")
+    assert "here the most frequent one reports 2.50 times its share" in found.notes[-1]
     assert Arrivals((1.0, 1.0, 1.0, 5.0)).imbalance == pytest.approx(2.5)
 
 
 def test_what_no_theorem_is_about_is_refused() -> None:
     with pytest.raises(SettingError, match="none of the five papers has a theorem about it"):
         advise(PROBLEM, ob.Algorithm(ob.FedAvg(sampled=2), LOCAL), CLOCK, ob.Until(time=1.0))
+
+
+@pytest.mark.parametrize(
+    ("server", "local", "said"),
+    [
+        (ob.FedAsync(server=FedAvgM()), ob.SGD(lr=0.1), "not about those of an optimiser"),
+        (ob.FedAsync(), ob.SGD(lr=0.1, momentum=0.9), "without optimiser and schedule"),
+        (ob.FedAsync(), ob.SGD(lr=0.1, batch=(4, 8, 4, 8)), "one batch size for all clients"),
+    ],
+    ids=["server", "local", "batch"],
+)
+def test_steps_that_no_theorem_is_about_are_refused(server: Any, local: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        advise(PROBLEM, ob.Algorithm(server, local), CLOCK, ob.Until(updates=100))

@@ -291,7 +291,8 @@ def test_the_delay_bound_against_simulated_draws() -> None:
             since[np.unique(rng.integers(0, N, n_))] = 0
         worse += longest >= late
     assert worse / 200 <= delta
-    assert late <= defedavg.delay_order(N, n_, T_, delta)
+    order = (1.0 + math.log(N * T_ / delta)) / defedavg.drawn(N, n_)  # up to the constant in the paper's O(·)
+    assert late <= order
     assert defedavg.drawn(N, n_) == pytest.approx(1 - 0.95**4)
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from command import QUADRATIC
 from rich.console import Console
+from worlds import Line
 
-from offbeat import AREA, SGD, Algorithm, Quadratic, Until
+from offbeat import AREA, SGD, Algorithm, Problem, Quadratic, Until
 from offbeat.core.watcher import Measurement
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
@@ -26,10 +27,10 @@ from offbeat.watch.progress import describe, display, fraction
 from offbeat.watch.record import Recorder
 
 
-def simulation(until: Until, updates: int) -> Simulation:
+def simulation(until: Until, updates: int, problem: Problem | None = None) -> Simulation:
     """Four clients that report every second, after so many updates."""
     algorithm = Algorithm(AREA(size=2), SGD(lr=0.1))
-    made = prepare(Quadratic(4), algorithm, Times(Constant(1.0)), until)
+    made = prepare(problem or Quadratic(4), algorithm, Times(Constant(1.0)), until)
     for world in made.steps():
         if world.tally.updates == updates:
             break
@@ -50,10 +51,11 @@ def test_the_share_done_goes_by_the_nearest_limit(until: Until, share: float) ->
 
 
 def test_a_run_is_described_by_time_pace_staleness_and_metric() -> None:
-    running = simulation(Until(time=10.0), 4)  # two of them after the first server step
+    running = simulation(Until(time=10.0), 4, Line([0.0] * 4))  # two of them after the first server step
     measurements = [Measurement(0, 1.0, 4, 2, {"loss": 0.5, "accuracy": 0.91234})]
     assert describe(running, measurements, 1234.5) == "time 1.00 · 1,234 updates/s · staleness 0.5 · accuracy 0.9123"
-    assert describe(running, [Measurement(0, 1.0, 4, 2, {"loss": 0.5})], 1).endswith(" · loss 0.5")
+    of_a_quadratic = [Measurement(0, 1.0, 4, 2, {"loss": 0.5, "gap": 0.1})]
+    assert describe(simulation(Until(time=10.0), 4), of_a_quadratic, 1).endswith(" · loss 0.5")
     assert describe(simulation(Until(time=10.0), 0), [], 0) == "time 0.00 · 0 updates/s"
 
 

@@ -31,6 +31,15 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert arrival == row(2)._asdict()
 
 
+def test_reasons_may_be_any_text_and_as_many_as_there_are_rows(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    for number in range(300):
+        recorder.event(row(number)._replace(event="Lost", reason=f"failed: {number}"))
+    recorder.event(row(300)._replace(event="Lost", reason="a\ud800b\x00"))
+    recorder.flush()
+    assert [each["reason"] for each in events(tmp_path)] == [*(f"failed: {n}" for n in range(300)), "a?b\x00"]
+
+
 def test_memory_holds_no_more_than_one_part(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, size=10)
     for number in range(1005):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from worlds import ACCURACY, MEASURED
 
 from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.metric import LOSS, Metric
 from offbeat.core.watcher import Measurement
 from offbeat.watch.files import json_text, write_table
 from offbeat.watch.record import metrics_table
@@ -98,16 +100,25 @@ def test_the_time_to_a_value_of_any_metric(tmp_path: Path) -> None:
 
 
 def test_of_several_tasks_the_last_counts() -> None:
-    two = tuple(TaskResult(name, None, "", 0, 0, 0.0, {}) for name in "ab")
+    two = tuple(TaskResult(name, None, "", 0, 0, 0.0, {}, measured=MEASURED) for name in "ab")
     curve = tuple(Measurement(task, time, 0, 0, {"accuracy": time / 10}) for time in (1.0, 2.0) for task in (0, 1))
     late = (*curve, Measurement(1, 3.0, 0, 0, {"accuracy": 0.3}))
     assert Result("fedast", 0, tasks=two, curve=late).time_to("accuracy", 0.2) == 2.0
     assert Result("fedast", 0, tasks=two, curve=late).time_to("accuracy", 0.3) is None
 
 
+def test_tasks_without_the_metric_do_not_count() -> None:
+    measured = {"a": (ACCURACY, LOSS), "b": (Metric("rmse"), LOSS)}
+    two = tuple(TaskResult(name, None, "", 0, 0, 0.0, {}, measured=each) for name, each in measured.items())
+    curve = [Measurement(0, 1.0, 0, 0, {"accuracy": 0.5}), Measurement(1, 2.0, 0, 0, {"rmse": 0.5})]
+    result = Result("fedast", 0, tasks=two, curve=tuple(curve))
+    assert (result.time_to("accuracy", 0.5), result.time_to("rmse", 0.6), result.own) == (1.0, 2.0, ACCURACY)
+    assert result.metric("rmse") == Metric("rmse")
+
+
 def test_what_is_not_a_number_reaches_nothing() -> None:
-    assert first_reached([float("nan"), 0.4, 0.6], "accuracy", 0.5) == 2
-    assert first_reached([float("nan"), 0.6], "loss", 0.5) is None
+    assert first_reached([float("nan"), 0.4, 0.6], ACCURACY, 0.5) == 2
+    assert first_reached([float("nan"), 0.6], LOSS, 0.5) is None
 
 
 def test_the_model_is_read_from_the_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from offbeat import AREA, SGD, Algorithm, Quadratic, Until
 from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.simulate.loop import Simulation
-from offbeat.simulate.run import prepare
+from offbeat.simulate.run import Evaluate, prepare
 from offbeat.simulate.world import World
 from offbeat.timing import Exponential, Times
 from offbeat.watch.files import CHECKPOINT, OLDER_CHECKPOINT
@@ -91,7 +91,7 @@ def test_with_every_checkpoint_damaged_it_says_so(tmp_path: Path) -> None:
 def test_the_seconds_of_work_add_up_over_interruptions(tmp_path: Path) -> None:
     stopped(tmp_path, 400)
     simulation, recorder, wall = drive(make, tmp_path)
-    alone = summary(simulation, recorder, wall, [], algorithm="fedbuff", seed=0)
+    alone = summary(simulation, recorder, wall, None, algorithm="fedbuff", seed=0)
     assert alone.updates == 500
     assert alone.updates_per_s == pytest.approx(500 / wall)
 
@@ -105,12 +105,14 @@ def test_the_record_of_a_run_that_explodes_is_kept(tmp_path: Path) -> None:
 
 def test_a_summary_counts_and_finds_the_first_time_of_a_target(tmp_path: Path) -> None:
     simulation, recorder, _ = drive(make, tmp_path)
-    for time, accuracy in ((1.0, 0.5), (2.0, 0.85), (3.0, 0.7), (4.0, 0.95)):
-        recorder.measured(Measurement(0, time, 0, 0, {"accuracy": accuracy}))
-    found = summary(simulation, recorder, 2.0, [0.5, 0.8, 0.99], algorithm="fedbuff", seed=0)
-    assert found.targets == {"0.5": 1.0, "0.8": 2.0, "0.99": None}
+    recorder.measurements.clear()
+    for time, loss in ((1.0, 0.5), (2.0, 0.15), (3.0, 0.3), (4.0, 0.05)):  # the quadratic's own metric: less is better
+        recorder.measured(Measurement(0, time, 0, 0, {"loss": loss}))
+    found = summary(simulation, recorder, 2.0, Evaluate(targets=(0.5, 0.2, 0.01)), algorithm="fedbuff", seed=0)
+    assert found.targets == {"0.5": 1.0, "0.2": 2.0, "0.01": None}
+    assert [metric.name for metric in found.measured] == ["loss", "gap", "distance"]
     assert (found.updates, found.versions, found.updates_per_s) == (500, 250, 250.0)
-    assert found.metrics == {"accuracy": 0.95}
+    assert found.metrics == {"loss": 0.05}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -81,14 +81,16 @@ class Project:
         self.opened: dict[str, Any] = {}
         self.points: list[dict[str, float]] = []
         self.axes: dict[str, str] = {}
+        self.best: dict[str, str] = {}
         self.done = False
 
     def init(self, *, project: str, name: str, group: str | None, config: dict[str, Any], dir: str | None) -> Project:
         self.opened = {"project": project, "name": name, "group": group, "config": json.loads(json.dumps(config))}
         return self
 
-    def define_metric(self, name: str, *, step_metric: str) -> None:
+    def define_metric(self, name: str, *, step_metric: str, summary: str = "last") -> None:
         self.axes[name] = step_metric
+        self.best[name] = summary
 
     def log(self, numbers: dict[str, float]) -> None:
         assert not self.done
@@ -113,7 +115,8 @@ def test_weights_and_biases_gets_every_measurement_with_its_time(
     assert [project.opened["name"] for project in made] == ["area, seed 0", "fedbuff, seed 0"]
     assert made[0].opened["project"] == "mine"
     assert made[0].opened["config"]["problem"]["clients"] == 5
-    assert all(project.done and project.axes == {"*": "time"} for project in made)
+    assert all(project.done and set(project.axes.values()) == {"time"} for project in made)
+    assert all(project.best == {"*": "last", "accuracy": "max", "loss": "min"} for project in made)
     kept = pq.read_table(tmp_path / "out" / "area-0" / "metrics.parquet").select(
         ["time", "updates", "accuracy", "loss"]
     )

@@ -15,9 +15,13 @@ def variance(updates: Sequence[Vector]) -> float:
     for update in updates[1:]:
         total = total + update
     mean = total * (1.0 / len(updates))
-    length = norm(mean) ** 2
-    spread = sum(norm(update - mean) ** 2 for update in updates) / len(updates)
+    length = _squared(norm(mean))
+    spread = sum(_squared(norm(update - mean)) for update in updates) / len(updates)
     return spread / length if length > 0 else math.inf
+
+
+def _squared(length: float) -> float:
+    return length**2 if length < 1e150 else math.inf  # a power that is too large is an error in Python
 
 
 def divide(total: int, weights: Mapping[int, float]) -> dict[int, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from offbeat.algorithms.buffer import fits
 from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.schedules import Schedule
@@ -37,6 +38,10 @@ class AreaState(OneModel):
     u: Vector  # the aggregator u_s; `model` is x_s
     k: int = 0  # client messages and server steps
     messages: int = 0  # since the last step
+    first: Vector | None = None  # the initial model, where every y_i begins, if the y_i are tracked
+    tracked: dict[int, Vector] = field(default_factory=dict)  # y_i of those that have sent a message
+    coming: dict[int, Vector] = field(default_factory=dict)  # y_i of new clients, which count from their first message
+    frozen: int = 0  # clients that were removed and whose y_i, not being tracked, stay in the mean
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class AREA(Flow[AreaState]):
     AREA, algorithm 1. On a message m_i: u ← u + m_i/n, and the client gets the model of *before* any aggregation that
     its message triggers. When the criterion fires: x ← x + u, u ← 0. The invariant mean(y_i) = x + u holds after every
     event.
+
+    A server optimiser makes its step of u, and what it leaves of u stays: u ← u − (x_new − x). So the invariant holds
+    with it, too, and u is always the way to the mean of the clients' models.
+
+    In a real run, a client that is enrolled later counts from its first message on, n ← n + 1, and one that is removed
+    is taken out of the mean, n ← n − 1: u changes so that the invariant holds over those that count. For this the
+    server tracks the y_i, as long as they take no more than 4 GB; beyond it, what a removed client has contributed
+    stays.
 
     size: messages per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
@@ -71,7 +84,8 @@ class AREA(Flow[AreaState]):
     def arrived(self, state: AreaState, update: Update, view: View) -> Commands:
         state.k += 1
         state.messages += 1
-        state.u = state.u + (1.0 / view.clients) * update["residual"]
+        state.model.received(update.job)
+        self._add(state, update.job.client, update["residual"], view)
         yield from self.next(state, update.job.client, view)  # carries x_{s,k−1}: before the aggregation below
         if criterion(self.size).due(state.messages):
             self._aggregate(state)
@@ -81,11 +95,50 @@ class AREA(Flow[AreaState]):
             self._aggregate(state)
             yield from alarm(criterion(self.size), view)
 
+    def _add(self, state: AreaState, client: int, residual: Vector, view: View) -> None:
+        """y_i ← y_i + m_i in the mean x + u."""
+        if state.first is not None:
+            before = state.tracked.get(client, state.coming.get(client, state.first))
+            state.tracked[client] = before + residual
+        if client in state.coming:
+            n, y = self._counted(state, view), state.coming.pop(client) + residual
+            state.u = (n / (n + 1)) * state.u + (1.0 / (n + 1)) * (y - state.model.vector)
+        else:
+            state.u = state.u + (1.0 / self._counted(state, view)) * residual
+
+    def _counted(self, state: AreaState, view: View) -> int:
+        """n: clients whose y_i are in the mean."""
+        return view.clients - len(state.coming) + state.frozen
+
+    def track(self, state: AreaState, models: Sequence[Vector], view: View) -> None:
+        state.first = 1.0 * models[0] if fits(models[0], view.clients) else None
+
+    def remembered(self, state: AreaState, task: int, client: int) -> Payload | None:
+        if state.first is None:
+            return None
+        return {"y": state.tracked.get(client, state.coming.get(client, state.first))}
+
+    def admitted(self, state: AreaState, client: int, models: Sequence[Vector], view: View) -> Commands:
+        state.coming[client] = 1.0 * models[0]  # of its own: a state that was saved and loaded has no other
+        yield from ()
+
+    def dismissed(self, state: AreaState, client: int, view: View) -> Commands:
+        if client in state.coming:
+            del state.coming[client]
+        elif state.first is None:
+            state.frozen += 1
+        else:
+            n, y = self._counted(state, view), state.tracked.pop(client, state.first)
+            if n:
+                state.u = ((n + 1) / n) * state.u + (1.0 / n) * (state.model.vector - y)
+        yield from ()
+
     def _aggregate(self, state: AreaState) -> None:
         state.k += 1
         state.messages = 0
-        state.model.step(1.0, state.u)
-        state.u = state.u * 0.0
+        before = state.model.vector
+        self.step(state.model, 1.0, state.u)
+        state.u = state.u * 0.0 if self.server is None else before + state.u - state.model.vector
 
     def local_lr(self, state: AreaState) -> float | None:
         return None if self.schedule is None else self.schedule(state.k)

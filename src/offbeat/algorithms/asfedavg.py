@@ -36,13 +36,14 @@ class AsFedAvg(Flow[BuffState]):
         yield from alarm(criterion(self.size), view)
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
+        state.model.received(update.job)
         state.buffer.add(1.0, update["model"])
         if criterion(self.size).due(state.buffer.count):
-            state.model.replace(state.buffer.take_mean())
+            self.move(state.model, state.buffer.take_mean())
         yield from self.next(state, update.job.client, view)
 
     def rang(self, state: BuffState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             if state.buffer.count:
-                state.model.replace(state.buffer.take_mean())
+                self.move(state.model, state.buffer.take_mean())
             yield from alarm(criterion(self.size), view)

@@ -31,9 +31,9 @@ class AsySG(Flow[BuffState]):
     reads: ClassVar[tuple[str, ...]] = ("gradient",)
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
-        staleness = state.model.version - update.job.version
+        staleness = state.model.received(update.job)
         fresh = self.cap is None or staleness <= self.cap
         state.buffer.add(1.0 if fresh else self.cap / staleness, update["gradient"])  # type: ignore[operator]
         if state.buffer.count == self.size:
-            state.model.step(-self.lr, state.buffer.take_mean())
+            self.step(state.model, -self.lr, state.buffer.take_mean())
         yield from self.next(state, update.job.client, view)

@@ -30,10 +30,18 @@ class Buffer(State):
         return mean
 
 
+MEMORY = 4e9  # bytes that a server may take to follow its clients one by one, where it need not
+
+
+def fits(model: Vector, clients: int, most: float | None = None) -> bool:
+    """Whether a table of one vector a client has room."""
+    return clients * model.numel() * model.element_size() <= (MEMORY if most is None else most)
+
+
 def check_memory(name: str, model: Vector, clients: int, most: float) -> None:
     """Refuse a table of one vector a client that does not fit."""
     wanted = clients * model.numel() * model.element_size()
-    if wanted > most:
+    if not fits(model, clients, most):
         raise SettingError(
             f"memory = {most:g}: {name} keeps a vector for each of {clients} clients, {wanted:.3g} bytes; raise it, or "
             "use AREA, whose clients keep their own"

@@ -43,15 +43,32 @@ class CA2FL(Flow[Ca2flState]):
 
     def arrived(self, state: Ca2flState, update: Update, view: View) -> Commands:
         client, delta = update.job.client, update["delta"]
+        state.model.received(update.job)
         state.buffer.add(1.0, self._change(state, client, delta))
         state.fresh[client] = delta
         if state.buffer.count == self.size:
-            state.model.step(-self.lr, state.mean + state.buffer.take_mean())
+            self.step(state.model, -self.lr, state.mean + state.buffer.take_mean())
             for one, its in state.fresh.items():
                 state.mean = state.mean + (1.0 / view.clients) * self._change(state, one, its)
                 state.cache[one] = its
             state.fresh = {}
         yield from self.next(state, client, view)
+
+    def resize(self, state: Ca2flState, clients: int) -> None:
+        check_memory("CA2FL", state.model.vector, clients, self.memory)
+
+    def admitted(self, state: Ca2flState, client: int, models: Sequence[Vector], view: View) -> Commands:
+        n = view.clients
+        state.mean = ((n - 1) / n) * state.mean  # its h_i is 0
+        yield from ()
+
+    def dismissed(self, state: Ca2flState, client: int, view: View) -> Commands:
+        state.fresh.pop(client, None)  # what it has in the buffer counts, and is not cached
+        if n := view.clients:
+            state.mean = ((n + 1) / n) * state.mean
+            if client in state.cache:
+                state.mean = state.mean - (1.0 / n) * state.cache.pop(client)
+        yield from ()
 
     def _change(self, state: Ca2flState, client: int, delta: Vector) -> Vector:
         return delta - state.cache[client] if client in state.cache else delta

@@ -83,7 +83,9 @@ class Poisson(Checked):
             return self
         rates = getattr(clock, "rates", None)
         if rates is None:
-            raise SettingError('rate = "optimal": needs the exponential timing model, which has rates; give a number')
+            raise SettingError(
+                'rate = "optimal": needs the clients\' rates, which [timing] exponential has; give a number'
+            )
         return Poisson(optimal_rate(rates))
 
 

@@ -14,7 +14,7 @@ from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Job, Recall, Update
-from offbeat.core.server import Commands, Server, View
+from offbeat.core.server import Commands, Stepping, View
 
 Renew = Literal["always", "drawn"]
 
@@ -28,7 +28,7 @@ class DeFedAvgState(OneModel):
 
 
 @dataclass(frozen=True)
-class DeFedAvg(Server[DeFedAvgState]):
+class DeFedAvg(Stepping[DeFedAvgState]):
     """Rounds over the newest results of clients drawn with replacement, while all clients keep training.
 
     Each round: draw n clients, take what is in their send buffers, step, broadcast to all.
@@ -51,6 +51,7 @@ class DeFedAvg(Server[DeFedAvgState]):
     renew: Renew = "always"
 
     state = DeFedAvgState
+    holds = True
 
     def started(self, state: DeFedAvgState, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
@@ -58,11 +59,12 @@ class DeFedAvg(Server[DeFedAvgState]):
 
     def arrived(self, state: DeFedAvgState, update: Update, view: View) -> Commands:
         client = update.job.client
+        state.model.received(update.job)
         for _ in range(state.drawn.pop(client)):  # a multiset: line 7
             state.buffer.add(1.0, update["delta"])
         over = not state.drawn
         if over:
-            state.model.step(-self.lr, state.buffer.take_mean())  # line 8
+            self.step(state.model, -self.lr, state.buffer.take_mean())  # line 8
         everybody = over and self.renew == "always"
         yield from hand_out(state.model, view.everyone() if everybody else (client,), hold=True)  # line 9
         if over:
@@ -87,7 +89,7 @@ class DeFedAvg(Server[DeFedAvgState]):
 
 
 @dataclass(frozen=True)
-class DeFedAvgIID(Server[BuffState]):
+class DeFedAvgIID(Stepping[BuffState]):
     """The first results of a round make the next model, and clients keep training while messages travel.
 
     w ← w − lr · mean of the first n deltas, broadcast to all. Every client sends each of its results as soon as it has
@@ -102,6 +104,7 @@ class DeFedAvgIID(Server[BuffState]):
     lr: Positive = 1.0
 
     state = BuffState
+    holds = True
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
@@ -109,9 +112,10 @@ class DeFedAvgIID(Server[BuffState]):
             yield Recall(client)
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
+        state.model.received(update.job)
         state.buffer.add(1.0, update["delta"])
         if state.buffer.count == self.size:  # line 4
-            state.model.step(-self.lr, state.buffer.take_mean())  # lines 6 and 7
+            self.step(state.model, -self.lr, state.buffer.take_mean())  # lines 6 and 7
             yield from hand_out(state.model, view.everyone(), hold=True)  # line 8
         yield from self._next(state, update.job)
 

@@ -9,7 +9,7 @@ from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Alarm, Job, Recall, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Commands, Server, View
+from offbeat.core.server import Commands, Stepping, View
 from offbeat.core.vectors import Payload, Vector
 
 Normalise = Literal["expected", "stochastic", "none"]
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=InterruptedState)
 
 
 @dataclass(frozen=True)
-class Interrupting(Server[S]):
+class Interrupting(Stepping[S]):
     """Rounds by the clock: draw s clients, interrupt them, w ← (w + Σ what they give)/(s + 1), let them go on.
 
     Subclasses say what a client gives and what it goes on from.
@@ -56,6 +56,7 @@ class Interrupting(Server[S]):
     sampled: Count = 10
     period: Positive = 1.0
 
+    holds: ClassVar[bool] = True
     restarts: ClassVar[bool] = True  # from the new model; otherwise from the one that clients met this round
 
     def given(self, state: S, update: Update) -> Vector:
@@ -74,6 +75,7 @@ class Interrupting(Server[S]):
             yield Alarm(self.period, _ROUND)
 
     def arrived(self, state: S, update: Update, view: View) -> Commands:
+        state.model.received(update.job)
         given = self.given(state, update)
         state.sum = given if state.sum is None else state.sum + given
         state.answered.append(update.job.client)
@@ -95,7 +97,7 @@ class Interrupting(Server[S]):
             return
         before = replace(state.model)
         if state.sum is not None:
-            state.model.replace((before.vector + state.sum) * (1.0 / (len(state.answered) + 1)))
+            self.move(state.model, (before.vector + state.sum) * (1.0 / (len(state.answered) + 1)))
             state.sum = None
         clients = [c for c in state.answered if view.present(c)]
         yield from hand_out(state.model if self.restarts else before, clients, hold=True)
@@ -132,14 +134,14 @@ class Favano(Interrupting[FavanoState]):
         return Progress.around(local)
 
     def given(self, state: FavanoState, update: Update) -> Vector:
-        q = update.job.steps
-        a = self._divisor(state, update.job.client, q)
+        q, a = update.job.steps, 1.0
+        if self.normalise != "none":
+            answers, moved, steps = state.taken.get(update.job.client, (0, 0, 0))
+            answers, moved, steps = answers + 1, moved + (q > 0), steps + q
+            state.taken[update.job.client] = [answers, moved, steps]
+            a = steps / answers if self.normalise == "expected" else moved / answers * q
         return update["start"] - (1.0 / a) * update["delta"] if q > 0 else update["start"]
 
-    def _divisor(self, state: FavanoState, client: int, q: int) -> float:
-        if self.normalise == "none":
-            return 1.0
-        answers, moved, steps = state.taken.get(client, (0, 0, 0))
-        answers, moved, steps = answers + 1, moved + (q > 0), steps + q
-        state.taken[client] = [answers, moved, steps]
-        return steps / answers if self.normalise == "expected" else moved / answers * q
+    def dismissed(self, state: FavanoState, client: int, view: View) -> Commands:
+        state.taken.pop(client, None)
+        yield from ()

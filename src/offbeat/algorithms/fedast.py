@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf, sqrt
-from typing import Any, ClassVar, Literal
+from math import sqrt
+from typing import Any, ClassVar, Literal, Self
 
 from offbeat.algorithms.allocate import divide, variance
 from offbeat.algorithms.criteria import MessageCount
@@ -15,9 +15,11 @@ from offbeat.algorithms.flow import Flow
 from offbeat.core.errors import Count, Positive, SettingError, at_least
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
-from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.metric import Goal
+from offbeat.core.optimiser import ServerOptimiser
+from offbeat.core.server import Commands, Model, Stepping, View
 from offbeat.core.state import State
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
 
 Allocation = Literal["static", "dynamic", "variance"]
@@ -46,7 +48,7 @@ class FedASTState(State):
 
 
 @dataclass(frozen=True)
-class FedAST(Server[FedASTState]):
+class FedAST(Stepping[FedASTState]):
     """Several tasks over one pool of clients: each task has its own buffer and a number of requests under way.
 
     Task m has R_m requests under way and a buffer of b_m; every arrival sends K_m ∈ {0, 1, 2} new ones. They go to
@@ -63,7 +65,7 @@ class FedAST(Server[FedASTState]):
         tasks whose step sizes are of different orders.
     window: updates of a task over which the variance is taken, V.
     period: how often requests are divided anew, in multiples of M·ΣR arrivals.
-    targets: by task, the accuracy at which it is done; its requests go to the others at once.
+    targets: by task, the goal at which it is done; its requests go to the others at once.
     aggregate: server of each task, by default FedBuff. The size of its buffer becomes b_m; the sizes of AREA and
         AS-FedAvg and criteria by the clock stay.
 
@@ -77,7 +79,7 @@ class FedAST(Server[FedASTState]):
     allocation: Allocation = "static"
     window: int = 8
     period: Positive = 0.75
-    targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
+    targets: tuple[Goal | None, ...] = field(default=(), metadata={"setting": False})
     aggregate: Flow[Any] | None = None
     several: ClassVar[bool] = True
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
@@ -85,6 +87,8 @@ class FedAST(Server[FedASTState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(2, window=self.window)
+        if self.aggregate is not None and self.server is not None:
+            raise SettingError("server: the tasks have servers of their own, aggregate; give them the optimiser")
         if self.aggregate is not None and self.aggregate.concurrency is not None:
             raise SettingError(
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
@@ -92,9 +96,18 @@ class FedAST(Server[FedASTState]):
 
     # The tasks' own servers
 
+    @property
+    def optimiser(self) -> ServerOptimiser | None:
+        return self.server if self.aggregate is None else self.aggregate.optimiser
+
+    def optimised(self, optimiser: ServerOptimiser) -> Self:
+        if self.aggregate is None:
+            return replace(self, server=optimiser)
+        return replace(self, aggregate=self.aggregate.optimised(optimiser))
+
     def inner(self, size: int) -> Flow[Any]:
         """The server of a task with this buffer size."""
-        return _sized(self.aggregate or FedBuff(lr=self.lr), size)
+        return _sized(self.aggregate or FedBuff(lr=self.lr, server=self.server), size)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -139,7 +152,8 @@ class FedAST(Server[FedASTState]):
         yield from self._own(m, said)
         self._gather(task, version, 1)
         state.arrivals += 1
-        if self.allocation != "static" and state.arrivals % self._every(state) == 0:
+        every = max(1, round(self.period * sum(task.active for task in state.tasks) * self.requests))
+        if self.allocation != "static" and state.arrivals % every == 0:
             self._reallocate(state, view)  # line 8
         yield from self._follow(state, m, said, view)  # line 13
 
@@ -161,9 +175,28 @@ class FedAST(Server[FedASTState]):
             if task.active and task.flying == 0:
                 yield from self._send(state, m, task.requests, None, view)
 
+    def track(self, state: FedASTState, models: Sequence[Vector], view: View) -> None:
+        for task, model in zip(state.tasks, models, strict=True):
+            self.inner(1).track(task.inner, [model], view)
+
+    def remembered(self, state: FedASTState, task: int, client: int) -> Payload | None:
+        return self.inner(1).remembered(state.tasks[task].inner, 0, client)
+
+    def resize(self, state: FedASTState, clients: int) -> None:
+        for task in state.tasks:
+            self.inner(1).resize(task.inner, clients)
+
+    def admitted(self, state: FedASTState, client: int, models: Sequence[Vector], view: View) -> Commands:
+        for m, task in enumerate(state.tasks):
+            yield from self._own(m, self.inner(task.size).admitted(task.inner, client, [models[m]], view))
+
+    def dismissed(self, state: FedASTState, client: int, view: View) -> Commands:
+        for m, task in enumerate(state.tasks):
+            yield from self._own(m, self.inner(task.size).dismissed(task.inner, client, view))
+
     def measured(self, state: FedASTState, task: int, metrics: Mapping[str, float], view: View) -> Commands:
         target = self.targets[task] if self.targets else None
-        if target is not None and state.tasks[task].active and metrics.get("accuracy", -inf) >= target:
+        if target is not None and state.tasks[task].active and target.reached(metrics):
             yield Stop(task, "target")
             yield from self._drop(state, task, view)
 
@@ -194,10 +227,6 @@ class FedAST(Server[FedASTState]):
     def first(self, state: FedASTState) -> Mapping[int, float]:
         """Tasks that may be trained now, and their shares before anything is known about them."""
         return {m: 1.0 for m, task in enumerate(state.tasks) if task.active}
-
-    def _every(self, state: FedASTState) -> int:
-        active = sum(task.active for task in state.tasks)
-        return max(1, round(self.period * active * self.requests))
 
     def _reallocate(self, state: FedASTState, view: View) -> None:
         """Algorithm 3: R_m ∝ σ̂_m, once every task has a full window."""

@@ -28,8 +28,8 @@ class FedAsync(Flow[OneModel]):
     weight: Staleness = field(default_factory=Equal)
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
-        staleness = state.model.version - update.job.version
-        state.model.step(-self.lr * self.weight(staleness), update["delta"])
+        staleness = state.model.received(update.job)
+        self.step(state.model, -self.lr * self.weight(staleness), update["delta"])
         yield from self.next(state, update.job.client, view)
 
 
@@ -52,6 +52,6 @@ class FedAsyncMixing(Flow[OneModel]):
         return Reached.around(local)
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
-        a = self.mixing * self.weight(state.model.version - update.job.version)
-        state.model.step(a, update["model"] - state.model.vector)
+        a = self.mixing * self.weight(state.model.received(update.job))
+        self.step(state.model, a, update["model"] - state.model.vector)
         yield from self.next(state, update.job.client, view)

@@ -10,7 +10,7 @@ from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.flow import OneModel
 from offbeat.core.errors import Count, Positive, SettingError
 from offbeat.core.events import Job, Send, Update
-from offbeat.core.server import Commands, Server, View
+from offbeat.core.server import Commands, Stepping, View
 from offbeat.core.vectors import Payload
 
 
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=RoundState)
 
 
 @dataclass(frozen=True)
-class Rounds(Server[S]):
+class Rounds(Stepping[S]):
     """Synchronous rounds: send the model to some clients, wait for them, step along the mean of their updates.
 
     A client whose job is lost is asked again; one that has left is replaced by an idle one that was not asked in this
@@ -55,7 +55,7 @@ class Rounds(Server[S]):
 
     def aggregate(self, state: S, view: View) -> None:
         """The step at the end of a round."""
-        state.model.step(-self.lr, state.buffer.take_mean())
+        self.step(state.model, -self.lr, state.buffer.take_mean())
 
     def started(self, state: S, view: View) -> Commands:
         yield from self._round(state, view)

@@ -41,14 +41,14 @@ class FedBuff(Flow[BuffState]):
         yield from alarm(criterion(self.size), view)
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
-        staleness = state.model.version - update.job.version
+        staleness = state.model.received(update.job)
         state.buffer.add(self.weight(staleness), update["delta"])  # line 6
         if criterion(self.size).due(state.buffer.count):  # line 8
-            state.model.step(-self.lr, state.buffer.take_mean())  # line 9
+            self.step(state.model, -self.lr, state.buffer.take_mean())  # line 9
         yield from self.next(state, update.job.client, view)
 
     def rang(self, state: BuffState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             if state.buffer.count:
-                state.model.step(-self.lr, state.buffer.take_mean())
+                self.step(state.model, -self.lr, state.buffer.take_mean())
             yield from alarm(criterion(self.size), view)

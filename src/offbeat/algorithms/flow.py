@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from offbeat.core.errors import Count
 from offbeat.core.events import Job, Send
-from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.server import Commands, Model, Stepping, View
 from offbeat.core.state import State
 
 
@@ -30,7 +30,7 @@ def hand_out(model: Model, clients: Iterable[int], lr: float | None = None, hold
 
 
 @dataclass(frozen=True)
-class Flow(Server[S]):
+class Flow(Stepping[S]):
     """A server whose clients keep working: each one that reports, fails or joins is followed by the next.
 
     concurrency: clients at work at once, the next drawn uniformly among the idle ones; by default all of them, and

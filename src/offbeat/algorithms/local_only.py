@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.algorithms.flow import Flow, OneModel
+from offbeat.core.errors import SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Commands, View
@@ -51,8 +52,16 @@ class LocalOnly(Flow[OneModel]):
 
     reads: ClassVar[tuple[str, ...]] = ()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server is not None:
+            raise SettingError("server: there is no server step here that an optimiser could make; leave it out")
+
     def pair(self, local: Local) -> Local:
         return Apart.around(local)
+
+    def remembered(self, state: OneModel, task: int, client: int) -> Payload:
+        return {}  # its own model, which is nobody else's affair
 
     def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
         yield from self.next(state, update.job.client, view)

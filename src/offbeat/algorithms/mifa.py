@@ -45,11 +45,27 @@ class MIFA(Flow[MifaState]):
 
     def arrived(self, state: MifaState, update: Update, view: View) -> Commands:
         client, delta = update.job.client, update["delta"]
+        state.model.received(update.job)
         change = delta - state.last[client] if client in state.last else delta
         state.mean = state.mean + (1.0 / view.clients) * change
         state.last[client] = delta
         state.messages += 1
         if state.messages == self.size:
             state.messages = 0
-            state.model.step(-self.lr, state.mean)
+            self.step(state.model, -self.lr, state.mean)
         yield from self.next(state, client, view)
+
+    def resize(self, state: MifaState, clients: int) -> None:
+        check_memory("MIFA", state.model.vector, clients, self.memory)
+
+    def admitted(self, state: MifaState, client: int, models: Sequence[Vector], view: View) -> Commands:
+        n = view.clients
+        state.mean = ((n - 1) / n) * state.mean  # it counts 0
+        yield from ()
+
+    def dismissed(self, state: MifaState, client: int, view: View) -> Commands:
+        if n := view.clients:
+            state.mean = ((n + 1) / n) * state.mean
+            if client in state.last:
+                state.mean = state.mean - (1.0 / n) * state.last.pop(client)
+        yield from ()

@@ -12,7 +12,8 @@ from offbeat.algorithms.buffer import Buffer
 from offbeat.core.errors import Count, NotNegative, Positive, SettingError
 from offbeat.core.events import Job, Send, Stop, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Commands, Model, Server, View
+from offbeat.core.metric import Goal
+from offbeat.core.server import Commands, Model, Stepping, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
@@ -41,7 +42,7 @@ Parts = dict[int, list[int]]  # the clients of each task
 
 
 @dataclass(frozen=True)
-class TaskRounds(Server[S]):
+class TaskRounds(Stepping[S]):
     """Synchronous rounds of several tasks: idle clients are divided over the tasks, and all tasks step together.
 
     sampled: clients drawn per round over all tasks.
@@ -49,14 +50,14 @@ class TaskRounds(Server[S]):
         default wait for all.
     lr: server step size.
     shares: each task's part of the clients, in the order of the tasks; by default equal.
-    targets: by task, the accuracy at which it is done; its clients go to the others.
+    targets: by task, the goal at which it is done; its clients go to the others.
     """
 
     sampled: Count = 100
     first: Count | None = None
     lr: Positive = 1.0
     shares: tuple[Positive, ...] = ()
-    targets: tuple[float | None, ...] = field(default=(), metadata={"setting": False})
+    targets: tuple[Goal | None, ...] = field(default=(), metadata={"setting": False})
     several: ClassVar[bool] = True
     state: ClassVar[type[Any]] = SyncState
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
@@ -115,7 +116,7 @@ class TaskRounds(Server[S]):
 
     def measured(self, state: S, task: int, metrics: Mapping[str, float], view: View) -> Commands:
         target = self.targets[task] if self.targets else None
-        if target is not None and state.tasks[task].active and metrics.get("accuracy", -math.inf) >= target:
+        if target is not None and state.tasks[task].active and target.reached(metrics):
             yield Stop(task, "target")
             yield from self.closed(state, task, view)
 
@@ -135,7 +136,7 @@ class TaskRounds(Server[S]):
             return
         for task in active:
             if task.buffer.count:
-                task.model.step(-self.lr, task.buffer.take_mean())
+                self.step(task.model, -self.lr, task.buffer.take_mean())
         self.concluded(state, view)
         yield from self._round(state, view)
 
@@ -228,6 +229,10 @@ class SyncUCBST(TaskRounds[UCBState]):
         times, total = state.seen.get(pair, (0.0, 0.0))
         state.seen[pair] = [times + 1.0, total + float(update["loss"])]
 
+    def dismissed(self, state: UCBState, client: int, view: View) -> Commands:
+        state.seen = {pair: seen for pair, seen in state.seen.items() if pair[0] != client}
+        yield from ()
+
     def assign(self, state: UCBState, clients: Sequence[int], places: Mapping[int, int], view: View) -> Parts:
         mean = {m: _mean([s for (_, t), s in state.seen.items() if t == m]) for m in places}
         scores = {(c, m): self._score(state, c, m, mean[m]) for c in clients for m in places}
@@ -289,6 +294,11 @@ class SyncBayesST(TaskRounds[BayesState]):
         took = view.now - state.asked[client]  # a late one has been at it for longer than this round
         state.durations[client] = [times + 1.0, total + took / max(update.job.steps, 1)]
         state.counts[client] = state.counts.get(client, 0) + 1
+
+    def dismissed(self, state: BayesState, client: int, view: View) -> Commands:
+        for kept in (state.asked, state.durations, state.counts):
+            kept.pop(client, None)
+        yield from ()
 
     def concluded(self, state: BayesState, view: View) -> None:
         counts = list(state.counts.values()) or [0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.data import load
 from offbeat.data.base import Dataset
+from offbeat.data.lazy import Read
 from offbeat.data.splits import IID, Dirichlet
 from offbeat.models.build import build
 from offbeat.problems.quadratic import Quadratic
@@ -43,7 +45,7 @@ class Material:
 
     def judge(self, models: Sequence[Vector]) -> Mapping[str, float]:
         """Metrics of the final models, averaged over the tasks; the same code for all contenders."""
-        found = [p.measure(m.to(_device(p))[None])[0] for p, m in zip(self.problems, models, strict=True)]
+        found = [p.measure(m.to(p.initial().device)[None])[0] for p, m in zip(self.problems, models, strict=True)]
         return {name: sum(each[name] for each in found) / len(found) for name in found[0]}
 
 
@@ -55,23 +57,45 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
         quadratic = Quadratic(n, workload.dim, device=device)
         return Material(workload, [quadratic], [], [], [], _means(n, rng), ["quadratic"])
     datasets = [dataset(task) for task in workload.tasks]
-    modules = [build(t.model, d.shape, d.classes, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
+    modules = [build(t.model, d.shape, d.outputs, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
     split = Dirichlet(0.1, per_client=300) if workload.requests else IID()  # FedAST, appendix C.4
-    shards = [split(d.train_y.numpy(), n, rng) for d in datasets]
+    shards = [split(d.train.column("y"), n, rng) for d in datasets]
     problems = [
         Supervised(d, m, s, device=device, name=f"{t.data}-{i}", measured=JUDGED if t.model != "softmax" else None)
         for i, (t, d, m, s) in enumerate(zip(workload.tasks, datasets, modules, shards, strict=True))
     ]
-    means = _slowness(n, rng) if workload.requests else _means(n, rng)
+    # with requests a quarter of the clients slow, a quarter fast (FedAST, appendix C.6)
+    slowness = rng.choice([1.3, 1.0, 0.7], n, p=[0.25, 0.5, 0.25]).tolist() if workload.requests else []
+    means = slowness or _means(n, rng)
     return Material(workload, problems, datasets, modules, shards, means, [d.name for d in datasets])
 
 
 def dataset(task: BenchTask) -> Dataset:
     """The task's data set if it is installed, else a synthetic one of the same shape."""
     try:
-        return load(task.data)
+        found = load(task.data)
     except DataError:
-        return synthetic(task.data)
+        found = synthetic(task.data)
+    if task.packed is None:
+        return found
+    items = Packed(found.train["x"][: task.packed], found.train["y"][: task.packed])
+    return replace(found, train=Read(items, keep=items.size // 10), _made={})
+
+
+class Packed:
+    """Images that are unpacked when they are read. size: of all of them and of their labels, in bytes."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.images = [zlib.compress(image.numpy().tobytes(), 1) for image in images]
+        self.targets: list[int] = labels.tolist()
+        self.shape, self.size = images.shape[1:], images.numel() + 8 * len(labels)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
+        pixels = torch.frombuffer(bytearray(zlib.decompress(self.images[at])), dtype=torch.uint8)
+        return pixels.view(self.shape), self.targets[at]
 
 
 def synthetic(name: str, train: int = _TRAIN, test: int = _TEST) -> Dataset:
@@ -87,19 +111,10 @@ def synthetic(name: str, train: int = _TRAIN, test: int = _TEST) -> Dataset:
         x[at : at + 5000] = (rng.random((len(some), *shape), dtype=np.float32) < density[some]) * np.uint8(200)
     images, y = torch.from_numpy(x), torch.from_numpy(labels)
     made = f"made data of {name}'s shape"
-    return Dataset(made, images[:train], y[:train], images[train:], y[train:], _CLASSES, 1 / 255)
+    return Dataset.pairs(made, images[:train], y[:train], images[train:], y[train:], _CLASSES, 1 / 255)
 
 
 def _means(clients: int, rng: np.random.Generator) -> list[float]:
     """Mean times 1/λ_i with λ_i ~ N(10, 5) cut at 0.5 (AREA, §5)."""
     rates = np.maximum(rng.normal(10.0, 5.0, clients), 0.5)
     return [float(1.0 / rate) for rate in rates]
-
-
-def _slowness(clients: int, rng: np.random.Generator) -> list[float]:
-    """A quarter of the clients slow, a quarter fast (FedAST, appendix C.6)."""
-    return [float(factor) for factor in rng.choice([1.3, 1.0, 0.7], clients, p=[0.25, 0.5, 0.25])]
-
-
-def _device(problem: Problem) -> torch.device:
-    return problem.initial().device

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from offbeat.algorithms import FedAST, FedBuff
 from offbeat.bench.material import Material
-from offbeat.bench.workloads import BOTH, OFFBEAT, RUNS, SERIAL, SWEEP
+from offbeat.bench.workloads import BOTH, LOADER, OFFBEAT, RUNS, SERIAL, SWEEP
 from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, materialise
+from offbeat.data.lazy import Items, Read
 from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.choose import executor as named_executor
@@ -39,6 +44,7 @@ def contender(name: str, material: Material, device: str = "cpu") -> Work:
         SERIAL: lambda: one(material, "serial"),
         BOTH: lambda: both(material),
         SWEEP: lambda: program(material),
+        LOADER: lambda: loader(material),
     }
     if name not in makers:
         raise unknown("contender", name, makers)
@@ -46,12 +52,12 @@ def contender(name: str, material: Material, device: str = "cpu") -> Work:
 
 
 def one(material: Material, executor: str = "auto") -> Work:
-    """One run at a time."""
+    """One run at a time, with one thread like every contender."""
     problems, algorithm, clock, until = settings(material)
-    chosen = named_executor(executor, problems, algorithm.locals(len(problems)))  # once, like in a long run
+    chosen = named_executor(executor, problems, algorithm.locals(len(problems))).settle()  # once, like in a long run
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
-        done = run(problems, algorithm, clock, until(updates), seed=seed, executor=chosen)
+        done = run(problems, algorithm, clock, until(updates), seed=seed, executor=chosen, threads=1)
         return [model.vector for model in algorithm.server.models(done.world.server)]
 
     return work
@@ -63,7 +69,7 @@ def program(material: Material) -> Work:
 
     def work(updates: int, seed: int) -> Sequence[Vector]:
         ended: dict[int, Simulation] = {}
-        shared: dict[str, Any] = {"executor": named_executor("auto", problems), "arenas": Arenas()}
+        shared: dict[str, Any] = {"executor": named_executor("auto", problems).settle(), "arenas": Arenas()}
 
         def over(number: int, run: Simulation, error: DivergedError | None) -> None:
             if error is not None:
@@ -76,6 +82,27 @@ def program(material: Material) -> Work:
         for _ in Program(((number, maker(number)) for number in range(RUNS[SWEEP])), over).rounds():
             pass
         return [materialise(model.vector) for model in algorithm.server.models(ended[0].world.server)]
+
+    return work
+
+
+def loader(material: Material) -> Work:
+    """As many mini-batches of the pooled samples as the jobs of all clients have, by torch's DataLoader."""
+    task, train = material.workload.tasks[0], material.datasets[0].train
+    assert isinstance(train, Read)
+    assert isinstance(train.cache.source, Items)
+    items = train.cache.source.given
+
+    def work(updates: int, seed: int) -> Sequence[Vector]:
+        module = copy.deepcopy(material.modules[0])
+        optimiser = torch.optim.SGD(module.parameters(), task.lr)
+        batches = DataLoader(items, task.batch, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        endless = itertools.chain.from_iterable(itertools.repeat(batches))
+        for x, y in itertools.islice(endless, updates * task.steps):
+            optimiser.zero_grad()
+            torch.autograd.backward(functional.cross_entropy(module(x.float() / 255), y))
+            optimiser.step()
+        return [torch.cat([p.detach().reshape(-1) for p in module.parameters()])]
 
     return work
 

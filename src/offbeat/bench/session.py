@@ -41,7 +41,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Score:
+class Standing:
     """One contender at one workload.
 
     updates_per_s: by the clock.   cpu_ms: CPU time of an update.   memory: peak, MB.   metrics: means over the turns.
@@ -74,7 +74,7 @@ class BenchRow:
     data: Sequence[str]
     metric: str
     rate: float | None
-    scores: Sequence[Score]
+    scores: Sequence[Standing]
     disagreement: str  # empty: the same work was done
 
 
@@ -108,6 +108,9 @@ class Contender:
             text=True,
             env=env,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.orders, self.answers = self.process.stdin, self.process.stdout
 
     def ready(self) -> list[str]:
         """Wait until it has loaded its data; return their names."""
@@ -116,22 +119,18 @@ class Contender:
 
     def turn(self, updates: int, seed: int) -> Turn:
         """Do one turn."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"updates": updates, "seed": seed}) + "\n")
-        self.process.stdin.flush()
+        self.orders.write(json.dumps({"updates": updates, "seed": seed}) + "\n")
+        self.orders.flush()
         return Turn(**self._answer())
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
+        self.orders.close()
         self.process.wait()
-        self.process.stdout.close()
+        self.answers.close()
 
     def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self.answers.readline()
         if not line:
             raise OffbeatError(f"the process of {self.name!r} ended with {self.process.wait()}; its error is above")
         answer: dict[str, Any] = json.loads(line)
@@ -196,10 +195,10 @@ def row(
     return BenchRow(workload.name, workload.title, updates, turns, data, check.metric, workload.rate, scores, apart)
 
 
-def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Score:
+def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], device: str) -> Standing:
     """Summarise one contender's turns, compared with those of the others."""
     mine = taken[name]
-    return Score(
+    return Standing(
         name,
         statistics.median(turn.updates / turn.wall for turn in mine),
         statistics.median(1000 * turn.cpu / turn.updates for turn in mine),
@@ -213,7 +212,7 @@ def score(workload: Workload, name: str, taken: Mapping[str, Sequence[Turn]], de
 
 
 def ratio(name: str, taken: Mapping[str, Sequence[Turn]], device: str, against: Mapping[str, str]) -> Ratio | None:
-    """See `Score`."""
+    """See `Standing`."""
     if name == OFFBEAT:
         return None
     fast, slow = (name, against[name]) if name in against else (OFFBEAT, name)
@@ -227,7 +226,7 @@ def paired(ratios: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
-def disagreement(workload: Workload, scores: Sequence[Score]) -> str:
+def disagreement(workload: Workload, scores: Sequence[Standing]) -> str:
     """A message if the contenders' metrics differ by more than chance explains, else an empty string."""
     metric, within = workload.check.metric, workload.check.within
     values = {score.contender: score.metrics[metric] for score in scores}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offbeat.bench.session import BenchRow, Report, Score
+from offbeat.bench.session import BenchRow, Report, Standing
+from offbeat.problems.metrics import NAMED
 
 HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 
@@ -63,12 +64,13 @@ def _cell(row: Sequence[str], at: int, width: int) -> str:
     return row[at].ljust(width) if at in (0, len(row) - 1) else row[at].rjust(width)
 
 
-def _check(row: BenchRow, score: Score) -> str:
+def _check(row: BenchRow, score: Standing) -> str:
     value = score.metrics[row.metric]
-    return f"{100 * value:.1f} %" if row.metric == "accuracy" else f"{row.metric} {value:.3g}"
+    percent = row.metric in NAMED and NAMED[row.metric]().share
+    return f"{100 * value:.1f} %" if percent else f"{row.metric} {value:.3g}"
 
 
-def _ratio(row: BenchRow, score: Score) -> str:
+def _ratio(row: BenchRow, score: Standing) -> str:
     if score.ratio is None:
         return "" if row.rate is None else _aimed("", score.updates_per_s, row.rate)
     r = score.ratio

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from offbeat.cli import show
 from offbeat.cli.options import AsJson, Set, overrides
 from offbeat.core.errors import SettingError
 
@@ -29,16 +28,34 @@ Folder = Annotated[
 Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port.")]
 Lease = Annotated[float, typer.Option(help="Seconds that a job may take, from when its client could start it.")]
 Patience = Annotated[float, typer.Option(help="Seconds without a heartbeat after which a client counts as gone.")]
-Norm = Annotated[float | None, typer.Option("--max-norm", help="Refuse updates with a larger norm.")]
+Norm = Annotated[
+    str,
+    typer.Option(
+        "--max-norm",
+        metavar="NORM|auto|off",
+        help="Refuse updates with a larger norm. auto: 20 times the usual norm, as learned from the run.",
+    ),
+]
 Window = Annotated[
     int | None, typer.Option("--max-staleness", help="Refuse updates from more than this many versions ago.")
 ]
 Slot = Annotated[bool, typer.Option("--one-slot", help="Accept one update per client between two server steps.")]
 Trim = Annotated[bool, typer.Option("--trim", help="Keep only the part of the log that is needed to continue.")]
-Size = Annotated[int, typer.Option("--max-size", min=1, max=4000, help="Refuse updates of more megabytes than this.")]
+Size = Annotated[int, typer.Option("--max-size", min=1, max=2000, help="Refuse updates of more megabytes than this.")]
 Replicas = Annotated[int, typer.Option(min=1, max=5, help="Number of brokers of a cluster that store the run.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send updates as bfloat16, with half the bytes.")]
+Data = Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the samples.")]
+Holdout = Annotated[float, typer.Option(help="Share of the samples kept for evaluation.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda. Default: as in the experiment.")]
+State = Annotated[Path | None, typer.Option(help="Folder for this client's state. Do not delete it.")]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="What is logged.")
+]
+LogFormat = Annotated[
+    Literal["text", "json"] | None, typer.Option("--log-format", help="Lines of text, or one JSON object per line.")
+]
 BROKER = "tls://127.0.0.1:4222"
+runs = typer.Typer(help="List, stop and delete the runs of a federation.")
 
 
 @contextmanager
@@ -58,6 +75,29 @@ def _library() -> ModuleType:
     return federation
 
 
+def _admin() -> ModuleType:
+    """What does without PyTorch, and so answers at once."""
+    with needs_deploy():
+        from offbeat.experiment import admin
+    return admin
+
+
+def _show(found: Any, as_json: bool) -> None:
+    from offbeat.cli import show
+
+    show.results(found, as_json)
+
+
+def _norm(text: str) -> float | None:
+    """A bound on norms; None: a learned one, 0: none."""
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0.0
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(f"--max-norm {text}: must be a number, auto or off") from None
+
+
 def _options(size: int, half: bool, limits: dict[str, Any], **others: Any) -> Any:
     library = _library()
     return library.DeployOptions(
@@ -72,13 +112,14 @@ def up(
     pace: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Follow the timing model, with SECONDS per unit of time.")
     ] = None,
+    data: Data = "",
     set_: Set = None,
     out: Folder = None,
     metrics: Metrics = None,
     lease: Lease = 600.0,
     patience: Patience = 15.0,
     size: Size = 1024,
-    norm: Norm = None,
+    norm: Norm = "auto",
     window: Window = None,
     slot: Slot = False,
     half: Half = False,
@@ -89,11 +130,11 @@ def up(
 
     It takes the files of `offbeat run`; times are seconds. Ctrl-C stops everything cleanly.
     """
-    limits = {"norm": norm, "window": window, "slot": slot, "lease": lease, "patience": patience}
-    options = _options(size, half, limits, unit=1.0 if pace is None else pace, paced=pace is not None)
+    limits = {"norm": _norm(norm), "window": window, "slot": slot, "lease": lease, "patience": patience}
+    options = _options(size, half, limits, unit=1.0 if pace is None else pace, paced=pace is not None, data=data)
     experiment = _library().experiment_for(file, overrides(set_), clients)
     found = _library().up(experiment, out, options, processes=processes, metrics=metrics, sync=sync)
-    show.results(found, as_json)
+    _show(found, as_json)
 
 
 def serve(
@@ -110,19 +151,25 @@ def serve(
     lease: Lease = 600.0,
     patience: Patience = 15.0,
     size: Size = 1024,
-    norm: Norm = None,
+    norm: Norm = "auto",
     window: Window = None,
     slot: Slot = False,
     half: Half = False,
     trim: Trim = False,
     replicas: Replicas = 1,
+    new: Annotated[
+        bool, typer.Option("--new", help="Begin another run. Default: stand by if this experiment is being served.")
+    ] = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve one run of an experiment to the clients on the roster.
 
     After Ctrl-C or a crash, start it again with the same --out to continue the run.
     """
-    limits = {"norm": norm, "window": window, "slot": slot, "lease": lease, "patience": patience}
+    _admin().server_creds(keys)  # what is wrong with them is said before PyTorch is imported
+    limits = {"norm": _norm(norm), "window": window, "slot": slot, "lease": lease, "patience": patience}
     found = _library().serve(
         file,
         keys,
@@ -133,27 +180,31 @@ def serve(
         wait=wait,
         overrides=overrides(set_),
         out=out,
-        options=_options(size, half, limits, trim=trim, replicas=replicas),
+        options=_options(size, half, limits, trim=trim, replicas=replicas, new=new, level=log_level, style=log_format),
         metrics=metrics,
     )
-    show.results(found, as_json)
+    _show(found, as_json)
 
 
 def join(
     keys: Annotated[list[Path], typer.Option("--keys", metavar="FILE", help="Credentials file; once for each client.")],
     nats: Url = BROKER,
-    data: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the samples.")] = "",
-    holdout: Annotated[float, typer.Option(help="Share of the samples kept for evaluation.")] = 0.2,
+    data: Data = "",
+    holdout: Holdout = 0.2,
     model: Annotated[
         list[str] | None, typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda. Default: as in the experiment.")] = "",
-    state: Annotated[Path | None, typer.Option(help="Folder for this client's state. Do not delete it.")] = None,
+    device: Device = "",
+    state: State = None,
     once: Annotated[bool, typer.Option(help="Leave after one run. Default: wait for the next.")] = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Take part in the runs of a federation with this client's data. Reconnects until Ctrl-C."""
-    _library().join(
+    with needs_deploy():
+        from offbeat.experiment import joining
+    joining.join(
         keys,
         url=nats,
         data=data,
@@ -163,12 +214,48 @@ def join(
         state=state,
         once=once,
         until_closed=until_closed,
+        level=log_level or "info",
+        style=log_format or "text",
     )
+
+
+def doctor(
+    keys: Keys,
+    file: Annotated[Path | None, typer.Argument(help="Experiment file to try out, too.")] = None,
+    nats: Url = BROKER,
+    data: Data = "",
+    holdout: Holdout = 0.2,
+    device: Device = "",
+    state: State = None,
+    set_: Set = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check broker, certificate, keys, clock, disk, data and model before a run. Exits with 1 if there is a problem."""
+    with needs_deploy():
+        from offbeat.experiment import examination
+    found = []
+    for finding in examination.doctor(
+        keys,
+        url=nats,
+        file=file,
+        overrides=overrides(set_),
+        data=data,
+        holdout=holdout,
+        device=device,
+        state=state,
+    ):
+        found.append(finding)
+        if not as_json:
+            print(f"{finding.level:7}  {finding.what:11}  {finding.line}", flush=True)
+    if as_json:
+        print(json.dumps({"findings": [finding._asdict() for finding in found]}))
+    if any(finding.level == "problem" for finding in found):
+        raise typer.Exit(1)
 
 
 def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
     """Show the state of a federation's run."""
-    found = _library().status(keys, nats)
+    found = _admin().status(keys, nats)
     if as_json:
         print(json.dumps(found))
         return
@@ -177,17 +264,89 @@ def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in found["metrics"].items())
     print(f"versions {found['versions']}, staleness {found['staleness']:.2f}{', ' + metrics if metrics else ''}")
     for client in found["clients"]:
-        there = "online" if client["present"] else "offline"
+        there = "removed" if client["removed"] else "online" if client["present"] else "offline"
         silent = "" if client["silent"] is None else f", heard {client['silent']:.1f} s ago"
-        print(f"  {client['name']}: {there}, {client['settled']} messages processed, {client['jobs']} jobs{silent}")
+        useless = f", its last {client['useless']} jobs failed or were refused" if client["useless"] else ""
+        counts = [f"{client['applied']:,} updates applied"]
+        counts += [f"{client[what]:,} {what}" for what in ("refused", "failed") if client[what]]
+        done = f"{', '.join(counts)}, {client['jobs']} jobs under way"
+        print(f"  {client['name']}: {there}, {done}{silent}{useless}")
     if found["refused"]:
         print("refused: " + ", ".join(f"{code} {count}" for code, count in found["refused"].items()))
 
 
+@runs.callback(invoke_without_command=True)
+def list_runs(
+    context: typer.Context,
+    keys: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="The server's credentials.")] = None,
+    nats: Url = BROKER,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of a federation: active, abandoned (nobody serves them) and over."""
+    if context.invoked_subcommand is not None:
+        return
+    if keys is None:
+        raise SettingError("--keys: name the server's credentials, fed/server.creds")
+    found = _admin().runs(keys, nats)
+    if as_json:
+        print(json.dumps({"runs": [vars(run) for run in found]}))
+        return
+    rows = [(r.run, r.state, f"{r.entries:,} entries", f"{r.bytes / 2**20:,.1f} MB", r.last or "") for r in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@runs.command()
+def stop(run: Annotated[str, typer.Argument(help="Name of the run.")], keys: Keys, nats: Url = BROKER) -> None:
+    """End a run. Its server writes the results; sites leave a run that nobody serves."""
+    print(_admin().stop(run, keys, nats))
+
+
+@runs.command()
+def delete(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    keys: Keys,
+    nats: Url = BROKER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove everything that the broker has of a run: log, updates, assignments, models and clients' copies."""
+
+    def sure() -> None:
+        if not yes:
+            text = f"Delete everything that the broker has of {run}? It cannot be replayed or continued"
+            typer.confirm(text, abort=True)
+
+    _admin().delete(run, keys, nats, sure)
+    print(f"{run} is deleted")
+
+
 def retire(client: Annotated[str, typer.Argument(help="Name of the client.")], keys: Keys, nats: Url = BROKER) -> None:
-    """Remove a client from the run for good, for example if its memory is lost. Its contribution stays."""
-    _library().retire(client, keys, nats)
+    """Remove a client from the run for good, for example if its memory is lost.
+
+    What it has contributed is taken out where the algorithm keeps it apart (AREA, SCAFFOLD, MIFA, CA2FL); otherwise it
+    stays in the model.
+    """
+    _admin().retire(client, keys, nats)
     print(f"{client} is retired")
+
+
+def backup(
+    run: Run, file: Annotated[Path, typer.Argument(help="Tar file to write.")], keys: Keys, nats: Url = BROKER
+) -> None:
+    """Write a run to a file, also while it goes on: the server's folder, then the log with all updates."""
+    print(f"{file}: {_admin().backup(run, file, keys, nats):,} records")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File that `offbeat backup` has written.")],
+    keys: Keys,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to put the run folder into.")],
+    nats: Url = BROKER,
+) -> None:
+    """Put a run back on a broker and on disk, once its log is verified. Overwrites nothing."""
+    folder, records = _admin().restore(file, out, keys, nats)
+    print(f"{folder}: {records:,} records; continue with `offbeat serve … --out {out}`")
 
 
 def replay(
@@ -210,9 +369,19 @@ def trace(run: Run, out: Annotated[Path, typer.Option(help="CSV file to write.")
     print(f'{out}: {rows} rows; simulate with [timing] trace = {{ file = "{out}" }}')
 
 
-def export(run: Run, file: Annotated[Path, typer.Argument(help="Safetensors file to write.")]) -> None:
-    """Write the model of a run, finished or not, as named parameters for `load_state_dict`."""
+def export(
+    run: Run,
+    file: Annotated[Path, typer.Argument(help="File to write; for hf a folder.")],
+    to: Annotated[
+        Literal["safetensors", "state-dict", "hf", "onnx"],
+        typer.Option(
+            help="safetensors: trained parameters by name; state-dict: frozen ones and buffers, too; hf: a folder for "
+            "from_pretrained."
+        ),
+    ] = "safetensors",
+) -> None:
+    """Write the model of a run, finished or not, and a model card beside it."""
     from offbeat.experiment import export as library
 
-    tensors = library.export(run, file)
+    tensors = library.export(run, file, to)
     print(f"{file}: {len(tensors)} tensors, {sum(t.numel() for t in tensors.values()):,} numbers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,15 @@ from offbeat.cli.deploy import needs_deploy
 keys = typer.Typer(help="Manage the keys, roster and broker configuration of a federation.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation's keys.")]
-_RELOAD = "let the broker read {} again (SIGHUP; with --embedded, stop `offbeat serve` and start it again)"
+Clients = Annotated[str, typer.Option(help="Names of the clients, separated by commas.")]
+Nats = Annotated[str, typer.Option("--nats", help="Address of the running broker, which is told at once.")]
 
 
 @keys.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
-    clients: Annotated[str, typer.Option(help="Names of the clients, separated by commas.")],
-    federation: Annotated[str, typer.Option("--name", help="Name of the federation on the broker.")] = "fed",
+    clients: Clients,
+    federation: Annotated[str, typer.Option("--name", help="Name of the federation.")] = "fed",
     host: Annotated[
         list[str] | None, typer.Option(help="Host name or address of the broker, for its certificate. Repeatable.")
     ] = None,
@@ -32,31 +34,93 @@ def init(
     names = _names(clients)
     identities.init(folder, names, federation, host or (), port, tls)
     print(f"{folder}: keys for the server and {len(names)} clients, {identities.ROSTER}, {identities.BROKER}")
-    print("Give each site its own .creds file and no other; keep server.creds and broker.key here.")
+    print(f"Give each site its own .creds file and no other; {identities.OPERATOR} signs for all: keep it safe.")
 
 
 @keys.command()
-def add(
-    folder: Folder,
-    clients: Annotated[str, typer.Option(help="Names of new clients, separated by commas.")],
-    port: Annotated[int | None, typer.Option(help="Port of the broker. Default: unchanged.")] = None,
-) -> None:
-    """Add clients to the roster, for later runs."""
+def add(folder: Folder, clients: Clients, nats: Nats = "") -> None:
+    """Add clients to the federation. A run that is under way goes on."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
-    identities.add(folder, _names(clients), port)
-    print(f"{folder}: {_RELOAD.format(identities.BROKER)}")
+    identities.add(folder, _names(clients))
+    print(f"{folder}: keys for {clients}")
+    _tell(folder, nats, _names(clients))
+
+
+@keys.command()
+def remove(folder: Folder, clients: Clients, nats: Nats = "") -> None:
+    """Remove clients from the federation for good. A run that is under way goes on without them."""
+    with needs_deploy():
+        from offbeat.deploy import keys as identities
+    identities.remove(folder, _names(clients))
+    print(f"{folder}: removed {clients}")
+    _tell(folder, nats, _names(clients))
 
 
 @keys.command()
 def rotate(
-    folder: Folder, clients: Annotated[str, typer.Option(help="Names of the clients, separated by commas.")]
+    folder: Folder,
+    clients: Clients,
+    nats: Nats = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Replace the key of the encrypted copies as well. Old copies stay readable.")
+    ] = False,
 ) -> None:
     """Replace clients' keys, for example after a leak. Names and state are kept."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
-    identities.rotate(folder, _names(clients))
-    print(f"{folder}: {_RELOAD.format(identities.BROKER)}; from then on the old keys are refused")
+    identities.rotate(folder, _names(clients), everything)
+    print(f"{folder}: new keys for {clients}; send each site its new .creds file")
+    _tell(folder, nats, _names(clients))
+
+
+@keys.command()
+def revoke(folder: Folder, clients: Clients, nats: Nats = "") -> None:
+    """Refuse clients' keys from now on, for example after a theft. `offbeat keys rotate` lets them in again."""
+    with needs_deploy():
+        from offbeat.deploy import keys as identities
+    identities.revoke(folder, _names(clients))
+    print(f"{folder}: revoked the keys of {clients}")
+    _tell(folder, nats, _names(clients))
+
+
+@keys.command()
+def renew(
+    folder: Folder,
+    host: Annotated[list[str] | None, typer.Option(help="A further host name or address. Repeatable.")] = None,
+) -> None:
+    """Make a new certificate for the broker. All credentials stay valid."""
+    with needs_deploy():
+        from offbeat.deploy import keys as identities
+    identities.renew(folder, host or ())
+    print(f"{folder}: a new {identities.CERTIFICATE}, valid until {identities.valid_until(folder):%Y-%m-%d}")
+    print("Copy broker.pem and broker.key to the broker and let it reload (SIGHUP), or start `offbeat serve` again.")
+
+
+@keys.command()
+def push(
+    folder: Folder,
+    nats: Annotated[str, typer.Option("--nats", help="Address of the running broker.")],
+    system: Annotated[
+        Path | None,
+        typer.Option("--system", help="NATS credentials of the broker's system account, if it is another operator's."),
+    ] = None,
+) -> None:
+    """Tell a running broker and server about all changes in this folder."""
+    with needs_deploy():
+        from offbeat.deploy.push import push as tell
+    count = asyncio.run(tell(folder, nats, system=system))
+    print(f"{nats}: up to date; {count} accounts were new or changed")
+
+
+def _tell(folder: Path, url: str, clients: list[str]) -> None:
+    if not url:
+        print(f"A running broker does not know yet: `offbeat keys push {folder} --nats URL` tells it and the server.")
+        return
+    from offbeat.deploy.push import push as tell
+
+    asyncio.run(tell(folder, url, clients))
+    print(f"{url}: up to date")
 
 
 def _names(text: str) -> list[str]:

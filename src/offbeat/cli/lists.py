@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,11 @@ from rich.table import Table
 
 def list_(
     what: Annotated[
-        str | None, typer.Argument(help="algorithms, locals, models, data, splits or timing. Default: all of them.")
+        str | None,
+        typer.Argument(
+            help="algorithms, server-optimisers, locals, optimisers, schedules, models, data, losses, metrics, splits "
+            "or timing. Default: all."
+        ),
     ] = None,
 ) -> None:
     """List everything that an experiment file can name, one line each."""
@@ -26,7 +29,7 @@ def list_(
         raise unknown("list", what, shelves)
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # a line each, for grep
+        console.width = 1000  # a line each, for grep
     for shelf, lines in shelves.items() if what is None else [(what, shelves[what])]:
         grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True)
@@ -48,21 +51,34 @@ def schema() -> None:
 def data(
     get: Annotated[str | None, typer.Option(metavar="NAME", help="Download this data set and verify it.")] = None,
 ) -> None:
-    """Show where data sets are stored, which ones are installed, and how to get the others."""
+    """Show every data set: its task, size and licence, whether it is installed, and how to get it."""
     from offbeat.data import fetch, status
+    from offbeat.data.facts import FACTS
     from offbeat.data.folder import VARIABLE, root
 
     if get is not None:
         fetch(get, say=lambda line: print(line, file=sys.stderr))
     rows = status()
     grid = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("set", "state", "size", "where"):
-        grid.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    for name in ("set", "task", "samples", "clients", "licence", "state", "size"):
+        grid.add_column(name, justify="right" if name in ("samples", "clients", "size") else "left", overflow="fold")
     for row in rows:
-        grid.add_row(row.name, row.state, f"{row.size / 1e6:.1f} MB" if row.size else "", Path(row.where).name)
+        facts = FACTS[row.name]
+        samples = "" if facts.samples is None else f"{facts.samples:,}"
+        owners = "by role" if facts.owners is None else str(facts.owners or "")
+        about = (facts.task, samples, owners, facts.licence)
+        grid.add_row(row.name, *about, row.state, _size(row.size))
     console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200  # a line each, for grep
     console.print(f"Data sets are looked for in {root()}; {VARIABLE} names another folder.\n", soft_wrap=True)
     console.print(grid)
     for row in rows:
         if row.state != "present":
-            console.print(f"\n{row.name} is {row.state}: {row.get}", soft_wrap=not console.is_terminal)
+            console.print(f"\n{row.name} is {row.state} in {row.where}: {row.get}", soft_wrap=not console.is_terminal)
+
+
+def _size(size: int) -> str:
+    if not size:
+        return ""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from offbeat.cli.tables import table
 from offbeat.experiment import ranking
 from offbeat.experiment.folder import json_text
 from offbeat.experiment.results import Results, SweepTotals
@@ -43,11 +46,12 @@ def _runs(found: Results, as_json: bool) -> None:
     else:
         console = _console()
         if any(result.several for result in found):
-            said = "time at which a task finished, and its accuracy then"
+            said = "time at which a task finished, and its own metric then"
             console.print(table(*tables.task_rows(found, found.baseline), said))
         else:
-            console.print(table(*tables.rows(found, found.targets), tables.note(found)))
-        console.print(table(*tables.work_rows(found), tables.UNEQUAL_SHARES))
+            console.print(table(*tables.rows(found), tables.note(found)))
+        if any(result.error is None for result in found):
+            console.print(table(*tables.work_rows(found), tables.UNEQUAL_SHARES))
         _print_places(found, "run folder")
     for line in found.unreached():
         _say(line)
@@ -63,6 +67,16 @@ def _sweep(found: Results, totals: SweepTotals, as_json: bool) -> None:
         _print_places(found, "sweep folder")
     if line := ranking.missing(found, totals.best):
         _say(line)
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[tables.TableCell]], caption: str) -> Table:
+    """For the terminal: two lines an algorithm, so that it fits into 80 columns."""
+    shown = Table(box=SIMPLE_HEAD, caption=caption or None, padding=(0, 1, 0, 0), pad_edge=False)
+    for at, name in enumerate(head):
+        shown.add_column(name, justify="left" if at == 0 else "right", overflow="fold")
+    for line in body:
+        shown.add_row(*(Text.assemble(cell.main, "\n" if cell.detail else "", (cell.detail, "dim")) for cell in line))
+    return shown
 
 
 def _print_places(found: Results, what: str) -> None:

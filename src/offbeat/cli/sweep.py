@@ -30,8 +30,8 @@ def sweep(
     best: Annotated[
         str | None,
         typer.Option(
-            help="Rank by accuracy, loss or another metric, by the time to an accuracy (time:0.8), or by finish, "
-            "the time when the last of several tasks reached its target."
+            help="Rank by a metric (accuracy, loss), by the time to a value of the task's own metric (time:0.8) or of "
+            "another one (time:rmse:0.5), or by finish, the time when the last of several tasks reached its target."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -16,17 +16,19 @@ time, a deployment from its log. What happens then is decided here, by the rules
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, positive
+from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, finite, positive
 from offbeat.core.events import (
+    Admitted,
     Alarm,
     Closed,
     Command,
+    Dismissed,
     Event,
     Job,
     Joined,
@@ -39,33 +41,57 @@ from offbeat.core.events import (
     Update,
 )
 from offbeat.core.local import Local
-from offbeat.core.server import Server, View, answers
+from offbeat.core.metric import Goal, Metric, goal
+from offbeat.core.server import Server, Stepping, View, answers
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
+_MANY = 1_000_000  # updates in which a run reaches a metric's value, or never
 _MOST = 100_000  # losses in a row that a server may answer with work for clients that are not there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Until:
     """When a run ends: at whichever of these comes first.
 
-    time: virtual time.   updates: arrived results.   versions: server steps.   accuracy: on the test set.
+    time: virtual time.   updates: arrived results.   versions: server steps.
+    metrics: values to reach, each by its metric's name: `Until(updates=1000, rmse=0.5)`. A task is finished when an
+        evaluation shows such a value or a better one. With a metric alone, `updates` is a million.
     """
 
     time: float | None = None
     updates: int | None = None
     versions: int | None = None
-    accuracy: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False, metadata={"setting": False})
 
-    def __post_init__(self) -> None:
-        positive(time=self.time, updates=self.updates, versions=self.versions, accuracy=self.accuracy)
-        if self.time is None and self.updates is None and self.versions is None:
-            raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
-        if self.accuracy is not None and self.accuracy > 1:
-            raise SettingError(f"until.accuracy = {self.accuracy}: is a share, at most 1")
+    def __init__(
+        self,
+        time: float | None = None,
+        updates: int | None = None,
+        versions: int | None = None,
+        **metrics: float | None,
+    ) -> None:
+        given = {name: value for name, value in metrics.items() if value is not None}
+        positive(time=time, updates=updates, versions=versions)
+        finite(**given)
+        if time is None and updates is None and versions is None:
+            if not given:
+                raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
+            updates = _MANY
+        for name, value in (("time", time), ("updates", updates), ("versions", versions), ("metrics", given)):
+            object.__setattr__(self, name, value)
+
+    def goals(self, metrics: Sequence[Sequence[Metric]]) -> list[tuple[Goal, ...]]:
+        """By task, the goals at which it is finished; a metric that no task measures is refused.
+
+        metrics: of each task, all that its evaluations give.
+        """
+        everything = [metric for each in metrics for metric in each]
+        for name, value in self.metrics.items():
+            goal(name, value, everything, "until", ("time", "updates", "versions"))
+        return [tuple(Goal(m, self.metrics[m.name]) for m in each if m.name in self.metrics) for each in metrics]
 
 
 @dataclass(slots=True)
@@ -166,6 +192,7 @@ class Course(Generic[F]):
 
     A runtime also says how an alarm is set (`alarm`), when a job began and ended (`times`) and where in the run it is
     (`place`); it may evaluate a task that is about to be finished (`look`) and all of them at the end (`over`).
+    metrics: by task, all that its evaluations give.
     terms: by task, the times from which and until which it is there; without them, always.
     """
 
@@ -175,16 +202,19 @@ class Course(Generic[F]):
         server: Server[Any],
         locals_: Sequence[Local],
         until: Until,
+        metrics: Sequence[Sequence[Metric]],
         terms: Sequence[tuple[float, float]],
         view: View,
         traffic: Traffic[F],
         watchers: Sequence[Watcher],
     ) -> None:
         self.state, self.server, self.locals, self.until = state, server, locals_, until
+        self.metrics, self.goals = metrics, until.goals(metrics)
         self.view = view
         self.watch(watchers)
         self.terms = terms or [(0.0, _FOREVER)] * len(locals_)
         self.notes = [local.notes for local in locals_]
+        self.optimised = isinstance(server, Stepping) and server.optimiser is not None
         self.listens = type(server).measured is not Server.measured
         self.send: Callable[[Send], None] = traffic.send  # bound once: there is one for every event
         self.land: Callable[[Job], None] = traffic.land
@@ -270,6 +300,14 @@ class Course(Generic[F]):
             self.lost(flight, "left")
         self.handle(Left(client))
 
+    def admitted(self, client: int, models: Sequence[Vector]) -> None:
+        """The roster has one client more. models: every task's initial model."""
+        self.handle(Admitted(client, models))
+
+    def dismissed(self, client: int) -> None:
+        """The roster has one client less; it has left before."""
+        self.handle(Dismissed(client))
+
     def turn(self, task: int) -> None:
         """A task opens or closes."""
         if task in self.state.unborn:
@@ -278,8 +316,8 @@ class Course(Generic[F]):
         else:
             self.close_task(task, "closed")
 
-    def scored(self, measurement: Measurement) -> None:
-        """A task's model was evaluated."""
+    def scored(self, measurement: Measurement, sure: Mapping[str, float] | None = None) -> None:
+        """A task's model was evaluated. sure: values that the run goes by, where they are others."""
         task, metrics = measurement.task, measurement.metrics
         if isnan(metrics.get("loss", 0.0)):
             raise DivergedError(
@@ -290,10 +328,12 @@ class Course(Generic[F]):
             watcher.measured(measurement)
         if task in self.state.finished:
             return
+        if sure is not None:
+            metrics = {**metrics, **sure}
         if self.listens:
             self.handle(Measured(task, metrics))
-        if self.until.accuracy is not None and metrics.get("accuracy", 0.0) >= self.until.accuracy:
-            self.close_task(task, "accuracy")
+        if reached := [goal.metric.name for goal in self.goals[task] if goal.reached(metrics)]:
+            self.close_task(task, reached[0])
 
     def close_task(self, task: int, reason: str) -> None:
         """Finish a task without the server's doing, and tell it."""
@@ -329,12 +369,16 @@ class Course(Generic[F]):
         if state.stopped:
             return
         state.events += 1
+        before = self._memories() if self.optimised else ()
         try:
             if type(event) is Update:  # most are: they take the short way
                 said = self.server.arrived(state.server, event, self.view)
             else:
                 said = answers(self.server, state.server, event, self.view)
-            for command in [*said]:
+            commands = [*said]
+            if before:
+                self._check_steps(before)
+            for command in commands:
                 if type(command) is Send:
                     self.send(command)
                 else:
@@ -357,6 +401,19 @@ class Course(Generic[F]):
                     self.close_task(task, "versions")
         if self.absent and not self.losing:
             self._lose_absent()
+
+    def _memories(self) -> list[tuple[int, Any]]:
+        """Of every model, its version and what an optimiser keeps for it."""
+        return [(model.version, model.memory) for model in self.server.models(self.state.server)]
+
+    def _check_steps(self, before: Sequence[tuple[int, Any]]) -> None:
+        """Raise if a model has stepped without the optimiser that was asked for."""
+        for (version, memory), (now, kept) in zip(before, self._memories(), strict=True):
+            if now > version and kept is memory:
+                raise SettingError(
+                    f"server: {type(self.server).__name__} has moved its model without the optimiser; let it call "
+                    "self.step(state.model, lr, direction) or self.move(state.model, vector), or leave server out"
+                )
 
     def _lose_absent(self) -> None:
         most, self.losing = len(self.absent) + _MOST, True

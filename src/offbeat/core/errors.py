@@ -5,6 +5,7 @@ OffbeatError
 ├── DataError          a data file that is missing, truncated or not what it claims to be
 ├── ModelError         a model that cannot be one flat vector: running statistics, no parameters
 ├── DivergedError      a client's result is not finite
+├── TrainingError      a training loop of the user's own failed
 ├── FolderError        a run folder or checkpoint that cannot be read
 ├── WorkerError        worker processes die again and again
 ├── InterruptedRunError  the user stopped a run, which was saved
@@ -44,6 +45,10 @@ class DivergedError(OffbeatError):
     """A client's result is not finite."""
 
 
+class TrainingError(OffbeatError):
+    """A training loop of the user's own failed, or left no model that could be taken."""
+
+
 class FolderError(OffbeatError):
     """A run folder or checkpoint that cannot be read."""
 
@@ -72,31 +77,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
 
 
-def finite(**settings: float | None) -> None:
-    """Refuse settings that are not finite numbers; here and below, None is a setting left out."""
-    _refuse(settings, lambda value: True, "must be a finite number")
+def _checker(fits: Callable[[float], bool], wanted: str) -> Callable[..., None]:
+    """A function that refuses settings, given by name, which are not finite numbers that fit; None is one left out."""
+
+    def refuse(**settings: Any) -> None:
+        for name, value in settings.items():
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (number and math.isfinite(value) and fits(value)):
+                raise SettingError(f"{name} = {value!r}: {wanted}")
+
+    refuse.__doc__ = f"Refuse settings, given by name: each {wanted}, or None if it is left out."
+    return refuse
 
 
-def positive(**settings: float | None) -> None:
-    """Refuse settings that are not finite numbers above 0."""
-    _refuse(settings, lambda value: value > 0, "must be a positive number")
-
-
-def not_negative(**settings: float | None) -> None:
-    """Refuse settings that are not finite numbers from 0 on."""
-    _refuse(settings, lambda value: value >= 0, "must be a number, 0 or above")
-
-
-def share(**settings: float | None) -> None:
-    """Refuse settings that are not in (0, 1]."""
-    _refuse(settings, lambda value: 0 < value <= 1, "must be a share in (0, 1]")
-
-
-def _refuse(settings: Mapping[str, Any], fits: Callable[[float], bool], wanted: str) -> None:
-    for name, value in settings.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if value is not None and not (number and math.isfinite(value) and fits(value)):
-            raise SettingError(f"{name} = {value!r}: {wanted}")
+finite = _checker(lambda value: True, "must be a finite number")
+positive = _checker(lambda value: value > 0, "must be a positive number")
+not_negative = _checker(lambda value: value >= 0, "must be a number, 0 or above")
+share = _checker(lambda value: 0 < value <= 1, "must be a share in (0, 1]")
+fraction = _checker(lambda value: 0 <= value < 1, "must be in [0, 1)")
 
 
 def at_least(least: int, **settings: int | None) -> None:
@@ -115,16 +113,10 @@ def ordered(**settings: float) -> None:
         raise SettingError(f"{low} = {first!r}: must not exceed {high} = {second!r}")
 
 
-def one_of(values: Any, **settings: Any) -> None:
-    """Refuse settings that are not among the values of this Literal."""
-    for name, value in settings.items():
-        if value not in get_args(values):
-            raise SettingError(f"{name} = {value!r}: must be one of {', '.join(map(repr, get_args(values)))}")
-
-
 Positive = Annotated[float, positive]
 NotNegative = Annotated[float, not_negative]
 Share = Annotated[float, share]
+Fraction = Annotated[float, fraction]
 Count = Annotated[int, partial(at_least, 1)]
 
 
@@ -160,7 +152,8 @@ def _check(hint: Any, value: Any, name: str) -> None:
     if origin is Annotated:
         hint.__metadata__[0](**{name: value})
     elif origin is Literal:
-        one_of(hint, **{name: value})
+        if value not in inner:
+            raise SettingError(f"{name} = {value!r}: must be one of {', '.join(map(repr, inner))}")
     elif origin in (Union, UnionType):
         checked = [option for option in inner if get_origin(option) in (Annotated, Literal)]
         fitting = [option for option in inner if checked and _fits(option, value)]

@@ -10,7 +10,8 @@ The rules, before the code:
    one if none is finished; `Recall(partial=True)` interrupts the running one and takes the steps done so far.
 4. A lost job leaves its client's memory as it was.
 5. `Joined` and `Left` speak of presence, not of membership: a client that left keeps its memory and may come back.
-   What it had in flight is `Lost` before it is `Left`.
+   What it had in flight is `Lost` before it is `Left`. `Admitted` and `Dismissed` speak of membership, which changes in
+   real runs only: who is dismissed has left before and never joins again.
 6. Held and plain work of one task are not mixed at one client that has a memory; nor does a client with a memory that
    may leave have several jobs of one task in flight: which memory a job builds on would not be settled.
 7. Commands take effect after the handler that yielded them has finished, in the order in which it yielded them.
@@ -18,7 +19,7 @@ The rules, before the code:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -87,6 +88,24 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """The roster has one client more; it is there when it has joined.
+
+    models: every task's initial model, where its memory begins.
+    """
+
+    client: int
+    models: Sequence[Vector]
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """The roster has one client less; it will not come back."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A task's model was evaluated."""
 
@@ -108,7 +127,7 @@ class Closed:
     task: int
 
 
-Event: TypeAlias = Started | Update | Lost | Rang | Joined | Left | Measured | Opened | Closed
+Event: TypeAlias = Started | Update | Lost | Rang | Joined | Left | Admitted | Dismissed | Measured | Opened | Closed
 
 # Commands: verbs.
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Self
 
 import numpy as np
 import torch
 
-from offbeat.core.errors import Checked, Count, Positive, SettingError
-from offbeat.core.problem import Numbers, Oracle
+from offbeat.core.errors import Checked, Count, Positive, SettingError, Share
+from offbeat.core.events import Job
+from offbeat.core.problem import Countable, Numbers, Oracle, Problem
 from offbeat.core.random import bits, unit
 from offbeat.core.vectors import Payload, Vector, descend
 
@@ -23,6 +25,11 @@ class Work:
 
     lr: step size, a number or a column [n, 1].
     steps: local steps, a number or a column [n, 1].
+    accumulate: mini-batches of which every gradient, product and loss is the mean.
+    jobs: what the server asked for, a job a client.
+    shared: how many numbers of a vector, the first ones, are the server's to see; None: all of them.
+    between: told by a trainer that makes all steps of a job in one call how many it has made so far; says whether to go
+        on. None: to the end.
     """
 
     payload: Payload
@@ -32,15 +39,29 @@ class Work:
     oracle: Oracle
     keys: Numbers | Vector  # one random key a client, 64 bits each
     step: int = 0
+    accumulate: int = 1
+    jobs: Sequence[Job] = ()
+    shared: int | None = None
+    between: Callable[[int], bool] | None = None
 
     def gradient(self, w: Vector, sample: int = 0) -> Vector:
         """Stochastic gradients at w on this step's mini-batch; another `sample` is an independent mini-batch."""
-        return self.oracle.gradient(w, self.step, sample)
+        return self._mean(lambda step: self.oracle.gradient(w, step, sample))
 
     def descend(self, w: Vector) -> Vector:
         """w − lr · gradient(w), for those who want the gradient for nothing else: some problems have a quicker way."""
         there: Callable[[Vector, float | Vector, int], Vector] | None = getattr(self.oracle, "descend", None)
-        return descend(w, self.lr, self.gradient(w)) if there is None else there(w, self.lr, self.step)
+        if there is None or self.accumulate > 1:
+            return descend(w, self.lr, self.gradient(w))
+        return there(w, self.lr, self.step)
+
+    def renewed(self, w: Vector) -> Vector:
+        """The same vectors with the running statistics after this step's mini-batch, if the model has any in them.
+
+        They are set, not stepped: a gradient is 0 there, and what a step made of them is overwritten.
+        """
+        there: Callable[[Vector], Vector] | None = getattr(self.oracle, "renewed", None)
+        return w if there is None else there(w)
 
     def full_gradient(self, w: Vector) -> Vector:
         """Gradients at w over the clients' whole data."""
@@ -48,11 +69,21 @@ class Work:
 
     def hvp(self, w: Vector, v: Vector, sample: int = 0) -> Vector:
         """Stochastic Hessians at w times v."""
-        return self.oracle.hvp(w, v, self.step, sample)
+        return self._mean(lambda step: self.oracle.hvp(w, v, step, sample))
 
     def loss(self, w: Vector, sample: int = 0) -> torch.Tensor:
         """Stochastic losses at w, [n]."""
-        return self.oracle.loss(w, self.step, sample)
+        return self._mean(lambda step: self.oracle.loss(w, step, sample))
+
+    def _mean(self, of: Callable[[int], Vector]) -> Vector:
+        """Over this step's mini-batches: a job's are numbered one after the other."""
+        if self.accumulate == 1:
+            return of(self.step)
+        first = self.step * self.accumulate
+        found = of(first)
+        for at in range(first + 1, first + self.accumulate):
+            found = found + of(at)
+        return found * (1.0 / self.accumulate)
 
     def sent(self, model: Vector) -> Work:
         """The same with this model in place of the one that was sent."""
@@ -67,6 +98,16 @@ class Work:
 
 
 @dataclass(frozen=True)
+class BatchShare(Checked):
+    """A mini-batch size in proportion to a client's data, at least 1.
+
+    share: part of the client's samples.
+    """
+
+    share: Share
+
+
+@dataclass(frozen=True)
 class Local(Checked):
     """Base of local trainers: `init`, then `step` a number of times, then `final`.
 
@@ -75,14 +116,26 @@ class Local(Checked):
 
     lr: local step size, η.
     steps: local steps per job, Q (M in AREA).
-    batch: mini-batch size; by default all of a client's data.
+    batch: mini-batch size; or one for each client, in a list; or a share of each client's data, { share = 0.1 }; by
+        default all of a client's data.
     shuffle: go through the data in a new random order every epoch instead of drawing with replacement.
+    epochs: instead of steps: as many as it takes to draw so many times the number of the client's samples.
+    accumulate: mini-batches per local step, of whose gradients the mean is taken.
     """
 
     lr: Positive
     steps: Count = 1
-    batch: Count | None = None
+    batch: Count | tuple[Count, ...] | BatchShare | None = None
     shuffle: bool = False
+    epochs: Positive | None = field(default=None, kw_only=True)
+    accumulate: Count = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.steps != 1:
+            raise SettingError(f"steps = {self.steps}: epochs = {self.epochs:g} says how many; keep one")
+        if self.accumulate > 1 and self.batch is None:
+            raise SettingError(f"accumulate = {self.accumulate}: without batch, one gradient sees all data; give batch")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -97,6 +150,10 @@ class Local(Checked):
     def remember(self, model: Vector) -> Payload:
         """A client's memory before its first job, given the initial model; empty for a client without memory."""
         return {}
+
+    def private(self, name: str) -> bool:
+        """Whether what a client remembers under this name is its own affair: no server's state has to agree with it."""
+        return False
 
     def init(self, work: Work) -> Carry:
         """What the first step starts from."""
@@ -116,14 +173,38 @@ class Local(Checked):
         return True
 
     @property
+    def stops(self) -> bool:
+        """Whether a job can be stopped between two of its steps, which servers that hold and recall work need."""
+        return True
+
+    @property
+    def alone(self) -> str:
+        """Why clients are trained one at a time; empty if stacked clients are trained together."""
+        return ""
+
+    @property
+    def label(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Names in the upload that are one number a client; the run's record keeps their mean and maximum."""
         return ()
 
+    @property
+    def paced(self) -> bool:
+        """Whether `pace` may be other than 1."""
+        return False
+
+    def pace(self, version: int, number: int) -> float:
+        """What the step size of a job is multiplied with, by the server's version and the client's number of jobs."""
+        return 1.0
+
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         """Each client's own model, made from the server's w [n, d] with a budget of so many gradients."""
         for work.step in range(steps):
-            w = work.descend(w)
+            w = work.renewed(work.descend(w))
         return w
 
     def wire(self, dim: int) -> tuple[int, int]:
@@ -144,15 +225,42 @@ class Wrapper(Local):
             return inner
         if not inner.trains:
             raise SettingError(f"{type(inner).__name__} reaches no model that could be reported; use one that trains")
-        return cls(lr=inner.lr, steps=inner.steps, batch=inner.batch, shuffle=inner.shuffle, inner=inner)
+        return cls(
+            lr=inner.lr,
+            steps=inner.steps,
+            batch=inner.batch,
+            shuffle=inner.shuffle,
+            epochs=inner.epochs,
+            accumulate=inner.accumulate,
+            inner=inner,
+        )
 
     @property
     def needs(self) -> tuple[str, ...]:
         return self.inner.needs
 
     @property
+    def stops(self) -> bool:
+        return self.inner.stops
+
+    @property
+    def alone(self) -> str:
+        return self.inner.alone
+
+    @property
+    def label(self) -> str:
+        return self.inner.label
+
+    @property
     def notes(self) -> tuple[str, ...]:
         return self.inner.notes
+
+    @property
+    def paced(self) -> bool:
+        return self.inner.paced
+
+    def pace(self, version: int, number: int) -> float:
+        return self.inner.pace(version, number)
 
     def noted(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         """(the notes, the new memory) of the inner trainer."""
@@ -162,6 +270,9 @@ class Wrapper(Local):
     def remember(self, model: Vector) -> Payload:
         return self.inner.remember(model)
 
+    def private(self, name: str) -> bool:
+        return self.inner.private(name)
+
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         return self.inner.personal(w, work, steps)
 
@@ -170,3 +281,36 @@ class Wrapper(Local):
 
     def step(self, carry: Carry, work: Work) -> Carry:
         return self.inner.step(carry, work)
+
+
+def batch_size(local: Local, problem: Problem, client: int, place: int | None = None) -> int | None:
+    """A client's mini-batch size; None: all of its data. place: its number in the problem, if that is another."""
+    given = local.batch
+    if isinstance(given, BatchShare):
+        return max(1, round(given.share * _samples(problem, client if place is None else place, "batch.share")))
+    if isinstance(given, tuple | list):
+        if client >= len(given):
+            raise SettingError(f"batch has {len(given)} sizes, and client {client} none; give one for each client")
+        return int(given[client])
+    return given
+
+
+def planned_steps(local: Local, problem: Problem) -> Sequence[int] | None:
+    """How many local steps a job of each client takes; None: as many as `local.steps` says for all."""
+    if isinstance(local.batch, tuple | list) and len(local.batch) != problem.clients:
+        raise SettingError(f"batch has {len(local.batch)} sizes for {problem.clients} clients; give one for each")
+    if local.epochs is None:
+        return None
+    return [_epochs(local, problem, client) for client in range(problem.clients)]
+
+
+def _epochs(local: Local, problem: Problem, client: int) -> int:
+    assert local.epochs is not None
+    samples, batch = _samples(problem, client, "epochs"), batch_size(local, problem, client)
+    return max(1, ceil(local.epochs * samples / ((batch or samples) * local.accumulate) - 1e-9))
+
+
+def _samples(problem: Problem, client: int, setting: str) -> int:
+    if not isinstance(problem, Countable):
+        raise SettingError(f"{setting}: how many samples the clients of {problem.name} have is not known here")
+    return problem.samples_of(client)

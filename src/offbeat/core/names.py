@@ -10,22 +10,30 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offbeat.core.errors import SettingError, nearest
 
 _MEMBERS: dict[Any, dict[str, Any]] = {}
 _GROUPS: dict[Any, str] = {}
+_FUNCTIONS: dict[Any, Callable[[Any, str], Any]] = {}
 _searched: list[Path] = []  # the folders of the last call of `search`
 
 
-def register(base: Any, members: Mapping[str, Any], group: str = "") -> None:
-    """Give a base its named members. group: the entry points that add more."""
+def register(
+    base: Any, members: Mapping[str, Any], group: str = "", functions: Callable[[Any, str], Any] | None = None
+) -> None:
+    """Give a base its named members.
+
+    group: the entry points that add more.   functions: what a function of the user's own stands for, with its name.
+    """
+    if functions is not None:
+        _FUNCTIONS[base] = functions
     _MEMBERS.setdefault(base, {}).update(members)
     if group:
         _GROUPS[base] = group
@@ -52,44 +60,43 @@ def _announced(group: str) -> Mapping[str, Any]:
     return {point.name: Announced(point.name, point.value) for point in entry_points(group=group)}
 
 
-class Announced:
+class Announced(NamedTuple):
     """A member that an installed package announces; imported when it is used."""
 
-    def __init__(self, name: str, value: str) -> None:
-        self.name, self.value = name, value
+    name: str
+    value: str
 
     @property
     def line(self) -> str:
         """Where it comes from."""
         return f"from {self.value}"
 
-    def load(self) -> Any:
-        """The member itself."""
-        return import_name(self.value, self.name)
-
 
 def find(base: Any, name: str, where: str) -> Any:
     """The member of this name."""
     if imported(name):
         found = import_name(name, where)
-        if isinstance(found, type) and (lacking := _lacking(base, found)):
-            raise SettingError(f"{where}: {name} {lacking}")
+        if isinstance(found, type):
+            _check_kind(base, found, f"{where}: {name}")
+        elif base in _FUNCTIONS:
+            if not callable(found):
+                raise SettingError(f"{where}: {name} is a {type(found).__name__}, neither a class nor a function")
+            return _FUNCTIONS[base](found, name)
         return found
     known = members(base)
     if name not in known:
         raise SettingError(f'{where} = "{name}": unknown; {nearest(name, known)}')
-    return known[name].load() if isinstance(known[name], Announced) else known[name]
+    return import_name(known[name].value, name) if isinstance(known[name], Announced) else known[name]
 
 
-def _lacking(base: Any, kind: type) -> str:
-    """Why a class of the user's own is no member of a base; empty if it may be one."""
+def _check_kind(base: Any, kind: type, said: str) -> None:
+    """Refuse a class of the user's own that can be no member of a base."""
     if getattr(base, "_is_protocol", False):
-        absent = [name for name in _methods(base) if not any(name in vars(each) for each in kind.__mro__)]
-        return f"cannot be used here: it has no method {absent[0]}" if absent else ""
-    checked = is_dataclass(base)  # others are what a factory returns
-    if checked and not issubclass(kind, base):
-        return f"is not a class derived from {base.__module__.split('.')[0]}.{base.__name__}"
-    return ""
+        for name in _methods(base):
+            if not any(name in vars(each) for each in kind.__mro__):
+                raise SettingError(f"{said} cannot be used here: it has no method {name}")
+    elif isinstance(base, type) and is_dataclass(base) and not issubclass(kind, base):  # others a factory returns
+        raise SettingError(f"{said} is not a class derived from {base.__module__.split('.')[0]}.{base.__name__}")
 
 
 def imported(name: Any) -> bool:
@@ -158,9 +165,15 @@ def _arguments(method: Any) -> int:
 
 
 def all_imported(table: Any) -> Iterator[str]:
-    """Every name in a table that would be imported: whoever gets a table from somebody else looks here first."""
+    """Every name in a table that would be imported, and every file that would be read, as file:PATH.
+
+    Whoever gets a table from somebody else looks here first.
+    """
     if isinstance(table, Mapping):
         for key, value in table.items():
+            if key == "file" and isinstance(value, str):
+                yield f"file:{value}"
+                continue
             yield from (key,) if imported(key) else ()
             yield from all_imported(value)
     elif isinstance(table, list | tuple):
@@ -179,6 +192,11 @@ def homes(table: Any) -> list[str]:
             depth = len(module.__name__.split(".")) - (0 if hasattr(module, "__path__") else 1)
             found[str(Path(str(module.__file__)).resolve().parents[depth])] = None
     return list(found)
+
+
+def searched() -> Sequence[Path]:
+    """The folders of the last call of `search`."""
+    return tuple(_searched)
 
 
 def search(*folders: Path | str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
+from offbeat.core.metric import Metric
 from offbeat.core.vectors import Vector
 
 Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.int64]
@@ -20,7 +23,8 @@ class Oracle(Protocol):
     `step` is the local step and `sample` numbers the independent mini-batches within it: the same (step, sample)
     is the same mini-batch, on every executor and device.
 
-    An oracle may also have `descend(w, lr, step)`, which gives w − lr · gradient(w, step): see `Work.descend`.
+    An oracle may also have `descend(w, lr, step)`, which gives w − lr · gradient(w, step): see `Work.descend`. One of
+    models with running statistics has `renewed(w)`, which sets them: see `Work.renewed`. Gradients are 0 there.
     """
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
@@ -34,6 +38,71 @@ class Oracle(Protocol):
 
     def loss(self, w: Vector, step: int, sample: int = 0) -> torch.Tensor:
         """Stochastic losses, [n]."""
+
+
+class ClientTask(Protocol):
+    """One client's model and samples, for a training loop of the user's own.
+
+    data: the samples, with len() and [i].   batch: mini-batch size.
+    """
+
+    data: Any
+    batch: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the samples are."""
+
+    def module(self, w: Vector) -> nn.Module:
+        """A copy of the model with these parameters [d], to be trained."""
+
+    def vector(self, module: nn.Module, w: Vector) -> Vector:
+        """The parameters of such a copy that began at w, after it was trained."""
+
+    def precise(self) -> AbstractContextManager[Any]:
+        """Within, arithmetic is as precise as the experiment says."""
+
+    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
+        """The client's objective on some samples, the regulariser and the client's weight included."""
+
+    def minibatch(self, step: int) -> Any:
+        """The mini-batch that this local step draws."""
+
+
+@runtime_checkable
+class ByClientOracle(Protocol):
+    """An oracle that hands out what it knows of one client."""
+
+    def client(self, row: int) -> ClientTask:
+        """The model and the samples of the client of this row."""
+
+
+@runtime_checkable
+class Pairing(Protocol):
+    """A problem whose clients do more than follow gradients in everything that the server knows."""
+
+    def pair(self, local: Any) -> Any:
+        """The local trainer as this problem needs it."""
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """A problem that may measure the global objective on a sample, and exactly if asked."""
+
+    @property
+    def sample(self) -> int | None:
+        """How many samples `measure` takes the objective from; None: all."""
+
+    def exact(self, model: Vector) -> float:
+        """The global objective f at a model [d]."""
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A problem whose clients have so many samples each."""
+
+    def samples_of(self, client: int) -> int:
+        """How many training samples a client has."""
 
 
 class Problem(Protocol):
@@ -54,6 +123,10 @@ class Problem(Protocol):
     @property
     def stacks(self) -> bool:
         """Whether stacking clients pays on this device: what the executor `auto` asks."""
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What `measure` gives besides "loss", the task's own metric first; without any, that is the loss."""
 
     def initial(self) -> Vector:
         """The model that everybody starts from."""

@@ -78,6 +78,11 @@ def bits(keys: Array, counters: Array) -> Array:
     return _mixed(keys + (counters + 1) * _GOLDEN64)
 
 
+def draw(keys: Array, counter: int) -> Array:
+    """The same for one counter, a Python integer that may be large."""
+    return _mixed(keys + _wrap((counter + 1) * _GOLDEN))
+
+
 def further(keys: Any, *parts: Any) -> npt.NDArray[np.int64]:
     """The keys of longer lists of parts, for whole columns at once, as signed integers.
 
@@ -151,12 +156,23 @@ class Stream:
 
     def sample(self, items: Iterable[T], count: int) -> list[T]:
         """Up to so many different ones of these, in a random order: the first steps of a shuffle."""
+        if isinstance(items, list) and 8 * count < len(items):
+            return self._few(items, count)
         found = list(items)
         count = max(0, min(count, len(found)))
         for at in range(count):
             other = at + self.below(len(found) - at)
             found[at], found[other] = found[other], found[at]
         return found[:count]
+
+    def _few(self, items: list[T], count: int) -> list[T]:
+        """The same draws as those of `sample`, without a copy of a long list: only what the shuffle moves is noted."""
+        moved, chosen = dict[int, T](), list[T]()
+        for at in range(count):
+            other = at + self.below(len(items) - at)
+            chosen.append(moved.get(other, items[other]))
+            moved[other] = moved.get(at, items[at])
+        return chosen
 
     def exponential(self, mean: float = 1.0) -> float:
         """An exponential time with this mean."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat.core.errors import Checked, SettingError
 from offbeat.core.events import (
+    Admitted,
     Closed,
     Command,
+    Dismissed,
     Event,
     Job,
     Joined,
@@ -22,29 +24,50 @@ from offbeat.core.events import (
     Update,
 )
 from offbeat.core.local import Local
+from offbeat.core.optimiser import ServerOptimiser, Sparing
+from offbeat.core.problem import Pairing, Problem
 from offbeat.core.random import Stream
 from offbeat.core.state import State
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Payload, Vector
 
 Commands: TypeAlias = Iterator[Command]
 
 
 @dataclass
 class Model(State):
-    """A task's model at the server and the number of steps it has taken."""
+    """A task's model at the server and the number of steps it has taken.
+
+    memory: what an optimiser keeps from one step to the next.   stale: the largest staleness of what was received since
+    the last step.
+    """
 
     vector: Vector
     version: int = 0
+    memory: dict[str, Vector] = field(default_factory=dict)
+    stale: int = 0
+
+    def received(self, job: Job) -> int:
+        """The staleness of what has just arrived: server steps since its model was sent."""
+        staleness = self.version - job.version
+        self.stale = max(self.stale, staleness)
+        return staleness
 
     def step(self, lr: float, direction: Vector) -> None:
         """x ← x + lr · direction, as a new vector: whoever was sent the old one keeps it unchanged."""
-        self.vector = self.vector + lr * direction
-        self.version += 1
+        self.replace(self.vector + lr * direction)
 
     def replace(self, vector: Vector) -> None:
         """x ← vector, as one server step."""
         self.vector = vector
         self.version += 1
+        self.stale = 0
+
+    def optimise(self, optimiser: ServerOptimiser, direction: Vector) -> None:
+        """One server step that an optimiser makes of this direction."""
+        memory = self.memory or optimiser.begin(self.vector)
+        step, kept = optimiser.step(direction, memory, self.version + 1, self.stale)
+        self.memory = dict(kept)  # a new one, always: that is how a step without the optimiser is found out
+        self.replace(self.vector + step)
 
 
 class View(Protocol):
@@ -119,6 +142,7 @@ class Server(Checked, Generic[S]):
     """
 
     several: ClassVar[bool] = False  # whether it trains several tasks
+    holds: ClassVar[bool] = False  # whether it sends work with `hold`, and recalls it
     default_local: ClassVar[Local | None] = None  # the local trainer where none is given
     state: ClassVar[type[Any]]  # the class of its state, unless it has a `begin` of its own
 
@@ -176,6 +200,17 @@ class Server(Checked, Generic[S]):
         """A client is gone."""
         yield from ()
 
+    def admitted(self, state: S, client: int, models: Sequence[Vector], view: View) -> Commands:
+        """The roster has one client more, `view.clients`, whose memory begins with these initial models of the tasks.
+
+        A server that divides by the number of clients corrects its sums here and in `dismissed`.
+        """
+        yield from ()
+
+    def dismissed(self, state: S, client: int, view: View) -> Commands:
+        """The roster has one client less, `view.clients`; it has left before and will not come back."""
+        yield from ()
+
     def measured(self, state: S, task: int, metrics: Mapping[str, float], view: View) -> Commands:
         """A task's model was evaluated."""
         yield from ()
@@ -188,9 +223,60 @@ class Server(Checked, Generic[S]):
         """A task is to be trained no longer."""
         yield from ()
 
+    def track(self, state: S, models: Sequence[Vector], view: View) -> None:
+        """Keep from now on what `dismissed` needs: called before the first event of a real run.
+
+        models: every task's initial model.
+        """
+
+    def remembered(self, state: S, task: int, client: int) -> Payload | None:
+        """A client's memory as this state has it, for a real run that is restored from a backup: its clients are ahead.
+
+        Asked for tasks whose clients have one that is not all `Local.private`. {}: they keep what they have; None: it
+        is not known.
+        """
+        return None
+
+    def resize(self, state: S, clients: int) -> None:
+        """Raise `SettingError` if the roster cannot have so many clients; asked before one is admitted or dismissed."""
+
     def report(self, state: S) -> Mapping[str, Any]:
         """What the record of a run should keep of its state: numbers, strings, lists and mappings."""
         return {}
+
+
+@dataclass(frozen=True)
+class Stepping(Server[S]):
+    """A server that steps along a direction, by itself or through an optimiser.
+
+    server: optimiser of the server's steps, such as { adam = { lr = 0.01 } }; the algorithm's own step size then scales
+        the direction that goes into it. By default the direction is the step.
+    """
+
+    server: ServerOptimiser | None = field(default=None, kw_only=True)
+
+    @property
+    def optimiser(self) -> ServerOptimiser | None:
+        """What makes the steps of its models."""
+        return self.server
+
+    def optimised(self, optimiser: ServerOptimiser) -> Self:
+        """The same with another optimiser."""
+        return replace(self, server=optimiser)
+
+    def step(self, model: Model, lr: float, direction: Vector) -> None:
+        """x ← x + lr · direction, or what the optimiser makes of lr · direction."""
+        if self.server is None:
+            model.step(lr, direction)
+        else:
+            model.optimise(self.server, lr * direction)
+
+    def move(self, model: Model, vector: Vector) -> None:
+        """x ← vector, or what the optimiser makes of the direction vector − x."""
+        if self.server is None:
+            model.replace(vector)
+        else:
+            model.optimise(self.server, vector - model.vector)
 
 
 def answers(server: Server[Any], state: Any, event: Event, view: View) -> Commands:
@@ -210,6 +296,10 @@ def answers(server: Server[Any], state: Any, event: Event, view: View) -> Comman
             return server.left(state, client, view)
         case Started():
             return server.started(state, view)
+        case Admitted(client, models):
+            return server.admitted(state, client, models, view)
+        case Dismissed(client):
+            return server.dismissed(state, client, view)
         case Opened(task):
             return server.opened(state, task, view)
         case Closed(task):
@@ -243,12 +333,42 @@ class Algorithm:
             raise SettingError(f"{self.name} has {len(self.local)} local trainers for {tasks} tasks; give one for each")
         return self.local
 
+    def trainers(self, problems: Sequence[Problem]) -> tuple[Local, ...]:
+        """The local trainers for these problems, as each of them needs it."""
+        locals_ = self.locals(len(problems))
+        return tuple(p.pair(t) if isinstance(p, Pairing) else t for p, t in zip(problems, locals_, strict=True))
+
+    def server_for(self, problems: Sequence[Problem]) -> Server[Any]:
+        """The server for these problems: its optimiser steps no running statistics."""
+        optimiser = self.server.optimiser if isinstance(self.server, Stepping) else None
+        spared: list[Any] = [getattr(problem, "averaged", None) for problem in problems]
+        if optimiser is None or not any(spared):
+            return self.server
+        if len(problems) > 1:
+            named = next(p.name for p, which in zip(problems, spared, strict=True) if which)
+            raise SettingError(
+                f"{named}: an optimiser at the server of several tasks would step running statistics as if they were "
+                'parameters; leave it out, or keep them with the clients, statistics = "local", or "frozen"'
+            )
+        first, last = spared[0]
+        return self.server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
+
     def _paired(self, trainer: Local) -> Local:
         paired = self.server.pair(trainer)
-        server, local = type(self.server).__name__, type(trainer).__name__
+        server, local = type(self.server).__name__, trainer.label
+        if self.server.holds and not paired.stops:
+            raise SettingError(f"{server} {cannot_hold(trainer)}")
         _check(f"{server} reads", self.server.reads, f"{local} sends", paired.sends)
         _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
         return paired
+
+
+def cannot_hold(trainer: Local) -> str:
+    """What is wrong with work that is held, for a local trainer that cannot be stopped."""
+    return (
+        f"recalls work that is under way, and {trainer.label} cannot be stopped: let it call job.step() after every "
+        "step, return when that gives False, and say stops = true"
+    )
 
 
 def _check(wanter: str, wanted: Sequence[str], giver: str, given: Sequence[str]) -> None:

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from offbeat.core.errors import FolderError
 from offbeat.core.vectors import materialise
+
+T = TypeVar("T")
 
 
 class State:
@@ -57,19 +60,37 @@ class Tensors:
         return name
 
 
+_ATOMS = {type(None), bool, int, str}
+_shapes: dict[type, tuple[str, list[str]]] = {}  # state -> (its name, its fields' names)
+
+
+def _shape(kind: type) -> tuple[str, list[str]]:
+    if kind not in _shapes:
+        _shapes[kind] = _name(kind), [f.name for f in dataclasses.fields(kind)]
+    return _shapes[kind]
+
+
 def dump(value: Any, tensors: Tensors) -> Any:
     """JSON-ready data for a tree of states, with its tensors put into the table."""
-    if value is None or isinstance(value, bool | int | str):
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is list:  # most of what is large is one of these: they take the short way
+        return [v if type(v) in _ATOMS else dump(v, tensors) for v in value]
+    if kind is dict:
+        return {"$map": [[dump(k, tensors), dump(v, tensors)] for k, v in value.items()]}
+    if isinstance(value, State):
+        name, names = _shape(kind)
+        fields = {f: v if type(v := getattr(value, f)) in _ATOMS else dump(v, tensors) for f in names}
+        return {"$state": name, "fields": fields}
+    if isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else {"$float": str(value)}
     if isinstance(value, torch.Tensor) or hasattr(value, "tensor"):
         return {"$tensor": tensors.name(value)}
-    if isinstance(value, State):
-        fields = {f.name: dump(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
-        return {"$state": _name(type(value)), "fields": fields}
     if isinstance(value, tuple):
-        return {"$tuple": [dump(v, tensors) for v in value]}
+        return {"$tuple": [v if type(v) in _ATOMS else dump(v, tensors) for v in value]}
     if isinstance(value, list):
         return [dump(v, tensors) for v in value]
     if isinstance(value, Mapping):  # as pairs: keys may be integers
@@ -98,6 +119,40 @@ def exchange(value: Any, vector: Callable[[Any], Any], seen: dict[int, tuple[Any
     if type(value) is tuple:
         return tuple(exchange(v, vector, seen) for v in value)
     return value
+
+
+def copied(value: T) -> T:
+    """The same tree again: states, mappings and lists are new ones, the vectors in them, which nobody changes, are not.
+
+    >>> first = [1, {"a": [2]}]
+    >>> copied(first) == first, copied(first)[1] is first[1]
+    (True, False)
+    """
+    kind: Any = type(value)
+    found: Any = value
+    if kind is dict:
+        found = {key: each if type(each) in _SHARED else copied(each) for key, each in found.items()}
+    elif kind is list:
+        found = [each if type(each) in _SHARED else copied(each) for each in found]
+    elif issubclass(kind, dict):
+        found = copy(found)
+        found.update((key, copied(each)) for key, each in found.items())
+    elif issubclass(kind, list):
+        found = copy(found)
+        found[:] = [copied(each) for each in found]
+    elif issubclass(kind, tuple) and any(type(each) not in _SHARED for each in found):
+        new = [copied(each) for each in found]
+        found = kind(*new) if hasattr(kind, "_fields") else tuple(new)
+    elif issubclass(kind, State) and not kind.__dataclass_params__.frozen:
+        found = object.__new__(kind)
+        for f in dataclasses.fields(kind):
+            each = getattr(value, f.name)
+            setattr(found, f.name, each if type(each) in _SHARED else copied(each))
+    result: T = found
+    return result
+
+
+_SHARED = frozenset((type(None), bool, int, float, str, torch.Tensor))
 
 
 def load(data: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

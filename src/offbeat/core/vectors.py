@@ -1,7 +1,8 @@
-"""A model is one flat vector, and servers only ever add vectors and scale them.
+"""A model is one flat vector, and servers mostly add vectors and scale them.
 
-Servers use `+`, `-` and multiplication by a number; anything else they want of a vector they ask for by name
-here. Nothing else is promised, so that a runtime may put the arithmetic off and do it later, all at once.
+A runtime may put the arithmetic of servers off and do it later, all at once: that of `+`, `-`, `*`, `/`, `sqrt`,
+`square`, `abs`, `sign`, `maximum` and `minimum` of vectors and numbers. Any other function of torch takes the value,
+as a plain tensor (`materialise`), and gives one; nothing writes into a vector.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ def dot(a: Vector, b: Vector) -> float:
 def materialise(vector: Any) -> Vector:
     """The value of a vector whose arithmetic may not have been done yet."""
     found: Vector = vector if isinstance(vector, torch.Tensor) else vector.tensor()
+    return found
+
+
+def alike(vector: Any, values: Vector) -> Vector:
+    """These values [d] as a vector of the same kind as another one of a server's."""
+    if isinstance(vector, torch.Tensor):
+        return values
+    found: Vector = vector.arena.keep(values.unsqueeze(0))[0]
     return found
 
 

@@ -33,7 +33,8 @@ class Measurement(NamedTuple):
     updates: int
     version: int
     metrics: Mapping[str, float]
-    each: Sequence[float] = ()  # accuracy of the own models of client 0, 1, …, where those are judged
+    # the own metric of the own models of client 0, 1, …, where those are judged; None: it has not said
+    each: Sequence[float | None] = ()
 
 
 class Watcher(Protocol):

@@ -1,44 +1,69 @@
-"""A data set as the rest of the package sees it: tensors as stored, and who owns which sample."""
+"""A data set as the rest of the package sees it: samples to train on and to test on, and who owns which of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
+import numpy as np
 import torch
 
 from offbeat.core.errors import DataError, unknown
+from offbeat.data.samples import Samples, Stored
 
 INPUTS = ("unit", "signed", "standard")
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples kept as stored (bytes stay bytes) and turned into floats only when a mini-batch is gathered.
+    """Samples to train on and to test on.
 
-    scale: factor from stored values to the model's input; None for tokens, which reach the model as int64.
-    owner: natural owner of each training sample, −1 for positions that are no sample of anybody.
+    inputs: the columns that a model gets.   target: the column that a loss compares its output with.
+    classes: how many, if the target is the number of a class.
+    owner: natural owner of each training sample, −1 for positions that are no sample of anybody.   owners: their names.
     """
 
     name: str
-    train_x: torch.Tensor  # [N, ...]
-    train_y: torch.Tensor  # [N] int64
-    test_x: torch.Tensor
-    test_y: torch.Tensor
-    classes: int
-    scale: float | None
+    train: Samples
+    test: Samples
+    classes: int | None = None
     owner: torch.Tensor | None = None
     test_owner: torch.Tensor | None = None
-    _moved: dict[torch.device, Dataset] = field(default_factory=dict, repr=False, compare=False)
+    inputs: tuple[str, ...] = ("x",)
+    target: str = "y"
+    owners: tuple[str, ...] = ()
     _made: dict[str, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
-    def on(self, device: torch.device) -> Dataset:
-        """The same samples on this device; they are moved there once."""
-        if device.type == "cpu":
-            return self
-        if device not in self._moved:
-            names = ("train_x", "train_y", "test_x", "test_y")
-            self._moved[device] = replace(self, **{name: getattr(self, name).to(device) for name in names}, _moved={})
-        return self._moved[device]
+    def __post_init__(self) -> None:
+        for samples in (self.train, self.test):
+            samples.has(*self.inputs, self.target)
+
+    def __repr__(self) -> str:
+        kind = f", one of {self.classes} classes" if self.classes else ""
+        owners = f"; {len(self.owners)} owners" if self.owners else ""
+        return (
+            f"Dataset({self.name}: {len(self.train):,} training and {len(self.test):,} test samples; "
+            f"{', '.join(self.inputs)} -> {self.target}{kind}{owners})"
+        )
+
+    @classmethod
+    def pairs(
+        cls,
+        name: str,
+        train_x: torch.Tensor,
+        train_y: torch.Tensor,
+        test_x: torch.Tensor,
+        test_y: torch.Tensor,
+        classes: int | None = None,
+        scale: float | None = None,
+        owner: torch.Tensor | None = None,
+        test_owner: torch.Tensor | None = None,
+    ) -> Dataset:
+        """Of inputs and targets in memory. scale: from stored inputs to the model's; None: they stay as they are."""
+        scales: Mapping[str, float] = {} if scale is None else {"x": scale}
+        train, test = (Stored({"x": x, "y": y}, scales) for x, y in ((train_x, train_y), (test_x, test_y)))
+        return cls(name, train, test, classes, owner, test_owner)
 
     def as_inputs(self, way: str) -> Dataset:
         """The same with inputs in another range, stored as floats; made once.
@@ -50,19 +75,54 @@ class Dataset:
             raise unknown("inputs:", way, INPUTS)
         if way == "unit":
             return self
-        if self.scale is None:
-            raise DataError(f"{self.name} has tokens for inputs, which cannot be {way}; leave `inputs` out")
         if way not in self._made:
-            train, test = self.train_x * self.scale, self.test_x * self.scale
-            mean, spread = torch.tensor(0.5), torch.tensor(0.5)
-            if way == "standard":
-                spread, mean = torch.std_mean(train, [0, *range(2, train.dim())], correction=0, keepdim=True)
-                spread = torch.where(spread > 0, spread, 1.0)
-            train, test = (train - mean) / spread, (test - mean) / spread
-            self._made[way] = replace(self, train_x=train, test_x=test, scale=1.0, _moved={}, _made={})
+            train, test = self.train, self.test
+            for name in self.inputs:
+                train, test = self._ranged(name, train, test, way)
+            self._made[way] = replace(self, train=train, test=test, _made={})
         return self._made[way]
+
+    def _ranged(self, name: str, train: Samples, test: Samples, way: str) -> tuple[Stored, Stored]:
+        if not isinstance(train, Stored) or not isinstance(test, Stored):
+            raise DataError(f"{self.name} is read when needed; scale its inputs where it is read, or keep it in memory")
+        if not train.real(name):
+            raise DataError(f"{self.name} has tokens for inputs, which cannot be {way}; leave `inputs` out")
+        both = [samples.columns[name] * samples.scales.get(name, 1.0) for samples in (train, test)]
+        mean, spread = torch.tensor(0.5), torch.tensor(0.5)
+        if way == "standard":
+            spread, mean = torch.std_mean(both[0], [0, *range(2, both[0].dim())], correction=0, keepdim=True)
+            spread = torch.where(spread > 0, spread, 1.0)
+        made = []
+        for samples, values in zip((train, test), both, strict=True):
+            others = {other: scale for other, scale in samples.scales.items() if other != name}
+            made.append(Stored({**samples.columns, name: (values - mean) / spread}, {**others, name: 1.0}))
+        return made[0], made[1]
+
+    def owned(self, column: str) -> Dataset:
+        """The same with the values of a column, text or numbers, as owners."""
+        self.train.has(column)
+        parts = [samples for samples in (self.train, self.test) if column in samples.names]
+        if self.train.shape(column):
+            raise DataError(f"{column!r} is {list(self.train.shape(column))} a sample; owners are one name or number")
+        codes = [samples.column(column) for samples in parts]
+        words = [samples.words.get(column) for samples in parts]
+        values = [c if w is None else np.array([*w, None], object)[c] for c, w in zip(codes, words, strict=True)]
+        names = sorted({value for each in values for value in each.tolist() if value is not None})
+        number = {name: at for at, name in enumerate(names)}
+        found = [torch.tensor([number.get(value, -1) for value in each.tolist()]) for each in values]
+        whose = found[1] if len(found) == 2 else None
+        return replace(self, owner=found[0], test_owner=whose, owners=tuple(map(str, names)), _made={})
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input."""
-        return tuple(self.train_x.shape[1:])
+        """The shape of one input, the first."""
+        return self._shape(self.inputs[0])
+
+    @property
+    def outputs(self) -> int:
+        """What a model has to give for each sample: a value for each class, or as many as the target has."""
+        return self.classes or max(1, prod(self._shape(self.target)))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        one = self.train.take(torch.zeros(1, dtype=torch.int64), [name])[name]
+        return tuple(one.shape[1:])

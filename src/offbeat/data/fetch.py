@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from offbeat.core.errors import DataError
-from offbeat.data.folder import remedy, root, source
+from offbeat.data.folder import BUNDLED, remedy, root, source
 
 _CHUNK = 1 << 20
 _TIMEOUT = 30.0  # seconds without a byte
@@ -34,7 +34,7 @@ def fetch(
 
     url: a mirror to use instead of the publisher.   say: called with one line before each download.
     """
-    if name == "digits":
+    if name in BUNDLED:
         return []
     kept = source(name)
     if not kept.url:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,31 @@ class Source:
     url: str = ""
     archive: str = ""
 
+
+@dataclass(frozen=True)
+class Bundled:
+    """A set that comes in the wheel of a package that is installed: the package's name, its module, and the files."""
+
+    package: str
+    module: str
+    files: tuple[str, ...]
+
+    def paths(self) -> list[Path]:
+        """Where the files are; the module is found without being imported."""
+        found = find_spec(self.module)
+        return [Path(found.origin).parent / file for file in self.files] if found and found.origin else []
+
+
+BUNDLED: Mapping[str, Bundled] = {
+    "digits": Bundled("scikit-learn", "sklearn", ("datasets/data/digits.csv.gz",)),
+    "diabetes": Bundled(
+        "scikit-learn", "sklearn", ("datasets/data/diabetes_data_raw.csv.gz", "datasets/data/diabetes_target.csv.gz")
+    ),
+    "breast-cancer": Bundled("scikit-learn", "sklearn", ("datasets/data/breast_cancer.csv",)),
+    "randhie": Bundled("offbeat", "offbeat", ("data/embedded/randhie.csv.gz",)),
+    "grunfeld": Bundled("offbeat", "offbeat", ("data/embedded/grunfeld.csv.gz",)),
+    "employment": Bundled("offbeat", "offbeat", ("data/embedded/employment.csv.gz",)),
+}
 
 SOURCES: Mapping[str, Source] = {
     "mnist": Source(
@@ -68,7 +94,7 @@ SOURCES: Mapping[str, Source] = {
     "shakespeare": Source("shakespeare"),
 }
 
-NAMES = ("digits", *SOURCES)
+NAMES = (*BUNDLED, *SOURCES)
 
 
 def root(folder: Path | None = None) -> Path:
@@ -77,7 +103,7 @@ def root(folder: Path | None = None) -> Path:
 
 
 def source(name: str) -> Source:
-    """The source of a set that is read from disk; digits is none, it comes with scikit-learn."""
+    """The source of a set that is read from the data folder; one that comes in a wheel is none."""
     if name not in SOURCES:
         raise unknown("data set", name, NAMES)
     return SOURCES[name]
@@ -116,8 +142,8 @@ def _look(name: str, folder: Path | None) -> tuple[list[Path], list[str]]:
 
 def remedy(name: str) -> str:
     """How to get a set, as a clause of a sentence."""
-    if name == "digits":
-        return "comes with scikit-learn"
+    if name in BUNDLED:
+        return f"install {BUNDLED[name].package} again, which brings it"
     kept = source(name)
     if kept.url:
         return f"run `offbeat data --get {name}` or put the publisher's files there by hand"
@@ -125,6 +151,11 @@ def remedy(name: str) -> str:
         f"put the plays there by hand as {kept.folder}/TITLE.txt, one file each: after the cast a line "
         "SCENE<TAB>where, then speeches that start with NAME<TAB> and go on in lines that start with <TAB>"
     )
+
+
+def damaged(path: Path, expected: str, found: str, name: str) -> DataError:
+    """The error for a file that is not what it claims to be."""
+    return DataError(f"{path}: expected {expected}, found {found}; delete the file, then {remedy(name)}")
 
 
 class DatasetStatus(NamedTuple):
@@ -142,7 +173,11 @@ def status(folder: Path | None = None) -> list[DatasetStatus]:
 
     Files are not opened: `fetch` and `load` are what notice a damaged one.
     """
-    rows = [DatasetStatus("digits", "scikit-learn", "present", 0, remedy("digits"))]
+    rows = []
+    for name, bundled in BUNDLED.items():
+        sizes = [path.stat().st_size for path in bundled.paths() if path.is_file()]
+        state = "present" if len(sizes) == len(bundled.files) else "incomplete" if sizes else "missing"
+        rows.append(DatasetStatus(name, bundled.package, state, sum(sizes), remedy(name)))
     for name, kept in SOURCES.items():
         found, missing = _look(name, folder)
         state = "present" if not missing else "incomplete" if found else "missing"

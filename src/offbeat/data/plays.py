@@ -46,7 +46,7 @@ def shakespeare(paths: Sequence[Path]) -> Dataset:
     train_x, train_y, owner = _windows(train)
     test_x, test_y, test_owner = _windows(test)
     classes = len(VOCABULARY)
-    return Dataset("shakespeare", train_x, train_y, test_x, test_y, classes, None, owner, test_owner)
+    return Dataset.pairs("shakespeare", train_x, train_y, test_x, test_y, classes, None, owner, test_owner)
 
 
 def encode(text: str) -> npt.NDArray[np.uint8]:

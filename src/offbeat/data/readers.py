@@ -1,20 +1,23 @@
-"""Readers of the publishers' formats for images: IDX (MNIST, Fashion-MNIST) and CIFAR-10's binary batches."""
+"""From a set's name to its tensors: scikit-learn's digits, IDX files (MNIST, Fashion-MNIST), CIFAR-10's batches."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import unknown
+from offbeat.data import tables
 from offbeat.data.base import Dataset
-from offbeat.data.folder import remedy
+from offbeat.data.folder import BUNDLED, NAMES, damaged, find, root
+from offbeat.data.plays import shakespeare
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -22,9 +25,47 @@ _LABELS = 10
 _PIXELS = 3 * 32 * 32
 
 
-def damaged(path: Path, expected: str, found: str, name: str) -> DataError:
-    """The error for a file that is not what it claims to be."""
-    return DataError(f"{path}: expected {expected}, found {found}; delete the file, then {remedy(name)}")
+def load(name: str, folder: Path | None = None) -> Dataset:
+    """The set of this name, read once per process; who asks again gets the same tensors, so write to none.
+
+    folder: where the sets lie; by default $OFFBEAT_DATA, else ~/.cache/offbeat.
+    """
+    if name not in NAMES:
+        raise unknown("data set", name, NAMES)
+    return _read(name, root(folder).resolve())
+
+
+@lru_cache(maxsize=8)
+def _read(name: str, folder: Path) -> Dataset:
+    if name in BUNDLED:
+        return _BUNDLED[name]()
+    paths = find(name, folder)
+    if name == "cifar10":
+        return cifar10(paths)
+    return shakespeare(paths) if name == "shakespeare" else images(name, paths)
+
+
+def digits() -> Dataset:
+    """1,797 digits of 8 × 8 pixels with values 0 to 16; every fifth of a class is for testing."""
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
+
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.from_numpy(pixels.astype(np.uint8)).reshape(-1, 1, 8, 8)
+    y = torch.from_numpy(labels.astype(np.int64))
+    test = torch.zeros(len(y), dtype=torch.bool)
+    for label in range(10):
+        test[torch.nonzero(y == label).flatten()[4::5]] = True
+    return Dataset.pairs("digits", x[~test], y[~test], x[test], y[test], classes=10, scale=1 / 16)
+
+
+_BUNDLED: Mapping[str, Callable[[], Dataset]] = {
+    "digits": digits,
+    "diabetes": tables.diabetes,
+    "breast-cancer": tables.breast_cancer,
+    "randhie": tables.randhie,
+    "grunfeld": tables.grunfeld,
+    "employment": tables.employment,
+}
 
 
 def idx(path: Path, dims: int, name: str = "mnist") -> Bytes:
@@ -47,7 +88,7 @@ def images(name: str, paths: Sequence[Path]) -> Dataset:
     """MNIST or a set in its format, from (train images, train labels, test images, test labels)."""
     train_x, train_y = _pair(name, *paths[:2])
     test_x, test_y = _pair(name, *paths[2:])
-    return Dataset(name, train_x, train_y, test_x, test_y, classes=_LABELS, scale=1 / 255)
+    return Dataset.pairs(name, train_x, train_y, test_x, test_y, classes=_LABELS, scale=1 / 255)
 
 
 def _pair(name: str, pixels_path: Path, labels_path: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +108,7 @@ def cifar10(paths: Sequence[Path], records: int = 10_000) -> Dataset:
         rows = slice(i * records, (i + 1) * records)
         train_x[rows], train_y[rows] = _batch(path, records)
     test_x, test_y = _batch(test, records)
-    return Dataset("cifar10", train_x, train_y, test_x.contiguous(), test_y, classes=_LABELS, scale=1 / 255)
+    return Dataset.pairs("cifar10", train_x, train_y, test_x.contiguous(), test_y, classes=_LABELS, scale=1 / 255)
 
 
 def _batch(path: Path, records: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,8 @@
 
 A split is a frozen description; called with the labels, a number of clients and a random generator it gives
 one array of sample indices per client. Positions whose owner is −1 are no samples and go to nobody. No client is
-ever left without data: that is an error which names the client.
+ever left without data: that is an error which names the client. Labels are the target, or the column that a split
+names with `by`; numbers that are no classes are cut at their quantiles.
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ class IID:
 
 
 @dataclass(frozen=True)
-class NearlyIID:
-    """All clients but the last have the same number of samples of every class; the last has the rest (AREA, E.1)."""
+class NearlyIID(Checked):
+    """All clients but the last have the same number of samples of every class; the last has the rest (AREA, E.1).
+
+    by: the column with the classes; default: the target.
+    bins: parts of equal size into which a column of real numbers is cut.
+    """
+
+    by: str | None = None
+    bins: Count = 10
 
     def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         parts: list[list[Indices]] = [[] for _ in range(clients)]
@@ -46,7 +54,7 @@ class NearlyIID:
             share = len(members) // clients
             for i, part in enumerate(parts):
                 part.append(members[i * share : (i + 1) * share if i < clients - 1 else None])
-        return _joined(parts, "every class has fewer samples than there are clients: use fewer, or the split iid")
+        return joined(parts, "every class has fewer samples than there are clients: use fewer, or the split iid")
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,15 @@ class Dirichlet(Checked):
         again (FedAST, C.4). By default the proportions of a class run over the clients, and every sample is given
         once (AREA, §5).
     min_size: without per_client, clients with fewer samples than this take some from the largest clients.
+    by: the column with the classes; default: the target.
+    bins: parts of equal size into which a column of real numbers is cut.
     """
 
     alpha: Positive
     per_client: Count | None = None
     min_size: Count = 1
+    by: str | None = None
+    bins: Count = 10
 
     def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         samples = _samples(labels, clients, owner, repeated=self.per_client is not None)
@@ -93,11 +105,15 @@ class Classes(Checked):
     per_client: classes of each client.
     even: whether every class is held by equally many clients; if not, every client draws its classes for itself.
     equal: whether a class is cut into equal parts for its clients; if not, it is cut at random places.
+    by: the column with the classes; default: the target.
+    bins: parts of equal size into which a column of real numbers is cut.
     """
 
     per_client: Count
     even: bool = True
     equal: bool = True
+    by: str | None = None
+    bins: Count = 10
 
     def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         classes = _by_class(labels, _samples(labels, clients, owner), rng)
@@ -116,7 +132,7 @@ class Classes(Checked):
         for members, who in zip(classes, holders, strict=True):
             for client, piece in zip(who, self._cut(members, max(len(who), 1), rng), strict=False):
                 parts[client].append(piece)
-        return _joined(parts, "its classes have fewer samples than clients that hold them: use fewer clients")
+        return joined(parts, "its classes have fewer samples than clients that hold them: use fewer clients")
 
     def _cut(self, members: Indices, count: int, rng: Rng) -> list[Indices]:
         if self.equal or len(members) < count:
@@ -130,12 +146,19 @@ class Owners:
     """Every client is one natural owner of samples; with fewer clients than owners, those with the most samples.
 
     They come in the owners' order and do not depend on the seed, so that all runs have the same clients.
+
+    column: the column that says whose each sample is, by name or number; default: what the data set says itself.
     """
+
+    column: str | None = None
 
     def __call__(self, labels: Labels, clients: int, rng: Rng, owner: Labels | None = None) -> list[Indices]:
         samples = _samples(labels, clients, owner)
         if owner is None:
-            raise SettingError("the split owners needs data with natural owners, such as shakespeare; use another")
+            raise SettingError(
+                "the split owners needs data with natural owners, such as shakespeare or randhie; or name "
+                "their column, such as Owners('speaker')"
+            )
         order = samples[np.argsort(owner[samples], kind="stable")]
         names, starts, sizes = np.unique(owner[order], return_index=True, return_counts=True)
         if len(names) < clients:
@@ -164,12 +187,13 @@ def _by_class(labels: Labels, samples: Indices, rng: Rng) -> list[Indices]:
     return np.split(order, starts[1:])
 
 
-def _joined(parts: Sequence[Sequence[Indices]], remedy: str) -> list[Indices]:
-    joined = [np.concatenate(part) for part in parts]
-    for client, part in enumerate(joined):
+def joined(parts: Sequence[Sequence[Indices]], remedy: str) -> list[Indices]:
+    """The pieces of each client together; a client without any is refused."""
+    found = [np.concatenate(part) for part in parts]
+    for client, part in enumerate(found):
         if not len(part):
-            raise SettingError(f"client {client} of {len(joined)} is left without data; {remedy}")
-    return joined
+            raise SettingError(f"client {client} of {len(found)} is left without data; {remedy}")
+    return found
 
 
 def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: Rng) -> list[Indices]:

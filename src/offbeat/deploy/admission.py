@@ -3,38 +3,46 @@
 | code | what is wrong |
 |---|---|
 | malformed, damaged, oversized | not a message, not the bytes that were sent, more of them than allowed |
+| version | a message of another version of the protocol |
 | run, identity | meant for another run; sent under another client's name |
+| keys | verified with other keys than the log has for the client: they were replaced a moment before |
 | fenced, epoch | from a client's former life, from one that was never greeted |
-| replay, order | the number of a settled message with another content, a number left out |
+| replay, order | a settled number with another content, or a greeting or farewell said again; a number left out |
 | late, uncalled, steps | of a job that is lost by now; of held work nobody asked for; an impossible number of steps |
 | names, dtype, length | not the vectors that this algorithm's clients send |
 | nonfinite, norm | holds a number that is not finite; longer than the bound |
+| paused | while the client gets no work, because too many of its results were refused or its jobs failed |
 | stale | made from a model more versions ago than the window allows |
 | slot | the client's second update since the last server step, where one slot each is asked for |
-| over, retired, behind | the run is over; the client was retired; its memory is not the one the server knows of |
+| over, removed, behind | the run is over; the client was removed; its memory is not the one the server knows of |
+| quarantined | the fold failed on it: it is undone, and its job is lost |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
 
-from offbeat.core.errors import SettingError, positive
-from offbeat.core.vectors import Payload, norm
-from offbeat.deploy.wire import DTYPES, Message, RefusedError
+from offbeat.core.errors import SettingError, not_negative, positive
+from offbeat.core.state import State
+from offbeat.core.vectors import Payload
+from offbeat.deploy.envelope import LARGEST
+from offbeat.deploy.wire import Message, RefusedError, dtype_of
 
 APPLIED = "applied"
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(State):
     """What is admitted.
 
-    size: bytes of a message.   norm: Euclidean length of a vector.   window: versions that an update may be old.
-    slot: only one update a client between two server steps.   held: jobs a client may hold without answering.
-    lease: seconds for a job, from when its client could begin it.   patience: seconds without a sign of life.
+    size: bytes of a message.   norm: Euclidean length of a vector; None: as the run teaches (`norms`), 0: any.
+    window: versions that an update may be old.   slot: only one update a client between two server steps.
+    held: jobs a client may hold without answering.   lease: seconds for a job, from when its client could begin it.
+    patience: seconds without a sign of life.
     """
 
     size: int = 1 << 30
@@ -46,12 +54,33 @@ class Limits:
     patience: float = 15.0
 
     def __post_init__(self) -> None:
-        positive(size=self.size, norm=self.norm, window=self.window, lease=self.lease, patience=self.patience)
+        positive(size=self.size, window=self.window, lease=self.lease, patience=self.patience)
+        if self.size > LARGEST:
+            raise SettingError(f"size = {self.size}: at most {LARGEST} bytes can be sealed at once")
+        not_negative(norm=self.norm)
         if self.held < 2:
             raise SettingError(f"held = {self.held}: must be at least 2")
 
+    def plain(self) -> dict[str, float]:
+        """As an entry of the log holds them; what is None is left out."""
+        return {name: float(value) for name, value in vars(self).items() if value is not None}
 
-def admit(message: Message, expected: Mapping[str, int], dtype: str, limits: Limits) -> Payload:
+    @classmethod
+    def read(cls, plain: Mapping[str, float]) -> Self:
+        """From an entry of the log."""
+        kinds = {each.name: each.default for each in fields(cls)}
+        kept = {name: value for name, value in plain.items() if name in kinds}
+        return cls(**{name: _as(kinds[name], name, value) for name, value in kept.items()})
+
+
+def _as(default: object, name: str, value: float) -> Any:
+    """A number of the type that this limit has."""
+    if isinstance(default, bool):
+        return bool(value)
+    return int(value) if isinstance(default, int) or name == "window" else value
+
+
+def admit(message: Message, expected: Mapping[str, int], dtype: str) -> Payload:
     """The update's vectors. expected: name and length of each; nothing is copied before they agree."""
     if set(message.parts) != set(expected):
         raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected {', '.join(expected)}")
@@ -60,10 +89,8 @@ def admit(message: Message, expected: Mapping[str, int], dtype: str, limits: Lim
             raise RefusedError("dtype", f"{name} is {message.parts[name][0]}, expected {dtype}")
         if message.length(name) != length:
             raise RefusedError("length", f"{name} has {message.length(name)} numbers, expected {length}")
-    vectors = {name: message.vector(name).to(DTYPES[dtype]) for name in expected}
+    vectors = {name: message.vector(name).to(dtype_of(dtype)) for name in expected}
     for name, vector in vectors.items():
         if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
             raise RefusedError("nonfinite", f"{name} holds a number that is not finite")
-        if limits.norm is not None and norm(vector) > limits.norm:
-            raise RefusedError("norm", f"{name} is longer than {limits.norm:g}")
     return vectors

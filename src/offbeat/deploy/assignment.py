@@ -34,7 +34,12 @@ class AssignmentHeader(wire.RunHeader):
     digest_last: str
     verdict: str
     present: bool
-    stopped: str
+    stopped: wire.Text
+    applied: int  # updates of this client, in all epochs
+    refused: int
+    failed: int
+    known_epoch: int  # of a run that was restored from a backup: the client's last message of which it knows
+    known_seq: int
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ class Assignment(AssignmentHeader):
     """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
 
     jobs: tuple[tuple[Job, str], ...]
+    oldest: Mapping[int, int]  # task -> the first held job whose result would still be taken
     recalls: Mapping[int, bool]  # task -> whether what is done so far is wanted
     turned_away: tuple[str, str]
+    memory: Mapping[int, str] | None  # of a restored run: task -> digest of what the client is to remember
     judge: tuple[tuple[int, int, str], ...]  # (number, task, digest of the model) of evaluations that are asked for
     models: Mapping[str, bytes]  # by digest
 
@@ -51,6 +58,11 @@ class Assignment(AssignmentHeader):
     def last(self) -> tuple[int, int]:
         """The last message that was settled."""
         return self.epoch, self.seq
+
+    @property
+    def restored(self) -> bool:
+        """Whether the run was put back to an earlier state, and no copy of this client has begun anew yet."""
+        return self.epoch > 0 and not self.nonce
 
 
 class Models:
@@ -93,23 +105,35 @@ def write_assignment(
         found[name] = data
         return name
 
-    wanted = sorted([*record.queue, *(number for held in record.held.values() for number in held)])
+    recalls = {} if record.paused else record.recalls
+    queued = [*record.queue, *(number for held in record.held.values() for number in held)]
+    wanted = [] if record.paused else sorted(queued)
     flights = [ledger.flights[number] for number in wanted]
     # held work that newer work has replaced has no payload any more
     jobs = [[*flight.job, named(flight.payload)] for flight in flights if flight.payload is not None]
-    asked = [judging for judging in ledger.judging.values() if record.present and client not in judging.counts]
+    asked = [
+        judging
+        for judging in ledger.judging.values()
+        if record.present and client < judging.asked and client not in judging.claims
+    ]
     judge = [[judging.number, judging.task, named({"model": judging.vector})] for judging in asked]
+    resync = None if record.resync is None else [[task, named(part)] for task, part in record.resync.items()]
     on = found if sum(map(len, found.values())) <= inline else {}
     for name, data in found.items():
         if name not in on:
             put(name, data)
     last = (record.seq, record.digest, record.verdict)
-    plain = AssignmentHeader(run, record.revision, record.epoch, record.nonce, *last, record.present, ledger.stopped)
+    counts = (record.applied, record.refused, record.failed, *record.known)
+    plain = AssignmentHeader(
+        run, record.revision, record.epoch, record.nonce, *last, record.present, ledger.stopped, *counts
+    )
     header = {
         **vars(plain),
         "jobs": jobs,
-        "recalls": [[task, partial] for task, partial in record.recalls.items()],
+        "oldest": [[task, held[0]] for task, held in record.held.items()],
+        "recalls": [[task, partial] for task, partial in recalls.items()],
         "turned_away": list(record.turned_away),
+        "memory": resync,
         "judge": judge,
     }
     return wire.pack("assignment", header, on)
@@ -122,24 +146,47 @@ def read_assignment(data: bytes) -> Assignment:
         raise RefusedError("malformed", "not an assignment")
     try:
         return _assignment(message)
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         raise RefusedError("malformed", "not an assignment of this version") from None
 
 
 def _assignment(message: Message) -> Assignment:
     h: Mapping[str, Any] = message.header
-    jobs = []
-    for *fields, name in h["jobs"]:
-        job = Job(*fields)
-        whole = (job.id, job.client, job.task, job.version, job.steps, job.number)
-        if not all(type(v) is int and v >= 0 for v in whole) or type(job.hold) is not bool:
-            raise ValueError
-        jobs.append((job._replace(lr=float(job.lr)), str(name)))
     return Assignment(
-        **vars(wire.read(AssignmentHeader, h)),
-        jobs=tuple(jobs),
-        recalls={int(task): bool(partial) for task, partial in h["recalls"]},
-        turned_away=(str(h["turned_away"][0]), str(h["turned_away"][1])),
-        judge=tuple((int(number), int(task), str(name)) for number, task, name in h["judge"]),
+        **vars(wire.read(AssignmentHeader, h, "jobs", "oldest", "recalls", "turned_away", "memory", "judge")),
+        jobs=tuple(_job(fields) for fields in h["jobs"]),
+        oldest={_whole(task): _whole(number) for task, number in h["oldest"]},
+        recalls={_whole(task): _flag(partial) for task, partial in h["recalls"]},
+        turned_away=(_text(h["turned_away"][0]), _text(h["turned_away"][1])),
+        memory=None if h["memory"] is None else {_whole(task): _text(name) for task, name in h["memory"]},
+        judge=tuple((_whole(number), _whole(task), _text(name)) for number, task, name in h["judge"]),
         models={name: bytes(raw) for name, (_, raw) in message.parts.items()},
     )
+
+
+def _job(given: Any) -> tuple[Job, str]:
+    *fields, name = given
+    job = Job(*fields)
+    for number in (job.id, job.client, job.task, job.version, job.steps, job.number):
+        _whole(number)
+    if type(job.lr) not in (int, float):
+        raise ValueError
+    return job._replace(lr=float(job.lr), hold=_flag(job.hold)), _text(name)
+
+
+def _whole(value: Any) -> int:
+    if not wire.whole(value):
+        raise ValueError
+    return int(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value

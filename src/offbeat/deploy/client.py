@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import threading
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from offbeat.core.errors import DivergedError
 from offbeat.core.events import Job
@@ -22,28 +21,37 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import effects, wire
-from offbeat.deploy.assignment import INLINE
+from offbeat.deploy.board import parse_pulse
 from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.disk import Disk
-from offbeat.deploy.effects import Done, Effect
-from offbeat.deploy.keys import Seal
-from offbeat.deploy.link import FAILURES, Link
+from offbeat.deploy.effects import Done, Effect, Judgement
+from offbeat.deploy.envelope import OVERHEAD, ModelSeal, PrivateSeal, derive
+from offbeat.deploy.gate import PARTED, write_parts
+from offbeat.deploy.keys import Creds
+from offbeat.deploy.link import Kept, Link
+from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
 from offbeat.deploy.train import Training
+from offbeat.deploy.wire import RefusedError
 from offbeat.timing.base import Clock
 
 log = logging.getLogger("offbeat.deploy")
 
 TICK = 0.2  # seconds
+LOOK = 2.0  # seconds between two looks at what the broker has, as long as there is nothing
+KEY = 32  # bytes of the models' key before an assignment
 QUICK = 0.004  # a job that took less the last time is done at once: handing it to a thread would take as long
+
+Heard: TypeAlias = Callable[[ClientCore, float], list[Effect]]
 
 
 @dataclass(frozen=True)
 class Party:
     """What a client needs to take part in a run.
 
-    problems: by task, with this client's data at least.   judge: (right, total, summed loss) of a task's model on the
-    client's own held-out data; None: it has none.   clock: how long jobs are to take, in units of `unit` seconds, for
-    trying out a federation on one machine; None: as long as they take.
+    problems: by task, with this client's data at least.   judge: what a task's model comes to on the client's own
+    held-out data, given the client's memory; None: it has none.   clock: how long jobs are to take, in units of `unit`
+    seconds, for trying out a federation on one machine; None: as long as they take.
     """
 
     run: str
@@ -52,7 +60,7 @@ class Party:
     problems: Sequence[Problem]
     locals: Sequence[Local]
     seed: int
-    judge: Callable[[int, Vector], tuple[int, int, float]] | None = None
+    judge: Callable[[int, Vector, Payload], Judgement] | None = None
     clock: Clock | None = None
     unit: float = 1.0
     dtype: str = ""
@@ -64,31 +72,40 @@ class RunClient:
     def __init__(self, party: Party, link: Link, folder: Path, beat: float = 2.0, retry: float = 2.0) -> None:
         self.party, self.link = party, link
         self.disk = Disk(folder, party.run)
-        self.seal = Seal(link.creds)
-        self.stream, self.mirrors = link.stream(party.run, "assignment"), f"{party.run}.mirror.{party.client}"
+        self.channel, self.asking = channel_of(link.creds, party.run), Asking(link, party.run)
+        self.private = copy_seal(link.creds)
+        self.models: ModelSeal | None = None
+        self.desk = b""  # the last assignment that was heard
+        self.looked = 0.0  # when the broker was last asked for it
         firsts = [local.remember(p.initial().cpu()) for local, p in zip(party.locals, party.problems, strict=True)]
         self.core = ClientCore(
             party.run, party.client, firsts, lambda: secrets.token_hex(8), retry=retry, beat=beat, dtype=party.dtype
         )
-        self.queue: asyncio.Queue[Callable[[ClientCore, float], list[Effect]]] = asyncio.Queue()
+        self.queue: asyncio.Queue[Heard] = asyncio.Queue()
         self.pool = ThreadPoolExecutor(1)
+        self.computing = threading.Lock()  # a problem computes one thing at a time: a local step, or an evaluation
         self.halt: threading.Event | None = None  # of the job at work
         self.keep = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.under_way: set[str] = set()  # what `_once` has begun
-        self.stored: tuple[str, set[int]] = ("", set())  # pieces of the last large update that the broker has
+        # name of a large message, digest of another -> how often the broker has taken it, when
+        self.told: dict[str, tuple[int, float]] = {}
+        # the last large message: its name, its envelope, the digest of that, and the pieces that the broker has
+        self.large: tuple[str, bytes, str, dict[int, int]] = ("", b"", "", {})
         self.first_seen: dict[int, float] = {}
         self.fetching: dict[str, float] = {}
         self.spent: dict[int, float] = {}  # task -> seconds of its last job
-        self.mirror_at: dict[str, tuple[int, int]] = {}  # nonce -> (number of the last head, slot)
         self.ended: str | None = None
-        self.applied = self.refused = self.jobs = 0
+        self.jobs = 0
 
     async def run(self) -> str:
         """Take part until the run is over; gives an error, or nothing if all went well."""
+        heard: list[Any] = []
         try:
             await self._do(self.core.start(self.disk.read(), time.monotonic()))
-            await self.link.listen(f"{self.party.run}.assignment.{self.party.client}", self._assignment)
+            await self.asking.listen()
+            heard.append(await self.link.listen(f"desk.{self.party.run}", self._assignment))
+            heard.append(await self.link.listen(f"pulse.{self.party.run}", self._pulse))
             self.link.reconnected.append(self._look)
             await self._look()
             while self.ended is None:
@@ -102,7 +119,30 @@ class RunClient:
             self.pool.shutdown(wait=False, cancel_futures=True)
             if self._look in self.link.reconnected:
                 self.link.reconnected.remove(self._look)
+            for subscription in heard:
+                with contextlib.suppress(*FAILURES):
+                    await subscription.unsubscribe()
+            await self.asking.close()
             self.disk.close()
+
+    @property
+    def applied(self) -> int:
+        """Updates of this client that were applied since the run began, as the server counts them."""
+        return 0 if self.core.assignment is None else self.core.assignment.applied
+
+    @property
+    def stopped(self) -> str:
+        """Why the run is over, "" if it is not, as far as this client knows."""
+        return "" if self.core.assignment is None else self.core.assignment.stopped
+
+    @property
+    def tally(self) -> str:
+        """What has become of this client's results since the run began, as the server counts them."""
+        told = self.core.assignment
+        if told is None:
+            return "no updates applied"
+        parts = [f"{told.applied:,} updates applied", f"{told.refused:,} refused"]
+        return ", ".join([*parts, f"{told.failed:,} jobs failed"] if told.failed else parts)
 
     def leave(self) -> None:
         """Go, and say so."""
@@ -110,10 +150,10 @@ class RunClient:
 
     async def _step(self) -> None:
         try:
-            heard = await asyncio.wait_for(self.queue.get(), TICK)
+            heard = await self._next()
         except TimeoutError:
             await self._do(self.core.tick(time.monotonic()))
-            if self.core.assignment is None:
+            if self.core.assignment is None and time.monotonic() - self.looked > LOOK:
                 await self._look()
             return
         before = self.core.state
@@ -122,32 +162,58 @@ class RunClient:
         await self._do(wants)
         await self._do(self.core.tick(time.monotonic()))
 
+    async def _next(self) -> Heard:
+        """What was heard; a task that waits for it is made only if there is nothing yet."""
+        return await asyncio.wait_for(self.queue.get(), TICK) if self.queue.empty() else self.queue.get_nowait()
+
     def _count(self, before: Any) -> None:
-        """For the display."""
+        """What is told about jobs and results."""
+        if self.core.undone >= 0:
+            lost = f"{self.core.undone:,} of this client's results since then are lost"
+            log.warning("%s: %s was restored from a backup; %s", self.party.client, self.party.run, lost)
+            self.core.undone = -1
         assignment, after = self.core.assignment, self.core.state
         if assignment is None:
             return
         now = time.monotonic()
         for job, _ in assignment.jobs:
             self.first_seen.setdefault(job.id, now)
-        if before is not None and before.pending is not None and after is not None and after.pending is None:
-            if assignment.verdict == "applied":
-                self.applied += 1
-            else:
-                self.refused += 1
-                log.warning("%s: job %d was refused: %s", self.party.client, before.pending.job, assignment.verdict)
+        pending = None if before is None or after is None or after.pending is not None else before.pending
+        if pending is not None and assignment.verdict not in ("", "applied", "over"):
+            log.warning("%s: job %d was refused: %s", self.party.client, pending.job, assignment.verdict)
 
     # Hearing
 
     async def _assignment(self, _: str, data: bytes) -> None:
-        self.queue.put_nowait(lambda core, now: core.hear(data, now))
+        """An assignment, with the key of the models before it."""
+        try:
+            opened = self.channel.open("desk", data)
+        except RefusedError as error:
+            # before the first one, what the broker has kept may be for the keys that this client had before
+            level = logging.WARNING if self.desk else logging.DEBUG
+            log.log(level, "%s: what came as an assignment is not the server's (%s)", self.party.client, error)
+            return
+        if self.models is None or self.models.key != opened[:KEY]:
+            self.models = ModelSeal(opened[:KEY])
+        if self.desk != opened:
+            self.desk = opened
+            self.told.clear()  # there is news: what was not answered is said again when it is time
+        self.queue.put_nowait(lambda core, now: core.hear(opened[KEY:], now))
+
+    async def _pulse(self, _: str, data: bytes) -> None:
+        """A sign of life of the server, which ours answer to."""
+        with contextlib.suppress(RefusedError):
+            pulse = parse_pulse(self.link.creds, self.party.run, data)
+            self.core.pulse = max(self.core.pulse, (pulse.term, pulse.number))
 
     async def _look(self) -> None:
         """Read the assignment that the broker has: what was said while we were away."""
+        self.told.clear()
+        self.looked = time.monotonic()
         with contextlib.suppress(*FAILURES):
-            found = await self.link.last(self.stream, f"{self.party.run}.assignment.{self.party.client}")
+            found = await self.link.get(f"get.desk.{self.party.run}")
             if found is not None:
-                await self._assignment("", found[1])
+                await self._assignment("", found.data)
 
     def _later(self, action: Any) -> None:
         task = asyncio.get_running_loop().create_task(action)
@@ -176,13 +242,11 @@ class RunClient:
             match effect:
                 case effects.Save(data):
                     self.disk.save(data)
-                case effects.Tell(data, name) if len(data) <= INLINE:
-                    await self._tell(data, name)
                 case effects.Tell(data, name):
-                    self._once(f"tell {name}", partial(self._tell_large, data, name))
+                    self._once(f"tell {name}", partial(self._tell, data, name))
                 case effects.Sign(data):
                     with contextlib.suppress(*FAILURES):
-                        await self.link.say(f"{self.party.run}.beat.{self.party.client}", data)
+                        await self.link.say(f"beat.{self.party.run}", self.channel.seal("beat", data))
                 case effects.Mirror(nonce, data):
                     self._once(f"mirror {nonce} {id(data)}", partial(self._mirror, nonce, data))
                 case effects.Recover(nonce):
@@ -193,76 +257,79 @@ class RunClient:
                     self._train(effect)
                 case effects.Interrupt(keep):
                     self._stop_training(keep)
-                case effects.Judge(number, task, payload):
-                    self._later(self._judge(number, task, payload))
+                case effects.Judge():
+                    self._later(self._judge(effect))
                 case effects.Exit(error):
                     await asyncio.sleep(0)  # let what was said before go out
                     self.ended = error
 
     async def _tell(self, data: bytes, name: str) -> None:
-        with contextlib.suppress(*FAILURES):
-            await self.link.say(f"{self.party.run}.up.{self.party.client}", data, name)
-
-    async def _tell_large(self, data: bytes, name: str) -> None:
-        """In pieces if need be; what the broker has is not sent again after a broken connection."""
-        run, client = self.party.run, self.party.client
-        if len(data) > self.link.piece:
-            digest = wire.digest(data)
-            if self.stored[0] != digest:
-                self.stored = digest, set()
-            count = await self.link.put(f"{run}.part.{client}.{digest}", data, once=True, done=self.stored[1])
-            data = wire.say(wire.Parted(run, client, digest, count, len(data)))
-        await self.link.say(f"{run}.up.{client}", data, name)
-        await self.link.client.flush(60)  # not again while it is on its way
+        """Add to the log; not again while the broker has it and nothing was heard since, unless that takes long."""
+        large, now, run = len(data) + OVERHEAD > self.link.piece, time.monotonic(), self.party.run
+        key = name if large else wire.digest(data)
+        times, when = self.told.get(key, (0, float("-inf")))
+        if now - when < min(30.0, self.core.retry * 2**times):
+            return
+        if large:
+            if self.large[0] != key:
+                self.large = key, *self.channel.seal_and_digest("entry", data), {}
+            _, sealed, digest, done = self.large  # after a broken connection the same, with the pieces that are missing
+            numbers = await self.link.put(self.link.pieces(sealed), lambda _: f"part.{run}", done)
+            word = PARTED + self.channel.seal("parts", write_parts(numbers, len(sealed), digest))
+            done.clear()  # if there is no verdict, the server may have found some of them gone
+        else:
+            word = self.channel.seal("entry", data)
+        await self.link.store(f"up.{run}", word)
+        self.told[key] = times + 1, time.monotonic()
 
     async def _mirror(self, nonce: str, data: bytes) -> None:
-        """Leave a sealed copy; the broker compares and sets, so that a copy that was overtaken does not overwrite."""
-        run, subject = self.party.run, f"{self.mirrors}.{nonce}"
-        if nonce not in self.mirror_at:
-            found = await self.link.last(self.stream, f"{subject}.head")
-            self.mirror_at[nonce] = (found[0] if found else 0, 0)
-        at, slot = self.mirror_at.pop(nonce)  # looked up again if this fails
-        sealed = self.seal.close(data, f"{run} {nonce}")
-        header: dict[str, Any] = {"run": run, "slot": 0, "count": 0, "name": ""}
-        parts: dict[str, bytes] = {"sealed": sealed}
-        if len(sealed) > self.link.piece:
-            slot = 1 - slot
-            count = await self.link.put(f"{subject}.{slot}", sealed)
-            header |= {"slot": slot, "count": count, "name": wire.digest(sealed)}
-            parts = {}
-        at = await self.link.store(f"{subject}.head", wire.pack("mirror", header, parts), expect=at)
-        self.mirror_at[nonce] = (at, slot)
+        """Leave a sealed copy with the broker, which keeps the last few."""
+        run = self.party.run
+        sealed = self.private.seal(data, "copy", run, nonce)
+        size, name = self.link.piece - 1024, secrets.token_hex(8)
+        pieces = [sealed[at : at + size] for at in range(0, len(sealed), size)]
+        messages = [
+            write("copy", CopyPiece(nonce, name, number, len(pieces)), piece) for number, piece in enumerate(pieces)
+        ]
+        await self.link.put(messages, lambda _: f"mirror.{run}")
         self.queue.put_nowait(lambda core, now: core.mirrored(data, now))
 
     async def _recover(self, nonce: str) -> None:
-        subject, sealed = f"{self.mirrors}.{nonce}", None
-        found = await self.link.last(self.stream, f"{subject}.head")
-        if found is not None:
-            message = wire.unpack(found[1])
-            if "sealed" in message.parts:
-                sealed = bytes(message.parts["sealed"][1])
-            else:
-                slot, count, name = (message.header[key] for key in ("slot", "count", "name"))
-                sealed = await self.link.get(self.stream, f"{subject}.{int(slot)}", int(count), str(name))
-        data = self.seal.open(sealed, f"{self.party.run} {nonce}") if sealed is not None else None
+        """Ask the server for our copy; only its word that there is none counts as that."""
+        data = None
+        for skip in range(3):
+            with contextlib.suppress(RefusedError):
+                sealed = await self.asking.ask("copy", nonce, skip)
+                if sealed is not None:
+                    data = self.private.open(sealed, "copy", self.party.run, nonce)
+                break
         self.queue.put_nowait(lambda core, now: core.recovered(data, now))
 
     async def _fetch(self, digest: str) -> None:
         """A large model. Of a cluster's brokers, one that lags behind may answer: so not at once is not never."""
-        run, began, data = self.party.run, time.monotonic(), None
+        began, data = time.monotonic(), None
         for wait in (0.1, 0.4, 1.5, 0.0):
-            data = await self.link.get(self.link.stream(run, "model"), f"{run}.model.{digest}", None, digest)
-            if data is not None:
-                break
+            with contextlib.suppress(RefusedError):
+                if self.models is not None:
+                    place = f"get.model.{self.party.run}.{self.models.address(digest)}"
+                    sealed = await self.link.collect(partial(self._piece, place), None)
+                    data = self.models.open(digest, sealed or b"")
+                    break
             await asyncio.sleep(wait)
         self.fetching[digest] = time.monotonic() - began
         self.queue.put_nowait(lambda core, now: core.fetched(digest, data, now))
 
-    async def _judge(self, number: int, task: int, payload: Payload) -> None:
-        right, total, loss = 0, 0, 0.0
-        if self.party.judge is not None:
-            right, total, loss = await asyncio.to_thread(self.party.judge, task, payload["model"])
-        self.queue.put_nowait(lambda core, now: core.judged(number, right, total, loss, now))
+    async def _piece(self, place: str, number: int) -> Kept | None:
+        return await self.link.get(f"{place}.{number}")
+
+    async def _judge(self, wanted: effects.Judge) -> None:
+        answer = Judgement(0) if self.party.judge is None else await asyncio.to_thread(self._judged, wanted)
+        self.queue.put_nowait(lambda core, now: core.judged(wanted.number, answer, now))
+
+    def _judged(self, wanted: effects.Judge) -> Judgement:
+        assert self.party.judge is not None
+        with self.computing:
+            return self.party.judge(wanted.task, wanted.payload["model"], wanted.memory)
 
     # Training, in a thread, a step at a time
 
@@ -272,11 +339,13 @@ class RunClient:
         self.jobs += 1
         job = train.job
         waited = max(0.0, time.monotonic() - self.first_seen.pop(job.id, time.monotonic()))
-        work = (asyncio.get_running_loop(), self.halt, train, waited)
-        if self.party.clock is None and not job.hold and self.spent.get(job.task, 1.0) < QUICK:
-            self._work(*work)
+        loop, put = asyncio.get_running_loop(), self.queue.put_nowait
+        quick = self.spent.get(job.task, 1.0) < QUICK and not self.computing.locked()
+        alone = bool(self.party.locals[job.task].alone)  # it may have to wait for another client of this process
+        if self.party.clock is None and not job.hold and quick and not alone:
+            self._work(put, self.halt, train, waited)
         else:
-            self.pool.submit(self._work, *work)
+            self.pool.submit(self._work, lambda heard: loop.call_soon_threadsafe(put, heard), self.halt, train, waited)
 
     def _stop_training(self, keep: bool) -> None:
         if self.halt is not None:
@@ -285,20 +354,20 @@ class RunClient:
             if not keep:
                 self.halt = None
 
-    def _work(
-        self, loop: asyncio.AbstractEventLoop, halt: threading.Event, train: effects.Train, waited: float
-    ) -> None:
+    def _work(self, put: Callable[[Heard], object], halt: threading.Event, train: effects.Train, waited: float) -> None:
         job = train.job
 
-        def say(heard: Callable[[ClientCore, float], list[Effect]]) -> None:
+        def say(heard: Heard) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is gone: so are we
-                loop.call_soon_threadsafe(self.queue.put_nowait, heard)
+                put(heard)
 
         try:
             done = self._trained(halt, train, waited)
         except Exception as error:  # a client's failure is a lost job, never a crash
             reason = str(error)
-            if not isinstance(error, DivergedError):
+            if isinstance(error, DivergedError):
+                log.warning("%s: job %d has diverged: %s", self.party.client, job.id, reason)
+            else:
                 log.exception("%s: job %d failed", self.party.client, job.id)
                 reason = f"{type(error).__name__}: {error}"
             say(lambda core, now: core.failed(job, reason, now))
@@ -309,23 +378,42 @@ class RunClient:
     def _trained(self, halt: threading.Event, train: effects.Train, waited: float) -> Done | None:
         party, job = self.party, train.job
         download, compute, upload = self._pace(job)
-        halt.wait(download)
+        if download:
+            halt.wait(download)
         began = stepped = time.monotonic()
-        training = Training(party.problems[job.task], party.locals[job.task], *train, party.seed)
-        more = job.steps > 0
-        while more and not halt.is_set():
-            until = began + compute * (training.steps + 1) / job.steps
-            if until > time.monotonic() and halt.wait(until - time.monotonic()):
-                break
-            more = training.step()
+
+        def due(made: int) -> bool:
+            """Wait until it is time to end the next step; whether to make it."""
+            until = began + compute * (made + 1) / job.steps
+            if until > time.monotonic():
+                halt.wait(until - time.monotonic())
+            return not halt.is_set()
+
+        def go_on(made: int) -> bool:
+            nonlocal stepped
             stepped = time.monotonic()
+            self.computing.release()
+            try:
+                return due(made)
+            finally:
+                self.computing.acquire()
+
+        with self.computing:  # its first numbers come from the model, too
+            training = Training(party.problems[job.task], party.locals[job.task], *train, party.seed, go_on)
+        more = job.steps > 0
+        while more and due(training.steps):
+            with self.computing:
+                more = training.step()
+            stepped = stepped if training.made else time.monotonic()
         if halt.is_set() and not self.keep:
             return None
-        vectors, moved = training.result()
+        with self.computing:
+            vectors, moved = training.result()
         # Of interrupted work, what its whole steps took: the part of a step that was in vain would make it look slow.
         until = stepped if 0 < training.steps < job.steps else time.monotonic()
         spent = self.spent[job.task] = until - began
-        time.sleep(upload)
+        if upload:
+            time.sleep(upload)
         fetched = sum(self.fetching.values())
         self.fetching.clear()
         return Done(job, vectors, moved, training.steps, download + fetched, max(0.0, waited - fetched), spent)
@@ -340,12 +428,7 @@ class RunClient:
         return times.download * unit, times.compute * unit, times.upload * unit
 
 
-async def read_charter(link: Link) -> dict[str, Any] | None:
-    """What is being run, if anything is."""
-    with contextlib.suppress(*FAILURES, ValueError):
-        found = await link.last(link.board, "charter")
-        if found is not None:
-            charter = json.loads(found[1])
-            if isinstance(charter, dict):
-                return charter
-    return None
+def copy_seal(creds: Creds) -> PrivateSeal:
+    """Seals the copies of its state that a client leaves with the broker."""
+    about = ("copy", creds.federation, creds.client)
+    return PrivateSeal(derive(creds.copy, *about), [derive(before, *about) for before in creds.copies_before])

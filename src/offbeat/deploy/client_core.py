@@ -11,6 +11,11 @@ The rules, before the code:
    that is older than the copy was restored from a backup: then the copy counts.
 4. A client that was let in and finds another copy in its place stops: it has been fenced.
 5. Jobs are done in the order of the assignment. Held results stay here until recalled.
+6. If the server's log was restored from a backup, what was settled since then never was. The assignment says so, with
+   an epoch larger than all before it: the client gives up its state, takes over the memory that the server has for it,
+   and begins the next epoch.
+7. While a result waits for its verdict, the next job may begin if it needs no memory. Its result is kept here, not
+   written down, until that verdict is known, and goes out if its job is on the assignment then.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from offbeat.core.vectors import Payload
 from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
-from offbeat.deploy.effects import Done, Effect
+from offbeat.deploy.effects import Done, Effect, Judgement
 from offbeat.deploy.wire import RefusedError
 
 GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
@@ -54,6 +59,7 @@ class ClientCore:
         self.assignment: Assignment | None = None
         self.models: dict[str, Payload] = {}
         self.kept: dict[int, Done] = {}  # task -> newest finished held result
+        self.ready: tuple[Job, Done | None, str] | None = None  # a result, or an error, that goes out after a verdict
         self.others: dict[str, float] = {}  # job -> seconds, of held results that newer ones have replaced
         self.current: Job | None = None
         self.interrupted = False
@@ -63,7 +69,9 @@ class ClientCore:
         self.leaving = self.over = self.recovering = self.comparing = False
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.told = self.signed = self.asked = float("-inf")
+        self.pulse = (0, 0)  # (term, number) of the newest pulse of the server that was heard
         self.stopped = float("inf")  # since when the run is known to be over
+        self.undone = -1  # settled messages that a restored run does not know of
         self.now = 0.0
 
     # What a client hears
@@ -85,10 +93,13 @@ class ClientCore:
         self.now = now
         try:
             assignment = read_assignment(data)
-        except RefusedError:
+        except RefusedError as error:
+            if error.code == "version":
+                return self._exit(str(error))
             return []  # the next one will do
         if assignment.run != self.run or (
-            self.assignment is not None and assignment.revision < self.assignment.revision
+            self.assignment is not None
+            and (assignment.epoch, assignment.revision) < (self.assignment.epoch, self.assignment.revision)
         ):
             return []
         self.assignment = assignment
@@ -136,13 +147,17 @@ class ClientCore:
         try:
             if data is not None:
                 self.models[name] = read_model(data, name)
-                return self._move(self.assignment) if self.assignment and self.assignment.stopped else self._work()
+                anew = self.assignment is not None and (self.assignment.stopped or self.assignment.restored)
+                return self._move(self.assignment) if self.assignment is not None and anew else self._work()
         except RefusedError:
             pass
+        if self.assignment is not None and self.assignment.restored:
+            self.wanted = name  # there is no way around it
+            return []
         gone = [number for number, _, model in (self.assignment.judge if self.assignment else ()) if model == name]
         self.judging = max([self.judging, *gone])  # a model that is not there any more is not evaluated
         job = next((job for job, payload in (self.assignment.jobs if self.assignment else ()) if payload == name), None)
-        return [] if job is None else self._pend(job, None, "its model is not there any more")
+        return [] if job is None else self._hand_in(job, None, "its model is not there any more")
 
     def done(self, done: Done, now: float) -> list[Effect]:
         """The job at work is done, or was interrupted."""
@@ -156,7 +171,7 @@ class ClientCore:
             if done.steps == done.job.steps:
                 self._replace(done)
             return self._work()
-        return [*self._pend(done.job, done), *self._work()]
+        return [*self._hand_in(done.job, done), *self._work()]
 
     def _replace(self, done: Done) -> None:
         """The newest held result stays; of the one before only the time that it took."""
@@ -171,15 +186,18 @@ class ClientCore:
         if self.current is None or self.current.id != job.id:
             return []
         self.current, self.interrupted = None, False
-        return self._pend(job, None, reason)
+        return self._hand_in(job, None, reason)
 
-    def judged(self, number: int, right: int, total: int, loss: float, now: float) -> list[Effect]:
+    def judged(self, number: int, answer: Judgement, now: float) -> list[Effect]:
         """An evaluation is done."""
         self.now, self.answering = now, False
         if self.state is None or self.assignment is None:
             return []
-        loss, diverged = (loss, False) if isfinite(loss) else (0.0, True)
-        header = wire.Judged(self.run, self.client, self.state.epoch, number, right, total, loss, diverged)
+        loss, diverged = (answer.loss, False) if _told(answer.loss) else (0.0, True)
+        sums = {name: list(each) for name, each in answer.sums.items() if all(map(_told, each))}
+        personal = {name: value for name, value in answer.personal.items() if _told(value)}
+        said = (number, answer.total, loss, diverged, sums, personal)
+        header = wire.Judged(self.run, self.client, self.state.epoch, *said)
         tell = effects.Tell(wire.say(header), f"{self.state.nonce}.judged.{number}")
         over = self.assignment.stopped and self.state.pending is None
         return [tell, *(self._evaluate(self.assignment) or self._done_with(self.assignment) if over else self._work())]
@@ -189,7 +207,7 @@ class ClientCore:
         self.now, self.leaving, self.over = now, True, True
         if self.state is None or not self.state.accepted:
             return [effects.Exit("")]
-        bye = wire.Bye(self.run, self.client, self.state.epoch)
+        bye = wire.Bye(self.run, self.client, self.state.epoch, self.seen)
         return [effects.Tell(wire.say(bye), f"{self.state.nonce}.bye.{now}"), effects.Exit("")]
 
     def tick(self, now: float) -> list[Effect]:
@@ -220,16 +238,24 @@ class ClientCore:
 
     def _move(self, assignment: Assignment) -> list[Effect]:
         """Take in what the newest assignment says."""
+        if not self.over and assignment.restored and (self.state is None or self.state.epoch <= assignment.epoch):
+            return self._resync(assignment)
         if self.over or self.recovering or self.comparing:
             return []
-        if self.state is not None and assignment.turned_away == (self.state.nonce, "retired"):
-            return self._exit("this client was retired")
+        if self.state is not None and assignment.turned_away == (self.state.nonce, "removed"):
+            return self._exit(
+                "this client was removed from the run for good, by whoever operates its server; ask them, or take part "
+                "under another name"
+            )
         if self.state is None:
             return self._first(assignment)
         before = self.state
         if assignment.epoch >= before.epoch and not before.named_by(assignment):
             if before.accepted:
-                return self._exit("fenced: another copy of this client has taken over")
+                return self._exit(
+                    "fenced: another copy of this client has taken over; only one may run. If no other does, "
+                    "move this one's state folder away and start it again"
+                )
             return self._first(assignment)  # somebody was faster; ask again, with a larger epoch
         after = before.after(assignment)
         if after.settled > assignment.last:
@@ -255,6 +281,32 @@ class ClientCore:
             state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
             return self._renew(state, assignment)
         return self._recover(assignment)
+
+    def _resync(self, assignment: Assignment) -> list[Effect]:
+        """The run was put back to an earlier state: begin anew, with the memory that goes with that state."""
+        self.recovering = self.comparing = False
+        if assignment.stopped:
+            return self._exit("")
+        if assignment.memory is None:
+            return self._exit(
+                "the run was restored from a backup, and its server does not know what this client is to remember; "
+                "retire this client"
+            )
+        for name in assignment.memory.values():
+            if name not in self.models:
+                return [effects.Interrupt(False), *self._get(name)]
+        own = self.state.memory if self.state is not None else {}
+        memory = dict[int, Payload]()
+        for task, first in enumerate(self.firsts):
+            if first:
+                memory[task] = {**first, **own.get(task, {})}
+        memory |= {task: {**memory[task], **self.models[name]} for task, name in assignment.memory.items()}
+        if self.state is not None:
+            epoch, seq = self.state.settled
+            known = (assignment.known_epoch, assignment.known_seq)
+            self.undone = seq - known[1] if epoch == known[0] else seq
+        state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory)
+        return [effects.Interrupt(False), *self._renew(state, assignment)]
 
     def _compare(self, mine: ClientState) -> list[Effect]:
         """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
@@ -291,7 +343,7 @@ class ClientCore:
         return self._keep(replace(state, epoch=epoch, nonce=self.fresh(), accepted=False, seq=0, settled=last))
 
     def _forget_work(self) -> None:
-        self.kept, self.current, self.interrupted = {}, None, False
+        self.kept, self.ready, self.current, self.interrupted = {}, None, None, False
 
     # What we say
 
@@ -307,6 +359,8 @@ class ClientCore:
         state, assignment = self.state, self.assignment
         if self.over or self.recovering or self.comparing or state is None or assignment is None:
             return []
+        if assignment.restored and state.epoch <= assignment.epoch:
+            return []  # about to begin anew
         if self.mirror_of is not None:
             self.told = self.now
             return [effects.Mirror(state.nonce, self.mirror_of)]
@@ -316,7 +370,7 @@ class ClientCore:
             if assignment.stopped and state.pending is None:
                 return []
             self._forget_work()
-            hello = wire.Hello(self.run, self.client, state.epoch, state.nonce, *state.settled)
+            hello = wire.Hello(self.run, self.client, state.epoch, state.nonce, *state.settled, self.seen)
             wants.append(effects.Interrupt(False))
             wants.append(effects.Tell(wire.say(hello), f"{state.nonce}.hello.{self.now}"))
         if mine and state.pending is not None:
@@ -328,10 +382,21 @@ class ClientCore:
     def sign(self) -> bytes:
         """A sign of life."""
         epoch = self.state.epoch if self.state else 0
-        seen = self.assignment.revision + 1 if self.assignment else 0
         job = self.current.id if self.current else 0
-        beat = wire.Beat(self.run, self.client, epoch, seen, job, 0, self.current is not None)
+        beat = wire.Beat(self.run, self.client, epoch, self.seen, job, 0, self.current is not None, *self.pulse)
         return wire.say(beat)
+
+    @property
+    def seen(self) -> int:
+        """One more than the revision of the newest assignment that we know."""
+        return self.assignment.revision + 1 if self.assignment else 0
+
+    def _hand_in(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
+        """Send a result as soon as the one before has its verdict."""
+        if self.state is None or self.state.pending is None:
+            return self._pend(job, done, error)
+        self.ready = self.ready or (job, done, error)
+        return []
 
     def _pend(self, job: Job, done: Done | None, error: str = "") -> list[Effect]:
         """Write a result down and send it."""
@@ -339,8 +404,9 @@ class ClientCore:
         if state is None or state.pending is not None:
             return []
         steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
+        said = wire.writable(error[:1000])  # an error's text may be anything, and the server takes what can be written
         header = wire.Trained(
-            self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, error[:1000], self.others
+            self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, said, self.others
         )
         self.others = {}
         message = wire.say(header, dict(done.upload) if done else {}, self.dtype)
@@ -360,6 +426,11 @@ class ClientCore:
         return [*self._evaluate(assignment), *self._go_on(assignment, state)]
 
     def _go_on(self, assignment: Assignment, state: ClientState) -> list[Effect]:
+        if self.ready is not None and state.pending is None:
+            (job, done, error), self.ready = self.ready, None
+            if any(listed.id == job.id for listed, _ in assignment.jobs):
+                told = self._pend(job, done, error)
+                return [*told, *(self._next(assignment) if self.current is None else [])]
         for task, partial in assignment.recalls.items() if state.pending is None else ():
             # What is done goes out at once, while newer work goes on: unless that is wanted too, or built on the same
             # memory, in which case there is only one of the two.
@@ -374,8 +445,8 @@ class ClientCore:
     def _watch(self, assignment: Assignment, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
         listed = any(job.id == current.id for job, _ in assignment.jobs)
-        newer = any(job.hold and job.task == current.task and job.number > current.number for job, _ in assignment.jobs)
-        if not listed and not (current.hold and newer):
+        replaced = current.hold and current.id >= assignment.oldest.get(current.task, current.id + 1)
+        if not listed and not replaced:
             self.current, self.interrupted = None, False
             return [effects.Interrupt(False), *self._work()]
         if current.hold and assignment.recalls.get(current.task) and not self.interrupted:
@@ -389,8 +460,11 @@ class ClientCore:
             return []
         pending = state.pending
         for job, name in assignment.jobs:
-            # While a result is on its way, only work that waits to be called may begin, if it needs no memory of it.
-            if pending is not None and (not job.hold or self.firsts[job.task] or job.id <= pending.job):
+            # While a result is on its way, newer work that needs no memory of it may begin: one plain job, and any that
+            # waits to be called.
+            if pending is not None and (self.firsts[job.task] or job.id <= pending.job):
+                continue
+            if self.ready is not None and (not job.hold or job.id == self.ready[0].id):
                 continue
             kept = self.kept.get(job.task)
             if job.hold and kept is not None and kept.job.number >= job.number:
@@ -413,7 +487,8 @@ class ClientCore:
                 if name not in self.models:
                     return self._get(name)
                 self.judging, self.answering = number, True
-                return [effects.Judge(number, task, self.models[name])]
+                memory = self.state.memory.get(task, {}) if self.state else {}
+                return [effects.Judge(number, task, self.models[name], memory)]
         return []
 
     def _get(self, name: str) -> list[Effect]:
@@ -431,3 +506,8 @@ class ClientCore:
     def _exit(self, error: str) -> list[Effect]:
         self.over = True
         return [effects.Interrupt(False), effects.Exit(error)]
+
+
+def _told(number: float) -> bool:
+    """Whether a number can be sent."""
+    return isfinite(number) and abs(number) <= 1e30

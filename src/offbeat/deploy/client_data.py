@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError
+from offbeat.core.local import Local
+from offbeat.core.metric import Metric
 from offbeat.core.problem import Oracle
 from offbeat.core.vectors import Vector
+from offbeat.data.adapters import TARGETS, parts
 from offbeat.data.base import Dataset
-from offbeat.models.flat import Flat
+from offbeat.data.samples import Samples, Stored
+from offbeat.models.flat import Flat, ModelParts
+from offbeat.problems.given import given
+from offbeat.problems.metrics import Metrics, scores
+from offbeat.problems.objective import Loss
+from offbeat.problems.parted import parted
 from offbeat.problems.supervised import Supervised
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
@@ -26,12 +34,39 @@ class ModelOnly:
 
     stacks = False
 
-    def __init__(self, name: str, model: nn.Module, clients: int) -> None:
-        self.name, self.clients, self.flat = name, clients, Flat(model)
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        clients: int,
+        metrics: Metrics | None = None,
+        loss: Loss = "cross-entropy",
+        **parts: Unpack[ModelParts],
+    ) -> None:
+        self.name, self.clients, self.flat = name, clients, Flat(model, **parts)
         self.dim = self.flat.dim
+        self.scores = scores(metrics, loss if isinstance(loss, str) else "")
+        for score in self.scores:
+            if score.whole:
+                raise SettingError(f"metrics: {score.name} needs the outputs of all samples, which stay with clients")
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        return self.scores
 
     def initial(self) -> Vector:
         return self.flat.initial()
+
+    @property
+    def averaged(self) -> tuple[int, int] | None:
+        return self.flat.averaged
+
+    @property
+    def owned(self) -> bool:
+        return self.flat.dim < self.flat.size
+
+    def pair(self, local: Local) -> Local:
+        return parted(local, self.flat, self.name)
 
     def oracle(self, clients: Rows, keys: Rows, steps: int, batch: int | None, shuffle: bool) -> Oracle:
         raise SettingError(f"{self.name}: the data are the clients' own; use `offbeat serve` and `offbeat join`")
@@ -44,14 +79,29 @@ class ClientProblem(ModelOnly):
     """One client's own task: its samples, under whatever number it has in the federation."""
 
     def __init__(
-        self, name: str, model: nn.Module, clients: int, data: Dataset, l2: float = 0.0, device: str = "cpu"
+        self,
+        name: str,
+        model: nn.Module,
+        clients: int,
+        data: Dataset,
+        l2: float = 0.0,
+        device: str = "cpu",
+        metrics: Metrics | None = None,
+        loss: Loss = "cross-entropy",
+        weight: str | None = None,
+        **parts: Unpack[ModelParts],
     ) -> None:
-        super().__init__(name, model, clients)
-        everything = [np.arange(len(data.train_y))]
-        self.inner = Supervised(data, model, everything, l2=l2, device=device, name=name)
+        super().__init__(name, model, clients, metrics, loss, **parts)
+        everything = [np.arange(len(data.train))]
+        chosen: Any = {"loss": loss, "metrics": self.scores, "weight": weight, **parts}
+        self.inner = Supervised(data, model, everything, l2=l2, device=device, name=name, **chosen)
 
     def initial(self) -> Vector:
         return self.inner.initial()
+
+    def samples_of(self, client: int) -> int:
+        """How many training samples this client has, under whatever number."""
+        return self.inner.samples_of(0)
 
     def oracle(self, clients: Rows, keys: Rows, steps: int, batch: int | None, shuffle: bool) -> Oracle:
         return self.inner.oracle([0] * len(clients), keys, steps, batch, shuffle)
@@ -59,41 +109,57 @@ class ClientProblem(ModelOnly):
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
         return self.inner.measure(models)
 
-    def judge(self, vector: Vector) -> tuple[int, int, float]:
-        """(right answers, samples, summed loss) of a model on the held-out samples."""
-        inner = self.inner
+    def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
+        """The task's own metric of each model on the held-out samples."""
+        return [self.inner.evaluation.own(w, self.inner.evaluation.tested) for w in models]
+
+    def claim(self, vector: Vector) -> tuple[int, float, dict[str, list[float]]]:
+        """(samples, summed loss, sums by metric) of a model on the held-out samples."""
+        evaluation, w = self.inner.evaluation, vector.to(self.inner.device)
         with torch.no_grad():
-            outputs = self.flat(vector.to(inner.device), inner.inputs(inner.test_x))
-            right = int((outputs.argmax(dim=-1) == inner.test_y).sum())
-            loss = float(cross_entropy(outputs, inner.test_y, reduction="sum"))
-        return right, len(inner.test_y), loss
+            states = evaluation.states(w.unsqueeze(0), evaluation.tested)
+        sums = {score.name: state[0].tolist() for score, state in zip(self.scores, states, strict=True)}
+        return len(evaluation.tested), evaluation.summed_loss(w, evaluation.tested), sums
 
 
-def dataset(given: Any, classes: int, shape: tuple[int, ...], holdout: float = 0.2) -> Dataset:
-    """Samples as a client's loader gives them: (inputs, labels), or a torch dataset of such pairs.
+def dataset(
+    loaded: Any,
+    module: nn.Module,
+    loss: Loss = "cross-entropy",
+    *,
+    shape: tuple[int, ...] | None = None,
+    holdout: float = 0.2,
+    weight: str | None = None,
+    **columns: Any,
+) -> Dataset:
+    """Samples as a client's loader gives them: whatever `offbeat.data.adapters` takes.
 
-    holdout: the share that is kept for evaluation, the last ones.
+    shape: of one input, as the experiment says.   holdout: the share that is kept for evaluation, the last ones, unless
+    the loader gives test samples.   columns: target and inputs, by name.
     """
     if not 0 <= holdout < 1:
         raise SettingError(f"holdout = {holdout}: is a share in [0, 1)")
-    x, y = _tensors(given)
-    if tuple(x.shape[1:]) != tuple(shape):
-        raise DataError(f"the loader's inputs have the shape {list(x.shape[1:])}, the experiment says {list(shape)}")
-    if len(x) != len(y) or not len(y):
-        raise DataError(f"the loader gives {len(x)} inputs and {len(y)} labels")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise DataError(f"the loader's labels run from {int(y.min())} to {int(y.max())}; there are {classes} classes")
-    cut = max(1, len(y) - round(holdout * len(y)))
-    scale = 1.0 if x.is_floating_point() else 1.0 / 255 if x.dtype == torch.uint8 else None  # bytes are pixels
-    return Dataset("own", x[:cut], y[:cut], x[cut:], y[cut:], classes, scale)
+    train, tested, owners = parts(loaded, None)
+    if owners:
+        raise DataError("the loader gives one data set for each client; give those of this client alone")
+    if not len(train):
+        raise DataError("the loader gives no samples")
+    cut = len(train) if tested is not None else max(1, len(train) - round(holdout * len(train)))
+    places = np.arange(len(train))
+    held = tested if tested is not None else train.part(places[cut:]) if cut < len(train) else train
+    found, _ = given(_whole(train.part(places[:cut]), loss), module, loss, weight, test=_whole(held, loss), **columns)
+    if shape is not None and found.shape != tuple(shape):
+        raise DataError(f"the loader's inputs have the shape {list(found.shape)}, the experiment says {list(shape)}")
+    if tested is None and cut == len(train):
+        found = replace(found, test=found.train.part(places[:0]))
+    return replace(found, name="own")
 
 
-def _tensors(given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(given, tuple | list) and len(given) == 2:
-        x, y = (torch.as_tensor(part) for part in given)
-        return x, y.long()
-    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-        pairs = [given[number] for number in range(len(given))]
-        x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        return x, torch.tensor([int(pair[1]) for pair in pairs])
-    raise DataError(f"the loader gave a {type(given).__name__}; it should give (inputs, labels) or a torch dataset")
+def _whole(samples: Samples, loss: Loss) -> Samples:
+    """The same with classes as whole numbers, however they were stored."""
+    if loss != "cross-entropy" or not isinstance(samples, Stored):
+        return samples
+    real = {n: samples[n] for n in TARGETS if n in samples.names and samples[n].is_floating_point()}
+    return samples.with_columns(
+        {**samples.columns, **{n: c.long() for n, c in real.items() if torch.equal(c, c.round())}}
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
 
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
@@ -22,7 +24,7 @@ class PendingResult:
     message: bytes
     memory: Payload | None  # None: as it was
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return wire.digest(self.message)
 
@@ -102,20 +104,28 @@ def read_client_state(data: bytes) -> ClientState:
         raise RefusedError("malformed", "not a client's state")
     h = message.header
     try:
-        memory = {int(task): _under(message, f"m/{task}/") for task in h["tasks"]}
+        memory = {_whole(task): _under(message, f"m/{task}/") for task in h["tasks"]}
         pending = None
         if "pending" in h:
-            epoch, seq, job, task, moved = h["pending"]
+            *numbers, moved = h["pending"]
+            epoch, seq, job, task = map(_whole, numbers)
             kept = _under(message, "p/") if moved else None
             pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
+        epoch, seq = map(_whole, h["settled"])
         return ClientState(
-            **vars(wire.read(ClientStateHeader, h)),
-            settled=(int(h["settled"][0]), int(h["settled"][1])),
+            **vars(wire.read(ClientStateHeader, h, "settled", "tasks", "pending")),
+            settled=(epoch, seq),
             memory=memory,
             pending=pending,
         )
     except (KeyError, TypeError, ValueError, IndexError):
         raise RefusedError("malformed", "not a client's state of this version") from None
+
+
+def _whole(value: Any) -> int:
+    if not wire.whole(value):
+        raise ValueError
+    return int(value)
 
 
 def _under(message: wire.Message, prefix: str) -> Payload:

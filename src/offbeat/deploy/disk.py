@@ -45,10 +45,12 @@ class Disk:
         """Whole or not at all, and still there after a power failure."""
         self.generation += 1
         file = self.files[self.generation % 2]
-        content = memoryview(_head(self.generation, data) + data)
         at = 0
-        while at < len(content):
-            at += os.pwrite(file, content[at:], at)
+        for part in (_head(self.generation, data), data):
+            rest = memoryview(part)
+            while rest:
+                written = os.pwrite(file, rest, at)
+                rest, at = rest[written:], at + written
         os.fdatasync(file)
 
     def close(self) -> None:
@@ -71,8 +73,9 @@ def newest(paths: tuple[Path, Path]) -> tuple[int, bytes | None]:
 
 
 def _head(generation: int, data: bytes) -> bytes:
-    digest = hashlib.sha256(struct.pack("<QQ", generation, len(data)) + data).digest()
-    return _HEAD.pack(generation, len(data), digest)
+    digest = hashlib.sha256(struct.pack("<QQ", generation, len(data)))
+    digest.update(data)
+    return _HEAD.pack(generation, len(data), digest.digest())
 
 
 def _content(raw: bytes) -> tuple[int, bytes] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from offbeat.core.events import Job
@@ -66,6 +67,7 @@ class Judge(NamedTuple):
     number: int
     task: int
     payload: Payload
+    memory: Payload
 
 
 class Exit(NamedTuple):
@@ -75,6 +77,18 @@ class Exit(NamedTuple):
 
 
 Effect: TypeAlias = Save | Mirror | Recover | Tell | Sign | Fetch | Train | Interrupt | Judge | Exit
+
+
+class Judgement(NamedTuple):
+    """An evaluation on the client's own held-out samples. sums: by metric, what it is a function of.
+
+    personal: the task's own metric, by its name, of the client's personalised model.
+    """
+
+    total: int
+    loss: float = 0.0  # summed
+    sums: Mapping[str, Sequence[float]] = {}
+    personal: Mapping[str, float] = {}
 
 
 class Done(NamedTuple):

@@ -1,122 +1,303 @@
-"""Who may take part: one key pair for each client and the server, the roster, and the broker's configuration.
+"""Who may take part: the keys of each client and the server, the signed roster, and the broker's configuration.
 
-Keys are NKeys (Ed25519), which NATS checks by having a nonce signed; a seed never leaves its file. The broker's
-permissions are the first fence: a client can add only to its own updates and read only its own assignment.
+An identity has separate secrets for separate uses: the NKey answers the broker's challenge and nothing else (its holder
+signs whatever nonce a broker chooses), `sign` signs messages, `seal` encrypts between client and server, and `copy`
+encrypts the state that a client leaves with the broker. The coordinator, who holds `operator.key`, signs the accounts
+that the broker accepts and the roster that the server accepts.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import datetime
-import ipaddress
 import json
 import os
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from cryptography import x509
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.x509.oid import NameOID
 
 from offbeat.core.errors import FolderError, SettingError
-from offbeat.deploy.plan import check_name
+from offbeat.deploy import certificates, jwt
+from offbeat.deploy.wire import check_name
+from offbeat.watch.files import locked
 
-ROSTER, BROKER, SERVER = "roster.json", "nats.conf", "server.creds"
-_SEED, _USER = 18 << 3, 20 << 3  # NKeys' prefixes: an S before a seed, a U before a user
-MAX_PAYLOAD = 8 << 20
+ROSTER, BROKER, SERVER, SYSTEM, OPERATOR = "roster.json", "nats.conf", "server.creds", "sys.creds", "operator.key"
+AUTHORITY, AUTHORITY_KEY, CERTIFICATE, CERTIFICATE_KEY = "ca.pem", "ca.key", "broker.pem", "broker.key"
+TOKENS, OPERATOR_TOKEN = "jwt", "operator.jwt"
+PROCESS = "nats.pid"  # in the store of a broker: the number of its process
+RESERVED = frozenset({"server", "sys", "operator", "ca", "broker", "roster", "nats", "jwt", "jetstream", "fed"})
+ACTIVE, REMOVED = "active", "removed"
+_SYS = "$SYS"  # stands for the coordinator's identity where a client's name stands otherwise
+_ROSTER_TAG = b"offbeat/roster/1\0"
 
 
 @dataclass(frozen=True)
 class Creds:
-    """One identity. client: "" for the server.   ca: the certificate that vouches for the broker's, "" without TLS."""
+    """One identity.
+
+    client: "" for the server.   account: the public key of its NATS account.   jwt, seed: for the broker.
+    sign: an Ed25519 key.   seal: an X25519 key.   copy: 32 bytes; copies_before: those that it replaced.
+    server_sign, server_seal, coordinator: public keys to trust.   ca: the certificate that vouches for the broker's,
+    "" without TLS.
+    """
 
     federation: str
     client: str
-    public: str
+    account: str
+    jwt: str
     seed: str
+    sign: bytes = b""
+    seal: bytes = b""
+    copy: bytes = b""
+    copies_before: tuple[bytes, ...] = ()
+    server_sign: bytes = b""
+    server_seal: bytes = b""
+    coordinator: bytes = b""
     ca: str = ""
 
-    def __repr__(self) -> str:  # a seed must not reach a log
-        return f"Creds({self.federation!r}, {self.client or 'the server'!r}, {self.public!r})"
+    def __repr__(self) -> str:  # a secret must not reach a log
+        return f"Creds({self.federation!r}, {self.client or 'the server'!r}, {self.user!r})"
 
     @property
-    def key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(_decode(self.seed)[2:34])
-
-    def sign(self, nonce: str) -> bytes:
-        """What the broker asks for when this identity connects."""
-        return base64.b64encode(self.key.sign(nonce.encode()))
+    def user(self) -> str:
+        """The public key of the NATS user."""
+        return jwt.public_of(self.seed)
 
     @property
     def inbox(self) -> str:
-        """Where answers come; nobody else may listen there."""
-        return f"_INBOX.{self.federation}.{self.client or 'server'}"
+        """Where answers come."""
+        return jwt.inbox(self.client)
+
+    def answer(self, nonce: str) -> bytes:
+        """What the broker asks for when this identity connects."""
+        return base64.b64encode(jwt.private_key(self.seed).sign(nonce.encode()))
+
+
+@dataclass(frozen=True)
+class Member:
+    """The public keys of one identity. state: "active" or "removed".   since: the serial of the roster that set them.
+
+    user: the NATS user, "" for a client whose keys were revoked and not replaced.
+    """
+
+    account: str
+    user: str
+    sign: bytes
+    seal: bytes
+    state: str = ACTIVE
+    since: int = 1
 
 
 @dataclass(frozen=True)
 class Roster:
-    """The clients of a federation, in the order of their numbers, and their public keys."""
+    """The identities of a federation, signed by the coordinator; clients in the order in which they were added.
+
+    serial: goes up with every change.
+    """
 
     federation: str
-    server: str
-    clients: dict[str, str]
+    serial: int
+    coordinator: bytes
+    server: Member
+    clients: Mapping[str, Member]
+    signature: bytes = b""
+
+    def client(self, name: str) -> Member:
+        """A client by its name, also one that was removed."""
+        if name not in self.clients:
+            raise SettingError(f"{name} is not on the roster, which has {', '.join(self.clients)}")
+        return self.clients[name]
+
+    @property
+    def active(self) -> list[str]:
+        """The names of the clients that were not removed."""
+        return [name for name, member in self.clients.items() if member.state == ACTIVE]
+
+    def to_json(self) -> bytes:
+        """The roster as it is stored and sent."""
+        return json.dumps({**self._content(), "signature": self.signature.hex()}, separators=(",", ":")).encode()
+
+    def signed(self, key: Ed25519PrivateKey) -> Roster:
+        return replace(self, signature=key.sign(self._bytes()))
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "federation": self.federation,
+            "serial": self.serial,
+            "coordinator": self.coordinator.hex(),
+            "server": _member_table(self.server),
+            "clients": {name: _member_table(member) for name, member in self.clients.items()},
+        }
+
+    def _bytes(self) -> bytes:
+        return _ROSTER_TAG + json.dumps(self._content(), separators=(",", ":")).encode()
+
+    def verify(self, coordinator: bytes) -> Roster:
+        """This roster, if the coordinator with this public key has signed it."""
+        try:
+            if self.coordinator != coordinator:
+                raise ValueError("another coordinator")
+            Ed25519PublicKey.from_public_bytes(coordinator).verify(self.signature, self._bytes())
+        except (ValueError, InvalidSignature):
+            raise FolderError("the roster was not signed by this federation's coordinator") from None
+        return self
 
 
-def new_creds(federation: str, client: str, ca: str = "") -> Creds:
-    """A new key pair."""
-    raw = secrets.token_bytes(32)
-    public = Ed25519PrivateKey.from_private_bytes(raw).public_key()
-    seed = bytes([_SEED | (_USER >> 5), (_USER & 31) << 3]) + raw
-    own = bytes([_USER]) + public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    return Creds(federation, client, _encode(own), _encode(seed), ca)
+def parse_roster(data: bytes, coordinator: bytes) -> Roster:
+    """A roster from its JSON; refuses one that this coordinator has not signed."""
+    try:
+        content = json.loads(data)
+        roster = Roster(
+            check_name("federation", content["federation"]),
+            int(content["serial"]),
+            bytes.fromhex(content["coordinator"]),
+            _member(content["server"]),
+            {check_name("client", name): _member(member) for name, member in content["clients"].items()},
+            bytes.fromhex(content["signature"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FolderError("the roster is damaged: it does not hold what a roster holds") from None
+    return roster.verify(coordinator)
 
 
-def _encode(raw: bytes) -> str:
-    checked = raw + binascii.crc_hqx(raw, 0).to_bytes(2, "little")
-    return base64.b32encode(checked).decode().rstrip("=")
+def _member(table: Mapping[str, Any]) -> Member:
+    sign, seal = bytes.fromhex(table["sign"]), bytes.fromhex(table["seal"])
+    if table["state"] not in (ACTIVE, REMOVED) or (len(sign), len(seal)) != (32, 32):
+        raise ValueError(table)
+    return Member(str(table["account"]), str(table["user"]), sign, seal, str(table["state"]), int(table["since"]))
 
 
-def _decode(text: str) -> bytes:
-    raw = base64.b32decode(text + "=" * (-len(text) % 8))
-    if binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise FolderError("a key is damaged: its check sum does not fit")
-    return raw[:-2]
+def _member_table(member: Member) -> dict[str, Any]:
+    return {**asdict(member), "sign": member.sign.hex(), "seal": member.seal.hex()}
+
+
+# Reading
 
 
 def read_creds(path: Path) -> Creds:
     """From a file; refuses one that others may read."""
+    creds = _read_creds(path)
+    if creds.client == _SYS:
+        raise FolderError(f"{path} manages the broker; a server or a client has its own file")
+    return creds
+
+
+def read_system(folder: Path, path: Path | None = None) -> Creds:
+    """The coordinator's identity at the broker. path: a file of NATS' own format, for another operator's broker."""
+    if path is None:
+        return _read_creds(folder / SYSTEM)
+    ours = read_creds(folder / SERVER)
+    found = re.findall(r"-----BEGIN [A-Z ]+-----\s+(\S+)\s+-+END", _private_text(path))
+    if len(found) != 2:
+        raise FolderError(f"{path} does not hold NATS credentials: a user's token and its seed")
+    return Creds(ours.federation, _SYS, "", found[0], found[1], ca=ours.ca)
+
+
+def _read_creds(path: Path) -> Creds:
     try:
-        if path.stat().st_mode & 0o077:
-            raise FolderError(f"{path} can be read by others; `chmod 600 {path}` first")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        creds = Creds(**{name: str(content[name]) for name in ("federation", "client", "public", "seed", "ca")})
-        _decode(creds.seed)
+        content = json.loads(_private_text(path))
+        texts = {name: str(content[name]) for name in ("federation", "client", "account", "jwt", "seed", "ca")}
+        raw = ("sign", "seal", "copy", "server_sign", "server_seal", "coordinator")
+        keys = {name: bytes.fromhex(content[name]) for name in raw}
+        creds = Creds(**texts, **keys, copies_before=tuple(map(bytes.fromhex, content["copies_before"])))  # type: ignore[arg-type]
+        jwt.private_key(creds.seed)
         check_name("federation", creds.federation)
-        check_name("client", creds.client or "server")
+        if creds.client != _SYS:
+            check_name("client", creds.client or "server")
         return creds
-    except OSError as error:
-        raise FolderError(f"cannot read the keys {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise FolderError(f"{path} does not hold keys; `offbeat keys init` makes them") from None
 
 
-def read_roster(folder: Path) -> Roster:
-    """Who is on the roster of this folder of keys."""
+def _private_text(path: Path) -> str:
     try:
-        content = json.loads((folder / ROSTER).read_text(encoding="utf-8"))
-        return Roster(str(content["federation"]), str(content["server"]), dict(content["clients"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        if path.stat().st_mode & 0o077:
+            raise FolderError(f"{path} can be read by others; `chmod 600 {path}` first")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FolderError(f"cannot read the keys {path}: {error.strerror}") from None
+
+
+def read_roster(folder: Path, coordinator: bytes = b"") -> Roster:
+    """The roster in this folder of keys. coordinator: who must have signed it; b"": as the server's keys there say."""
+    try:
+        data = (folder / ROSTER).read_bytes()
+    except OSError:
         raise FolderError(f"{folder} holds no roster; `offbeat keys init {folder} --clients A,B` makes one") from None
+    try:
+        return parse_roster(data, coordinator or read_creds(folder / SERVER).coordinator)
+    except FolderError as error:
+        raise FolderError(f"{folder / ROSTER}: {error}") from None
+
+
+# The coordinator's secrets
+
+
+@dataclass
+class _Coordinator:
+    """What `operator.key` holds: the secrets that sign accounts and the roster, and whom the broker is to refuse.
+
+    accounts: name -> seed of its NATS account; "" for the server's, `$SYS` for the broker's own.
+    revoked: name -> users that are cut off -> the time before which their tokens were issued.
+    closed: clients that may not connect.
+    """
+
+    federation: str
+    operator: str
+    sign: str
+    accounts: dict[str, str]
+    revoked: dict[str, dict[str, int]] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.sign))
+
+    @property
+    def public(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+    def new_user(self, client: str) -> tuple[str, str, str]:
+        """(account, token, seed) of a new user of a client's account."""
+        account, seed = self.accounts[client], jwt.new_seed(jwt.USER)
+        return jwt.public_of(account), jwt.issue(account, jwt.public_of(seed), client or "server", jwt.user()), seed
+
+    def revoke(self, client: str, user: str) -> None:
+        """Cut a user off for good; a token is refused if it was issued before the time given here."""
+        if user:
+            self.revoked.setdefault(client, {})[user] = int(time.time()) + 1
+
+    def claims(self, name: str) -> dict[str, Any]:
+        """What the broker is to know about an account."""
+        if name == _SYS:
+            return jwt.system_account()
+        if not name:
+            return jwt.server_account()
+        account = jwt.public_of(self.accounts[name])
+        access = jwt.Access(name, account, self.revoked.get(name, {}), name not in self.closed)
+        return jwt.client_account(access, self.accounts[""])
+
+
+def _read_coordinator(folder: Path) -> _Coordinator:
+    try:
+        return _Coordinator(**json.loads(_private_text(folder / OPERATOR)))
+    except (ValueError, TypeError):
+        raise FolderError(f"{folder / OPERATOR} is damaged; restore it from a backup") from None
+
+
+# Making and changing
 
 
 def init(
@@ -132,166 +313,289 @@ def init(
     hosts: names and addresses under which the broker is reached, for its certificate.
     """
     check_name("federation", federation)
-    for client in clients:
-        check_name("client", client)
-    if len(set(clients)) != len(clients) or not clients:
-        raise SettingError(f"clients = {list(clients)}: name at least one, and each once")
+    _check_new(clients, ())
+    if not clients:
+        raise SettingError("clients = []: name at least one")
     if (folder / ROSTER).exists():
         raise FolderError(f"{folder} holds keys already; name another folder, or add to it with `offbeat keys add`")
     folder.mkdir(parents=True, exist_ok=True)
-    ca = _certificates(folder, ["localhost", "127.0.0.1", *hosts]) if tls else ""
-    server = new_creds(federation, "", ca)
-    _write_private(folder / SERVER, json.dumps(asdict(server), indent=1))
-    return _give(folder, Roster(federation, server.public, {}), clients, port)
-
-
-def add(folder: Path, clients: Sequence[str], port: int | None = None) -> Roster:
-    """More clients for runs to come; the broker reads its configuration again on SIGHUP."""
-    roster = read_roster(folder)
-    for client in clients:
-        check_name("client", client)
-        if client in roster.clients:
-            raise SettingError(f"{client} is on the roster already; `offbeat keys rotate` gives it another key")
-    return _give(folder, roster, clients, port)
-
-
-def rotate(folder: Path, clients: Sequence[str], port: int | None = None) -> Roster:
-    """New keys for clients that are on the roster; once the broker knows of it, it does not know the old ones."""
-    roster = read_roster(folder)
-    for client in clients:
-        if client not in roster.clients:
-            raise SettingError(f"{client} is not on the roster, which has {', '.join(roster.clients)}")
-    return _give(folder, roster, clients, port)
-
-
-def _give(folder: Path, roster: Roster, clients: Sequence[str], port: int | None) -> Roster:
-    """Make keys for these clients and write down who is on the roster now."""
-    server = read_creds(folder / SERVER)
-    for client in clients:
-        creds = new_creds(roster.federation, client, server.ca)
-        _write_private(folder / f"{client}.creds", json.dumps(asdict(creds), indent=1))
-        roster.clients[client] = creds.public
-    text = configuration(roster, folder if server.ca else None, _port(folder) if port is None else port)
-    (folder / ROSTER).write_text(json.dumps(asdict(roster), indent=1), encoding="utf-8")
-    (folder / BROKER).write_text(text, encoding="utf-8")
+    with locked(folder):
+        ca = _new_certificates(folder, hosts) if tls else ""
+        accounts = {name: jwt.new_seed(jwt.ACCOUNT) for name in ("", _SYS)}
+        made = _Coordinator(federation, jwt.new_seed(jwt.OPERATOR), secrets.token_bytes(32).hex(), accounts)
+        server = _new_creds(made, "", ca)
+        _write_creds(folder / SERVER, server)
+        _write_creds(folder / SYSTEM, Creds(federation, _SYS, *made.new_user(_SYS), coordinator=made.public, ca=ca))
+        roster = Roster(federation, 0, made.public, _public(server, 1), {})
+        (folder / TOKENS).mkdir(exist_ok=True)
+        token = jwt.operator(made.operator, federation, jwt.public_of(accounts[_SYS]))
+        _write(folder / OPERATOR_TOKEN, token)
+        roster = _enroll(folder, made, roster, clients)
+        _write(folder / BROKER, configuration(folder, port))
     return roster
 
 
-def _port(folder: Path) -> int:
-    """The port that the broker's configuration names."""
-    with contextlib.suppress(OSError):
-        if found := re.search(r'listen: ".*:(\d+)"', (folder / BROKER).read_text(encoding="utf-8")):
-            return int(found[1])
-    return 4222
+def add(folder: Path, clients: Sequence[str]) -> Roster:
+    """Keys for more clients."""
+    with _changing(folder) as (made, roster):
+        _check_new(clients, roster.clients)
+        return _enroll(folder, made, roster, clients)
+
+
+def remove(folder: Path, clients: Sequence[str]) -> Roster:
+    """Take clients off the federation for good: the broker refuses them, and so does the server."""
+    with _changing(folder) as (made, roster):
+        changed = {}
+        for name in clients:
+            member = roster.client(name)
+            made.closed = sorted(
+                {*made.closed, name}
+            )  # its user is not revoked: the broker says which of the two it is
+            changed[name] = replace(member, user="", state=REMOVED, since=roster.serial + 1)
+        return _save(folder, made, roster, changed)
+
+
+def rotate(folder: Path, clients: Sequence[str], everything: bool = False) -> Roster:
+    """New keys for clients; the broker and the server refuse the old ones. The key of a client's copies stays.
+
+    everything: also another key for copies; older copies can still be opened.
+    """
+    with _changing(folder) as (made, roster):
+        changed = {}
+        for name in clients:
+            member = _active(roster, name)
+            made.revoke(name, member.user)
+            made.closed = [other for other in made.closed if other != name]
+            before = _read_creds(folder / f"{name}.creds")
+            creds = replace(_new_creds(made, name, before.ca, roster), copy=before.copy)
+            if everything:
+                creds = replace(creds, copy=secrets.token_bytes(32))
+                creds = replace(creds, copies_before=(before.copy, *before.copies_before))
+            else:
+                creds = replace(creds, copies_before=before.copies_before)
+            _write_creds(folder / f"{name}.creds", creds)
+            changed[name] = _public(creds, roster.serial + 1)
+        return _save(folder, made, roster, changed)
+
+
+def revoke(folder: Path, clients: Sequence[str]) -> Roster:
+    """Refuse the present keys of clients, for example after a theft; they stay members, and `rotate` lets them in."""
+    with _changing(folder) as (made, roster):
+        changed = {}
+        for name in clients:
+            member = _active(roster, name)
+            made.revoke(name, member.user)
+            made.closed = sorted({*made.closed, name})
+            nobody = _new_creds(made, name, "", roster)  # keys that nobody has: what the old ones sign is refused
+            changed[name] = replace(_public(nobody, roster.serial + 1), user="")
+        return _save(folder, made, roster, changed)
+
+
+def renew(folder: Path, hosts: Sequence[str] = ()) -> None:
+    """A new certificate for the broker, from the same authority. hosts: besides those that the old one has."""
+    authority = _private_text(folder / AUTHORITY_KEY)
+    before = certificates.hosts_of((folder / CERTIFICATE).read_text(encoding="utf-8"))
+    _certify(folder, authority, [*before, *hosts])
+
+
+def valid_until(folder: Path) -> datetime.datetime:
+    """When the broker's certificate ends."""
+    return certificates.expiry((folder / CERTIFICATE).read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def _changing(folder: Path) -> Iterator[tuple[_Coordinator, Roster]]:
+    roster = read_roster(folder)
+    with locked(folder, f"another `offbeat keys` is at work in {folder}; run this again when it has ended"):
+        yield _read_coordinator(folder), roster
+
+
+def _check_new(clients: Sequence[str], known: Mapping[str, Member] | Sequence[str]) -> None:
+    if len(set(clients)) != len(clients):
+        raise SettingError(f"clients = {list(clients)}: name each once")
+    for client in clients:
+        check_name("client", client)
+        if client.lower() in RESERVED:
+            raise SettingError(f"client {client!r}: the federation's own files have this name; choose another")
+        if client in known:
+            if isinstance(known, Mapping) and known[client].state == REMOVED:
+                raise SettingError(f"{client} is on the roster already, and was removed; choose another name")
+            raise SettingError(f"{client} is on the roster already; `offbeat keys rotate` gives it other keys")
+    names = [name.lower() for name in (*known, *clients)]
+    if len(set(names)) != len(names):
+        raise SettingError(f"clients = {list(clients)}: names that differ in capitals only are one file on some disks")
+
+
+def _active(roster: Roster, name: str) -> Member:
+    member = roster.client(name)
+    if member.state != ACTIVE:
+        raise SettingError(f"{name} was removed; add the site under another name")
+    return member
+
+
+def _enroll(folder: Path, made: _Coordinator, roster: Roster, clients: Sequence[str]) -> Roster:
+    server = read_creds(folder / SERVER)
+    members = {}
+    for name in clients:
+        made.accounts[name] = jwt.new_seed(jwt.ACCOUNT)
+        creds = _new_creds(made, name, server.ca, roster)
+        _write_creds(folder / f"{name}.creds", creds)
+        members[name] = _public(creds, roster.serial + 1)
+    return _save(folder, made, roster, members)
+
+
+def _new_creds(made: _Coordinator, client: str, ca: str, roster: Roster | None = None) -> Creds:
+    sign, seal, copy = (secrets.token_bytes(32) for _ in range(3))
+    creds = Creds(made.federation, client, *made.new_user(client), sign, seal, copy, coordinator=made.public, ca=ca)
+    server = _public(creds, 1) if roster is None else roster.server
+    return replace(creds, server_sign=server.sign, server_seal=server.seal)
+
+
+def _public(creds: Creds, serial: int) -> Member:
+    sign = Ed25519PrivateKey.from_private_bytes(creds.sign).public_key().public_bytes_raw()
+    seal = X25519PrivateKey.from_private_bytes(creds.seal).public_key().public_bytes_raw()
+    return Member(creds.account, creds.user, sign, seal, ACTIVE, serial)
+
+
+def _save(folder: Path, made: _Coordinator, roster: Roster, changed: Mapping[str, Member]) -> Roster:
+    """Write down the coordinator's secrets, the accounts that have changed, and last the roster."""
+    clients = {**roster.clients, **changed}
+    roster = replace(roster, serial=roster.serial + 1, clients=clients).signed(made.key)
+    _write_private(folder / OPERATOR, json.dumps(asdict(made), indent=1))
+    issuer = jwt.public_of(made.operator)
+    for name in ["", _SYS, *changed]:
+        account, content = jwt.public_of(made.accounts[name]), made.claims(name)
+        path, issued = folder / TOKENS / f"{account}.jwt", 0
+        if path.exists():
+            before = jwt.verified(path.read_text(encoding="utf-8"), issuer)
+            if before["nats"] == {**content, "version": 2}:
+                continue
+            issued = int(before["iat"])
+        _write(path, jwt.issue(made.operator, account, name or "FED", content, issued))
+    _write(folder / ROSTER, roster.to_json().decode())
+    return roster
+
+
+def _new_certificates(folder: Path, hosts: Sequence[str]) -> str:
+    key, ca = certificates.new_authority()
+    _write_private(folder / AUTHORITY_KEY, key)
+    _write(folder / AUTHORITY, ca)
+    _certify(folder, key, ["localhost", "127.0.0.1", *hosts])
+    return ca
+
+
+def _certify(folder: Path, authority: str, hosts: Sequence[str]) -> None:
+    key, certificate = certificates.new_certificate(authority, hosts)
+    _write_private(folder / CERTIFICATE_KEY, key)
+    _write(folder / CERTIFICATE, certificate)
+
+
+def _write_creds(path: Path, creds: Creds) -> None:
+    table = {name: value.hex() if isinstance(value, bytes) else value for name, value in asdict(creds).items()}
+    table["copies_before"] = [value.hex() for value in creds.copies_before]
+    _write_private(path, json.dumps(table, indent=1))
+
+
+def _write_private(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+# The broker's configuration
 
 
 def configuration(
-    roster: Roster, tls: Path | None, port: int = 4222, host: str = "0.0.0.0", store: str = "", sync: bool = True
+    folder: Path, port: int = 4222, host: str = "0.0.0.0", store: Path | None = None, sync: bool = True
 ) -> str:
-    """The broker's configuration. tls: the folder with its certificate.   sync: every message is on disk when it is
-    acknowledged; without it a power failure (not a crash) may cost the last ones."""
-    users = [_user(roster.server, ["offbeat.>", "$JS.API.>", "$JS.FC.>", "_INBOX.>"], ["offbeat.>", "_INBOX.>"])]
-    users += [_user(public, *permissions(roster.federation, client)) for client, public in roster.clients.items()]
+    """The broker's configuration for this folder of keys.
+
+    store: folder for the broker's own data; None: streams in `jetstream` where it is started, tokens in the folder of
+    keys.   sync: every message is on disk when it is acknowledged; without it a power failure (not a crash) may cost
+    the last ones.
+    """
+    tokens = (folder if store is None else store).resolve() / TOKENS
+    token = (folder / OPERATOR_TOKEN).read_text(encoding="utf-8")
+    accounts = [str(jwt.operator_claims(token)["nats"]["system_account"]), read_roster(folder).server.account]
+    preload = [f"  {account}: {text}" for account, text in read_tokens(folder, accounts).items()]
     lines = [
         f"listen: {json.dumps(f'{host}:{port}')}",
-        f"max_payload: {MAX_PAYLOAD}",
+        f"max_payload: {jwt.MAX_PAYLOAD}",
         "jetstream {",
-        f"  store_dir: {json.dumps(store or 'jetstream')}",
+        f"  store_dir: {json.dumps('jetstream' if store is None else str(store.resolve() / 'jetstream'))}",
         *(["  sync_interval: always"] if sync else []),
         "}",
+        f"operator: {token}",
+        f"system_account: {accounts[0]}",
+        f'resolver {{ type: full, dir: {json.dumps(str(tokens))}, allow_delete: true, timeout: "500ms" }}',
+        *["resolver_preload {", *preload, "}"],
     ]
-    if tls is not None:
-        cert, key = (str((tls / name).resolve()) for name in ("broker.pem", "broker.key"))
-        lines += ["tls {", f"  cert_file: {json.dumps(cert)}", f"  key_file: {json.dumps(key)}", "}"]
-    return "\n".join([*lines, "authorization {", "  users = [", *users, "  ]", "}", ""])
+    if store is not None:
+        lines.append(f"pid_file: {json.dumps(str(store.resolve() / PROCESS))}")
+    if has_tls(folder):
+        cert, key = (str((folder / name).resolve()) for name in (CERTIFICATE, CERTIFICATE_KEY))
+        lines += ["tls {", f"  cert_file: {json.dumps(cert)}", f"  key_file: {json.dumps(key)}"]
+        lines += ["  handshake_first: true", "}"]
+    return "\n".join([*lines, ""])
 
 
-def permissions(federation: str, client: str) -> tuple[list[str], list[str]]:
-    """(subjects that a client may write to, those it may read): its own, and what is for everybody."""
-    ours, get = f"offbeat.{federation}", "$JS.API.DIRECT.GET.*"
-    mine = [f"{ours}.*.{what}" for what in (f"up.{client}", f"beat.{client}", f"part.{client}.>", f"mirror.{client}.>")]
-    read = [f"{ours}.*.assignment.{client}", f"{ours}.*.model.>", f"{ours}.*.mirror.{client}.>", f"{ours}.charter"]
-    publish = [*mine, *(f"{get}.{subject}" for subject in read), f"{ours}.ask"]
-    return publish, [f"{ours}.*.assignment.{client}", f"{ours}.charter", f"_INBOX.{federation}.{client}.>"]
+def has_tls(folder: Path) -> bool:
+    """Whether the broker of this folder of keys has a certificate."""
+    return (folder / CERTIFICATE).exists()
 
 
-def _user(public: str, publish: Sequence[str], subscribe: Sequence[str]) -> str:
-    allowed = {"publish": {"allow": list(publish)}, "subscribe": {"allow": list(subscribe)}}
-    return f"    {{ nkey: {public}, permissions: {json.dumps(allowed)} }}"
+def read_tokens(folder: Path, accounts: Sequence[str] | None = None) -> dict[str, str]:
+    """Tokens in a folder of keys by their account; refuses one that the operator there has not signed.
+
+    The broker takes any token, and a client whose account has a wrong one is locked out when the broker is restarted.
+    accounts: which; None: all.
+    """
+    found = {}
+    try:
+        issuer = str(jwt.operator_claims((folder / OPERATOR_TOKEN).read_text(encoding="utf-8"))["sub"])
+        for account in list_tokens(folder) if accounts is None else accounts:
+            found[account] = (folder / TOKENS / f"{account}.jwt").read_text(encoding="utf-8")
+    except OSError as error:
+        raise FolderError(f"cannot read {error.filename}: {error.strerror}") from None
+    for account, token in found.items():
+        if jwt.verified(token, issuer)["sub"] != account:
+            raise FolderError(f"{folder / TOKENS / account}.jwt is the token of another account")
+    return found
+
+
+def list_tokens(folder: Path) -> list[str]:
+    """The accounts that have tokens in a folder of keys."""
+    return sorted(path.stem for path in (folder / TOKENS).glob("A*.jwt"))
 
 
 # Sealing what a client leaves with the broker
 
 
 class Seal:
-    """Encrypts with a key that only this identity can make; `label` says what it is for and cannot be exchanged."""
+    """Encrypts with a key that only this identity has; `label` says what it is for and cannot be exchanged."""
 
     def __init__(self, creds: Creds) -> None:
-        raw = creds.key.private_bytes(
-            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-        )
-        self.cipher = AESGCM(HKDF(hashes.SHA256(), 32, None, b"offbeat mirror").derive(raw))
+        self.ciphers = [AESGCM(self._key(copy)) for copy in (creds.copy, *creds.copies_before)]
+
+    @staticmethod
+    def _key(copy: bytes) -> bytes:
+        return HKDF(hashes.SHA256(), 32, None, b"offbeat mirror").derive(copy)
 
     def close(self, data: bytes, label: str) -> bytes:
         nonce = os.urandom(12)
-        return nonce + self.cipher.encrypt(nonce, data, label.encode())
+        return nonce + self.ciphers[0].encrypt(nonce, data, label.encode())
 
     def open(self, data: bytes, label: str) -> bytes | None:
-        """What was sealed, or None if it is not ours or was changed."""
-        try:
-            return self.cipher.decrypt(data[:12], data[12:], label.encode())
-        except (InvalidTag, ValueError):
-            return None
-
-
-# Certificates
-
-
-def _certificates(folder: Path, hosts: Sequence[str]) -> str:
-    """A certificate authority of our own and the broker's certificate; gives the authority's, as text."""
-    now = datetime.datetime.now(datetime.UTC)
-    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat federation")])
-
-    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=days))
-        )
-
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    root = builder(issuer, authority.public_key(), 3650)
-    root = root.add_extension(x509.BasicConstraints(True, 0), critical=True).add_extension(usage, critical=True)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    root = root.add_extension(identifier, critical=False)
-    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat broker")])
-    own = builder(subject, key.public_key(), 825).add_extension(names, critical=False)
-    own = own.add_extension(x509.BasicConstraints(False, None), critical=True)
-    above = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
-    own = own.add_extension(above, critical=False)
-    pem = serialization.Encoding.PEM
-    text = root.sign(authority, hashes.SHA256()).public_bytes(pem).decode()
-    (folder / "ca.pem").write_text(text, encoding="utf-8")
-    (folder / "broker.pem").write_bytes(own.sign(authority, hashes.SHA256()).public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _write_private(folder / "broker.key", private.decode())
-    return text
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _write_private(path: Path, text: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+        """What was sealed, also with a key that was replaced since, or None if it is not ours or was changed."""
+        for cipher in self.ciphers:
+            with contextlib.suppress(InvalidTag, ValueError):
+                return cipher.decrypt(data[:12], data[12:], label.encode())
+        return None

@@ -9,6 +9,8 @@ from offbeat.core.course import RunState
 from offbeat.core.events import Job
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.norms import UsualNorms
 
 
 @dataclass
@@ -36,24 +38,37 @@ class SentJob(State):
 class ClientRecord(State):
     """One client as the server knows it.
 
+    account, sign, seal: its public keys, as the roster has them.
     epoch, nonce: which copy of the client counts; one that lost its disk comes back with a larger epoch, and the old
     one is fenced.
     seq, digest, verdict: the last message of this epoch that was settled, and how: "applied", or why it was refused.
     """
 
+    name: str = ""
+    account: str = ""
+    sign: str = ""
+    seal: str = ""
     epoch: int = 0
     nonce: str = ""
     seq: int = 0
     digest: str = ""
     verdict: str = ""
     present: bool = False
-    retired: bool = False
+    since: int = 0  # the position in the log at which it last came or left
+    removed: bool = False  # for good
     number: int = 0  # jobs it was sent so far: keys its random draws
     queue: list[int] = field(default_factory=list)  # its plain jobs in flight, in the order of sending
     held: dict[int, list[int]] = field(default_factory=dict)  # task -> its held jobs, the newest last
     recalls: dict[int, bool] = field(default_factory=dict)  # task -> whether what is done so far is wanted
     revision: int = 0  # of its assignment: the position in the log at which that last changed
     turned_away: tuple[str, str] = ("", "")  # (nonce, code) of the last greeting that was refused
+    strikes: int = 0  # results refused and jobs failed since the last update that was applied
+    paused: bool = False  # gets no work until an alarm
+    applied: int = 0  # updates, in all epochs
+    refused: int = 0  # results
+    failed: int = 0  # jobs
+    known: tuple[int, int] = (0, 0)  # (epoch, seq) of its last settled message before the run was restored
+    resync: dict[int, Payload] | None = field(default_factory=dict)  # task -> the memory it is to begin with then
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
 
     @property
@@ -80,14 +95,30 @@ class Judging(State):
     updates: int
     version: int
     vector: Vector
-    counts: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # client -> (right, total, loss)
+    asked: int  # so many clients, the first ones
+    scored: bool  # the server evaluates it, too
+    claims: dict[int, tuple[int, float, dict[str, list[float]]]] = field(default_factory=dict)  # client -> `Claim`
+    personal: dict[int, float] = field(default_factory=dict)  # client -> the own metric of its own model
+    score: dict[str, float] | None = None  # the server's
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the server has still to evaluate it."""
+        return self.scored and self.score is None
 
 
 @dataclass(kw_only=True)
 class Ledger(RunState):
     """The state of a run. `seconds` is its time in the log's clock, of which steps backwards are left out."""
 
-    clients: list[ClientRecord]
+    clients: list[ClientRecord]  # by number; those that were removed keep theirs
+    members: int = 0  # clients that were not removed
+    limits: Limits = field(default_factory=Limits)  # in force
+    version: int = 0  # of the protocol with which the log was opened
+    roster: int = 0  # the serial number of the coordinator's roster that it goes by
+    life: int = 0  # the epoch after which all clients began anew when the run was last restored from a backup
+    term: int = 0  # of the server that leads
+    leader: str = ""
     tally: LogTally = field(default_factory=LogTally)
     position: int = 0  # in the log
     begun: bool = False
@@ -98,5 +129,8 @@ class Ledger(RunState):
     alarms: dict[int, tuple[float, str]] = field(default_factory=dict)  # number -> (when, key)
     turns: dict[int, tuple[float, int]] = field(default_factory=dict)  # number -> (when, task that opens or closes)
     asked: int = 0
+    scores: bool = False  # whether the server evaluates besides the clients
     judging: dict[int, Judging] = field(default_factory=dict)  # by task
     diverged: str = ""  # the error, if it has
+    orders: list[str] = field(default_factory=list)  # the last questions that had entries added, by their ids
+    norms: dict[int, UsualNorms] = field(default_factory=dict)  # by task

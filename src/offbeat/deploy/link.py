@@ -1,13 +1,21 @@
 """The connection to the broker, and what lies where on it.
 
-offbeat.FED.charter              what is being run, for everybody (the last one counts)
-offbeat.FED.RUN.up.CLIENT        what a client adds to the log
-offbeat.FED.RUN.log              what the server adds to it
-offbeat.FED.RUN.assignment.CLIENT  a client's assignment (the last one counts)
-offbeat.FED.RUN.model.DIGEST.i   a large model, in pieces
-offbeat.FED.RUN.part.CLIENT.DIGEST.i   a large update, in pieces that cannot be changed afterwards
-offbeat.FED.RUN.mirror.CLIENT.NONCE.…  a client's sealed state
-offbeat.FED.RUN.beat.CLIENT      signs of life, not kept
+All of it is in the server's account. C stands for the public key of a client's account, R for a run. A client sees its
+own subjects without C, and asks for what lies in a stream by `get.`; it reaches nothing else.
+
+up.C.R           what a client adds to the log, in an envelope: waits in IN-R until the server has taken it
+part.C.R         pieces of an envelope that is too large for one message, in PART-R; newer ones replace the oldest
+mirror.C.R       a client's own copies of its state, in MIRROR-R; newer ones replace the oldest
+beat.C.R, ask.C.R   signs of life and questions, not kept;   tell.C.R   the answers
+desk.C.R         a client's assignment: the last one is kept in DESK
+model.R.D.i      pieces of a large model, in MODEL
+board, roster    the active runs, and who may take part: the last ones are kept in BOARD
+pulse.R          a sign of life of the server that leads, not kept
+log.R.T, body.R.T.…   the records of a run by term, in LOG-R, and large envelopes beside it in BODY-R
+
+A broker that is killed may forget the last moment of IN, PART, DESK and MODEL, which it writes to its disk after it has
+acknowledged: clients repeat what they send until their assignments show its verdict, and assignments and models follow
+from the log. What else it has acknowledged is on its disk.
 """
 
 from __future__ import annotations
@@ -15,111 +23,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from random import random
+from typing import Any, NamedTuple
 
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js import JetStreamContext, api
+from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
 from offbeat.core.errors import OffbeatError
+from offbeat.deploy.connection import Connection
+from offbeat.deploy.envelope import Bytes, Ours
 from offbeat.deploy.keys import Creds
-from offbeat.deploy.reducer import LogEntry
-from offbeat.deploy.wire import digest
 
-log = logging.getLogger("offbeat.deploy")
-# nats-py closes TLS connections in a way that asyncio warns of, at each one
-logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in record.getMessage())
-
-REFLECTED = "?"  # no client's name
-T = TypeVar("T")
 PIECE = 1 << 20
 AT_ONCE = 4  # pieces that are asked for together
+PIECES = 4096  # of one thing, at most
 MARGIN = 4096  # bytes of a message that are not its content
+WAITING = 16  # messages of a client that wait for the server at most; the broker refuses more
+PATIENCE = 4.0  # seconds for an answer of the broker
+DIRECT = "$JS.API.DIRECT.GET"
 NOT_A_CLUSTER, NO_PEERS = 10074, 10005  # the broker's codes
-FAILURES = (NatsError, APIError, OSError, asyncio.TimeoutError, EOFError)
+BUSY = 429  # its status: too much waits to be stored
+PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 0.0)  # seconds before a piece is sent again, as long as the broker is busy
 
 
-class Link:
-    """One identity's connection; it reconnects for ever. url: one broker's, or several of a cluster's, with commas."""
+class Link(Connection):
+    """A connection with what lies where on the broker."""
 
     def __init__(self, creds: Creds, url: str) -> None:
-        self.creds, self.url = creds, url
-        self.client = Client()
-        self.root = f"offbeat.{creds.federation}"
-        self.reconnected: list[Callable[[], Awaitable[None]]] = []
-        self.trouble = ""  # the last thing that went wrong
-        self.unknown = asyncio.Event()  # the broker does not know our key
+        super().__init__(creds, url)
         self.bytes_in = self.bytes_out = 0
 
-    async def connect(self, patience: float | None = None) -> None:
-        """Connect; keep trying, for so long or for ever. A key that the broker does not know is an error at once."""
-        self.client._public_nkey = self.creds.public
-        connecting = asyncio.create_task(self._connect())
-        unknown = asyncio.create_task(self.unknown.wait())
-        await asyncio.wait([connecting, unknown], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        unknown.cancel()
-        if not connecting.done():
-            connecting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, *FAILURES):
-                await connecting
-            if self.unknown.is_set():
-                raise OffbeatError(f"{self.url} does not know this key ({self.creds!r})")
-            raise OffbeatError(f"cannot reach the broker at {self.url}: {self.trouble or 'no answer'}")
-        try:
-            connecting.result()
-        except (*FAILURES, ssl.SSLError) as error:
-            raise OffbeatError(f"cannot reach the broker at {self.url}: {error}") from None
-        self.js: JetStreamContext = self.client.jetstream(timeout=4)
-
-    async def _connect(self) -> None:
-        context = ssl.create_default_context(cadata=self.creds.ca) if self.creds.ca else None
-        await self.client.connect(
-            self.url.split(","),
-            signature_cb=self.creds.sign,
-            tls=context,
-            inbox_prefix=self.creds.inbox,
-            name=self.creds.client or "server",
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=1,
-            connect_timeout=5,
-            ping_interval=10,
-            pending_size=256 << 20,
-            error_cb=self._error,
-            reconnected_cb=self._again,
-        )
-
-    async def _error(self, error: Exception) -> None:
-        self.trouble = str(error)
-        if "authorization violation" in self.trouble.lower():
-            self.unknown.set()
-        log.debug("broker: %s", error)
-
-    async def _again(self) -> None:
-        log.info("connected to the broker again")
-        for action in self.reconnected:
-            with contextlib.suppress(*FAILURES):
-                await action()
-
-    async def close(self) -> None:
-        """Say what is still to be said and go."""
-        with contextlib.suppress(*FAILURES):
-            await asyncio.wait_for(self.client.flush(), 2)
-        with contextlib.suppress(*FAILURES, AttributeError, RuntimeError):  # of a TLS connection that has broken down
-            await self.client.close()
-
-    async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Do this, again and again until the broker answers."""
-        while True:
-            try:
-                return await action()
-            except FAILURES as error:
-                log.warning("the broker does not answer (%s); trying again", error)
-                await asyncio.sleep(0.5)
+    @property
+    def ours(self) -> Ours:
+        """Our secrets for what is said in a run."""
+        return Ours(self.creds.sign, self.creds.seal)
 
     # Saying
 
@@ -128,109 +68,150 @@ class Link:
         """Bytes of one message. Not more than PIECE: on a slow line signs of life would wait behind larger ones."""
         return min(self.client.max_payload or PIECE, PIECE) - MARGIN
 
-    async def say(self, subject: str, data: bytes, name: str = "") -> None:
-        """Send, without waiting for anything. `name`: a stream keeps it once, however often it is sent."""
+    async def say(self, subject: str, data: bytes) -> None:
+        """Send, without waiting for anything."""
         self.bytes_out += len(data)
-        await self.client.publish(f"{self.root}.{subject}", data, headers={"Nats-Msg-Id": name} if name else None)
+        await self.client.publish(subject, data)
 
-    async def store(self, subject: str, data: bytes, name: str = "", expect: int | None = None) -> int:
-        """Send to a stream and wait until it is kept; gives its number. `name`: kept once, however often it is sent."""
-        headers = {"Nats-Msg-Id": name} if name else {}
-        if expect is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expect)
+    async def store(self, subject: str, data: Bytes, headers: dict[str, str] | None = None) -> int:
+        """Send to a stream and wait until it is kept; gives its number."""
         self.bytes_out += len(data)
-        ack = await self.js.publish(f"{self.root}.{subject}", data, headers=headers or None)
+        ack = await self.js.publish(subject, data, timeout=PATIENCE, headers=headers)  # type: ignore[arg-type]
         return int(ack.seq)
 
-    async def last(self, stream: str, subject: str) -> tuple[int, bytes] | None:
-        """(number, content) of the last message on a subject."""
-        try:
-            found = await self.js.get_last_msg(stream, f"{self.root}.{subject}", direct=True)
-        except NotFoundError:
-            return None
-        self.bytes_in += len(found.data or b"")
-        return int(found.seq or 0), bytes(found.data or b"")
-
-    async def stamped(self, stream: str, subject: str) -> tuple[float, bytes] | None:
-        """(time, content) of the last message on a subject, as the stream's leader knows it."""
-        for direct in (True, False):  # of a cluster's brokers, any may answer directly: also one that lags behind
-            with contextlib.suppress(NotFoundError):
-                found = await self.js.get_last_msg(stream, f"{self.root}.{subject}", direct=direct)
-                when = found.time.timestamp() if found.time else float("inf")
-                self.bytes_in += len(found.data or b"")
-                return when, bytes(found.data or b"")
-        return None
-
-    async def listen(self, subject: str, heard: Callable[[str, bytes], Awaitable[None]]) -> None:
-        """Call `heard` with (subject's last part, content) of whatever is said there from now on."""
+    async def listen(self, subject: str, heard: Callable[[str, bytes], Awaitable[None]]) -> Any:
+        """Call `heard` with subject and content of whatever is said there from now on; gives the subscription."""
 
         async def take(message: Any) -> None:
             self.bytes_in += len(message.data)
-            await heard(message.subject.rsplit(".", 1)[-1], message.data)
+            await heard(message.subject, message.data)
 
-        await self.client.subscribe(f"{self.root}.{subject}", cb=take, pending_bytes_limit=1 << 30)
+        return await self.client.subscribe(subject, cb=take, pending_bytes_limit=1 << 30)
+
+    async def get(self, subject: str, request: bytes = b"") -> Kept | None:
+        """What a stream answers to this question, if it has it."""
+        answer = await self.client.request(subject, request, timeout=PATIENCE)
+        headers = answer.headers or {}
+        number, status = headers.get("Nats-Sequence", ""), headers.get("Status", "")
+        if status and not number:  # with a number, it is not the broker's answer but a header of what was stored
+            if status == "404":
+                return None
+            raise NatsError(f"{subject}: {status} {headers.get('Description', '')}")
+        self.bytes_in += len(answer.data)
+        return Kept(int(number) if number.isdecimal() else 0, headers.get("Nats-Subject", ""), bytes(answer.data))
+
+    async def last(self, stream: str, subject: str) -> Kept | None:
+        """The last message on a subject; for the server."""
+        return await self.get(f"{DIRECT}.{stream}.{subject}")
+
+    async def kept(self, stream: str, number: int, subject: str = "") -> Kept | None:
+        """The message of this number; with a subject, the first on it from this number on. For the server."""
+        ask = as_json({"seq": number, **({"next_by_subj": subject} if subject else {})})
+        found = await self.get(f"{DIRECT}.{stream}", ask)
+        if found is not None or subject:
+            return found
+        # of a cluster's brokers, any may answer directly: also one that lags behind; the stream's leader does not
+        with contextlib.suppress(NotFoundError):
+            raw = await self.js.get_msg(stream, number)
+            return Kept(number, str(raw.subject or ""), bytes(raw.data or b""))
+        return None
+
+    async def end(self, stream: str) -> int:
+        """The number of the last message of a stream."""
+        info = await self.js.stream_info(stream)
+        return int(info.state.last_seq)
+
+    async def forget(self, stream: str, number: int) -> None:
+        """Remove a message from a stream."""
+        await self.js._api_request(
+            f"$JS.API.STREAM.MSG.DELETE.{stream}", as_json({"seq": number, "no_erase": True}), timeout=PATIENCE
+        )
 
     # In pieces
 
-    async def put(self, subject: str, data: bytes, once: bool = False, done: set[int] | None = None) -> int:
-        """Store something large under a subject; gives the number of pieces.
+    def pieces(self, data: bytes) -> list[memoryview]:
+        """Cut into messages, without copies."""
+        size, view = self.piece, memoryview(data)
+        return [view[at : at + size] for at in range(0, max(1, len(data)), size)]
 
-        once: they may be there already.   done: numbers of those that are; what is stored now is added.
-        """
-        size, done, view = self.piece, set() if done is None else done, memoryview(data)
-        count = max(1, -(-len(data) // size))
-        for number in range(count):
-            if number in done:
-                continue
-            try:
-                await self.store(f"{subject}.{number}", bytes(view[number * size : (number + 1) * size]))
-            except APIError as error:
-                if not (once and "maximum messages per subject" in str(error.description)):
-                    raise
-            done.add(number)
-        return count
+    async def put(
+        self, pieces: Sequence[Bytes], subject: Callable[[int], str], done: dict[int, int] | None = None
+    ) -> list[int]:
+        """Store pieces, each under its subject; gives their numbers in the stream. done: those that are stored."""
+        done = {} if done is None else done
 
-    async def get(self, stream: str, subject: str, count: int | None, name: str) -> bytes | None:
-        """Something large, or None if it is not there or not what its name says. count: of its pieces, if known."""
-        found = bytearray()
-        for at in range(0, 4096 if count is None else count, AT_ONCE):
+        async def put(number: int) -> None:
+            for pause in PAUSES:
+                try:
+                    done[number] = await self.store(subject(number), pieces[number])
+                    return
+                except APIError as error:
+                    if error.code != BUSY or not pause:
+                        raise
+                await asyncio.sleep(pause * (0.5 + random()))
+
+        missing = [number for number in range(len(pieces)) if number not in done]
+        for at in range(0, len(missing), AT_ONCE):
+            await asyncio.gather(*map(put, missing[at : at + AT_ONCE]))
+        return [done[number] for number in range(len(pieces))]
+
+    async def collect(self, get: Callable[[int], Awaitable[Kept | None]], count: int | None) -> bytes | None:
+        """Something in pieces, by number; None if one is not there. count: None: up to the first that is not there."""
+        found = list[bytes]()
+        for at in range(0, PIECES if count is None else count, AT_ONCE):
             numbers = range(at, at + AT_ONCE if count is None else min(at + AT_ONCE, count))
-            pieces = await asyncio.gather(*(self.last(stream, f"{subject}.{number}") for number in numbers))
-            for piece in pieces:
-                found += b"" if piece is None else piece[1]
+            pieces = await asyncio.gather(*map(get, numbers))
+            found += [piece.data for piece in pieces if piece is not None]
             if None in pieces:
-                break
-        return bytes(found) if digest(found) == name else None
+                return b"".join(found) if count is None else None
+        return b"".join(found)
 
     # Streams
 
-    def stream(self, run: str, what: str) -> str:
-        """The name of one of a run's streams."""
-        return f"offbeat-{self.creds.federation}-{run}-{what}"
+    async def make_board(self, replicas: int = 1) -> None:
+        """The streams of a federation, where they are not there yet."""
+        make = partial(self._make, num_replicas=replicas, max_msgs_per_subject=1)
+        await make("BOARD", ["board", "roster"])
+        await make("DESK", ["desk.*.*"], sync=False)
+        await make("MODEL", ["model.*.*.*"], sync=False)
 
-    @property
-    def board(self) -> str:
-        """The federation's own stream, for its charter."""
-        return f"offbeat-{self.creds.federation}"
-
-    async def make_streams(self, run: str, models: int, replicas: int = 1) -> None:
+    async def make_streams(self, run: str, parts: int, copies: int, replicas: int = 1) -> None:
         """The streams of a run, where they are not there yet.
 
-        models: bytes of large models that are kept.   replicas: brokers of a cluster that each keep everything.
+        parts: pieces of a client's updates that are kept.   copies: pieces of the copies of its state.
+        replicas: brokers of a cluster that each keep everything.
         """
-        ours = f"{self.root}.{run}"
+        await self.make_board(replicas)
         make = partial(self._make, num_replicas=replicas)
-        newest = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.OLD}
-        await make(self.board, [f"{self.root}.charter"], **newest)
-        await make(self.stream(run, "log"), [f"{ours}.up.*", f"{ours}.log"])
-        await make(self.stream(run, "assignment"), [f"{ours}.assignment.*", f"{ours}.mirror.>"], **newest)
-        await make(self.stream(run, "model"), [f"{ours}.model.>"], max_bytes=models, **newest)
-        fixed = {"max_msgs_per_subject": 1, "discard": api.DiscardPolicy.NEW, "discard_new_per_subject": True}
-        await make(self.stream(run, "part"), [f"{ours}.part.>"], **fixed)
+        await make(
+            f"IN-{run}",
+            [f"up.*.{run}"],
+            retention=api.RetentionPolicy.WORK_QUEUE,
+            max_msgs_per_subject=WAITING,
+            discard=api.DiscardPolicy.NEW,
+            discard_new_per_subject=True,
+            sync=False,
+        )
+        await make(f"PART-{run}", [f"part.*.{run}"], max_msgs_per_subject=parts, sync=False)
+        await make(f"MIRROR-{run}", [f"mirror.*.{run}"], max_msgs_per_subject=copies)
+        await make(f"BODY-{run}", [f"body.{run}.>"], max_msgs_per_subject=1)
+        await make(f"LOG-{run}", [f"log.{run}.*"])
 
-    async def _make(self, name: str, subjects: list[str], **settings: Any) -> None:
+    async def _make(
+        self, name: str, subjects: list[str], *, num_replicas: int, sync: bool = True, **settings: Any
+    ) -> None:
+        """Make a stream, unless it is there. sync: what it acknowledges is on the disk, if its broker syncs at all."""
+        behind = not sync and num_replicas == 1  # brokers of a cluster refuse that
         config = api.StreamConfig(
-            name=name, subjects=subjects, storage=api.StorageType.FILE, allow_direct=True, max_msg_size=-1, **settings
+            name=name,
+            subjects=subjects,
+            storage=api.StorageType.FILE,
+            allow_direct=True,
+            max_msg_size=-1,
+            duplicate_window=0,
+            num_replicas=num_replicas,
+            persist_mode=api.PersistMode.ASYNC if behind else None,
+            **settings,
         )
         with contextlib.suppress(NotFoundError):
             await self.js.stream_info(name)
@@ -245,82 +226,23 @@ class Link:
                 ) from None
             raise
 
+    async def delete_run(self, run: str) -> None:
+        """Remove all that the broker has of a run."""
+        for what in ("IN", "PART", "MIRROR", "BODY", "LOG"):
+            with contextlib.suppress(NotFoundError):
+                await self.js.delete_stream(f"{what}-{run}")
+        await self.js.purge_stream("DESK", subject=f"desk.*.{run}")
+        await self.js.purge_stream("MODEL", subject=f"model.{run}.*.*")
 
-class LogReader:
-    """Reads a run's log from a position on, in order, through broken connections.
 
-    take: called with every entry.
-    """
+class Kept(NamedTuple):
+    """A message that a stream has kept."""
 
-    def __init__(self, link: Link, run: str, take: Callable[[LogEntry], None]) -> None:
-        self.link, self.run, self.take = link, run, take
-        self.position = 0
-        self.delivered = 0  # by the present consumer; a number left out means that something was lost
-        self.generation = 0
-        self.heard = 0.0
-        self.subscription: Any = None
-
-    async def start(self, after: int) -> None:
-        """Begin behind this position, or begin again there."""
-        link = self.link
-        if self.subscription is not None:
-            with contextlib.suppress(*FAILURES):
-                await self.subscription.unsubscribe()
-        self.position, self.delivered = after, 0
-        inbox = link.client.new_inbox()
-        self.generation += 1
-        hear = partial(self._hear, self.generation)
-        self.subscription = await link.client.subscribe(inbox, cb=hear, pending_bytes_limit=1 << 30)
-        self.heard = asyncio.get_running_loop().time()
-        await link.js.add_consumer(
-            link.stream(self.run, "log"),
-            api.ConsumerConfig(
-                deliver_subject=inbox,
-                deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=after + 1,
-                ack_policy=api.AckPolicy.NONE,
-                idle_heartbeat=2,
-                flow_control=True,
-                inactive_threshold=60,
-                mem_storage=True,
-                num_replicas=1,
-            ),
-        )
-
-    async def _hear(self, generation: int, message: Any) -> None:
-        if generation != self.generation:
-            return  # for a consumer that was given up
-        self.heard = asyncio.get_running_loop().time()
-        headers = message.headers or {}
-        if headers.get("Status") == "100":
-            if stalled := message.reply or headers.get("Nats-Consumer-Stalled"):  # flow control asks for an answer
-                await self.link.client.publish(stalled)
-            elif (last := headers.get("Nats-Last-Stream")) is not None and int(last) > self.position:
-                await self.start(self.position)  # something was missed
-            return
-        data = message.metadata
-        number = int(data.sequence.stream)
-        if number <= self.position:
-            return
-        if data.sequence.consumer != self.delivered + 1:
-            await self.start(self.position)  # something was lost on the way to us
-            return
-        self.position, self.delivered = number, self.delivered + 1
-        subject = str(message.subject)
-        sender = subject.rsplit(".", 1)[-1] if f".{self.run}.up." in subject else ""
-        self.link.bytes_in += len(message.data)
-        if "Nats-Subject" in headers or "Nats-Stream" in headers:
-            # The broker's answer to somebody's request, which had asked for it to be sent here: nobody vouches for it.
-            sender = REFLECTED
-        self.take(LogEntry(number, data.timestamp.timestamp(), sender, message.data))
-
-    async def watch(self) -> None:
-        """Begin again if the broker has been silent for too long: it was restarted, and has forgotten us."""
-        if asyncio.get_running_loop().time() - self.heard > 6 and self.link.client.is_connected:
-            with contextlib.suppress(*FAILURES):
-                await self.start(self.position)
+    number: int
+    subject: str
+    data: bytes
 
 
 def as_json(value: Any) -> bytes:
-    """Plain data as bytes."""
+    """Plain data as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,18 +11,13 @@ import torch
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Local
+from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.server import Server
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
-
-
-def check_name(what: str, name: str) -> str:
-    """A name that may stand in a subject of the broker and in a path: letters, digits, - _ + and nothing else."""
-    if not _NAME.fullmatch(name):
-        raise SettingError(f"{what} {name!r}: use up to 64 letters, digits, - _ + and begin with a letter or digit")
-    return name
+from offbeat.deploy.wire import check_name
+from offbeat.problems.metrics import Accuracy, Score
+from offbeat.simulate.personal import Personal
 
 
 @dataclass(frozen=True)
@@ -32,6 +26,11 @@ class Plan:
 
     roster: the clients' names; nobody else is let in.   initial: every task's first model.   unit: seconds in one unit
     of the experiment's time.   terms: by task, the times from which and until which it is there.
+    metrics: by task, all that its evaluations give, its own metric first; by default what follows from the scores.
+    scores: by task, the metrics that clients evaluate; by default accuracy.
+    grows: whether clients may be added later; not where the data were split among those that it begins with.
+    planned: by task, how many local steps each client's jobs have, if they differ.
+    personal: how the clients' own models are judged, if they are.
     dtype: "bfloat16" halves what clients send, for algorithms whose clients have no memory; "": as the model.
     """
 
@@ -46,10 +45,16 @@ class Plan:
     terms: Sequence[tuple[float, float]] = ()
     limits: Limits = field(default_factory=Limits)
     dtype: str = ""
+    grows: bool = True
+    personal: Personal | None = None
+    metrics: Sequence[Sequence[Metric]] = ()
+    scores: Sequence[Sequence[Score]] = ()
+    planned: Sequence[Sequence[int] | None] = ()
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
         positive(unit=self.unit)
+        self.until.goals(self.measured)  # refuses what no task measures
         for name in self.roster:
             check_name("client", name)
         if len(set(self.roster)) != len(self.roster) or not self.roster:
@@ -61,13 +66,32 @@ class Plan:
                 "dtype = bfloat16: these clients have a memory, which rounding would part from the server"
             )
 
-        for task in range(len(self.locals)):
+        for task, local in enumerate(self.locals):
+            if local.epochs is not None and not (self.planned and self.planned[task]):
+                raise SettingError("epochs: how many samples the clients have is not known to the server; give steps")
+            if isinstance(local.batch, tuple) and self.grows:
+                raise SettingError("batch: clients that come later would have none in this list; give one or a share")
             size, most = self.update_bytes(task) / 2**20, self.limits.size / 2**20
             if size > most:
                 raise SettingError(
                     f"an update of this model is {size:,.0f} MB, and at most {most:,.0f} are taken; raise "
                     f"--max-size, halve it with --bfloat16, or train a smaller model"
                 )
+
+    @property
+    def measured(self) -> Sequence[Sequence[Metric]]:
+        """By task, all that its evaluations give."""
+        return self.metrics or [all_metrics(scores, self.personal is not None) for scores in self.scored]
+
+    @property
+    def scored(self) -> Sequence[Sequence[Score]]:
+        """By task, the metrics that clients evaluate."""
+        return self.scores or [(Accuracy(),)] * len(self.locals)
+
+    def steps(self, task: int, client: int) -> int:
+        """Local steps of a client's job, where the server does not say."""
+        planned = self.planned[task] if self.planned else None
+        return self.locals[task].steps if planned is None else planned[client]
 
     def update_bytes(self, task: int) -> int:
         """Bytes of an update, with some for its header."""
@@ -79,6 +103,12 @@ class Plan:
     def remembers(self) -> list[bool]:
         """By task, whether clients have a memory."""
         return [bool(local.remember(x)) for local, x in zip(self.locals, self.initial, strict=True)]
+
+    @property
+    def agrees(self) -> list[bool]:
+        """By task, whether clients have a memory with which the server's state has to agree."""
+        pairs = zip(self.locals, self.initial, strict=True)
+        return [any(not local.private(name) for name in local.remember(x)) for local, x in pairs]
 
     def expected(self, task: int) -> dict[str, int]:
         """Name and length of the vectors that an update of this task holds."""

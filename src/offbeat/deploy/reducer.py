@@ -13,57 +13,91 @@ The rules, before the code:
    greeting names the last message that was settled: the client's memory is then the one that the server knows of.
 6. What goes out is a function of the state: every client's full assignment (its jobs, recalls, last verdict). It may be
    lost, doubled or overtaken; the newest one says everything.
+7. Nothing that a client sends stops the fold. If an algorithm, or anything else in here, fails on a client's entry, the
+   state is put back to what it was before it, and the entry is quarantined: counted and told to the client, and its job
+   is lost. A failure is a function of the state and the entry, so whoever folds the log again quarantines the same.
+8. What counts is in the log: limits, who may take part and with which keys, who leads. The first entry says with what
+   the run began, later ones what has changed since. An entry of a client counts if it was verified with the keys that
+   the client has at this place of the log, whatever the server that wrote it believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isnan
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from offbeat.core.course import Course
-from offbeat.core.errors import DivergedError
+from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.events import Event, Job, Rang, Started, Update
-from offbeat.core.vectors import Vector
-from offbeat.core.watcher import Measurement, Watcher
+from offbeat.core.metric import Metric
+from offbeat.core.state import copied
+from offbeat.core.vectors import Payload, Vector
+from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.deploy import wire
-from offbeat.deploy.admission import APPLIED, admit
-from offbeat.deploy.job_times import TripWatcher, trips
+from offbeat.deploy.admission import APPLIED, Limits, admit
+from offbeat.deploy.job_times import Trip, TripWatcher, trips
+from offbeat.deploy.judging import Verdict, objection, out_of_range, weigh
 from offbeat.deploy.ledger import ClientRecord, Judging, Ledger, SentJob
+from offbeat.deploy.norms import UsualNorms, check_norms
+from offbeat.deploy.past import LOST, TAKEN, TOLD, How, Past
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import LoggedTraffic
 from offbeat.deploy.view import LedgerView
-from offbeat.deploy.wire import Message, RefusedError
+from offbeat.deploy.wire import LogEntry, Message, RefusedError
+from offbeat.simulate.personal import counted, summarise
+
+STRIKES = 3  # results refused in a row after which a client's next job comes after a pause
+PAUSE, LONGEST = 0.25, 60.0  # seconds: the first pause, which doubles, and the longest
+ORDERS = 1000  # questions that are remembered
+RESUME = "\0resume:"  # the key of the alarm at the end of a pause
+WAITS = ("uncalled", "over", "paused")  # codes of refusals after which the job is in flight as before
 
 _NAN = float("nan")
 
 
-class LogEntry(NamedTuple):
-    """One entry of the log. sender: a client's name as the broker vouches for it, "" for the server."""
-
-    seq: int
-    stamp: float  # seconds
-    sender: str
-    data: bytes
-
-
 class Reducer(Course[SentJob]):
-    """Folds log entries into a ledger. `changed`: the clients whose assignments have changed since it was cleared."""
+    """Folds log entries into a ledger. `changed`: the clients whose assignments have changed since it was cleared.
+
+    fault: why the last quarantined entry was.
+    """
 
     def __init__(self, plan: Plan, ledger: Ledger | None = None, watchers: Sequence[Watcher] = ()) -> None:
         self.plan = plan
-        self.index = {name: number for number, name in enumerate(plan.roster)}
         self.expected = [plan.expected(task) for task in range(len(plan.locals))]
-        self.ledger = Ledger(clients=[ClientRecord() for _ in plan.roster]) if ledger is None else ledger
-        self.traffic = LoggedTraffic(self.ledger, plan)
+        self.ledger = _first_ledger(plan) if ledger is None else ledger
         self.within = 0  # events of the present entry
-        self.draws = LedgerView(self.ledger, plan.seed)
-        super().__init__(
-            self.ledger, plan.server, plan.locals, plan.until, plan.terms, self.draws, self.traffic, watchers
-        )
+        self.past, self.fault = Past(), ""
+        self._equip(watchers)
         if ledger is None:
             self.draws.renew(0)
             self.begin(plan.initial)
+            self.server.track(self.ledger.server, plan.initial, self.view)
+
+    def _equip(self, watchers: Sequence[Watcher]) -> None:
+        """Everything that follows from the ledger."""
+        plan = self.plan
+        self.index = {record.name: number for number, record in enumerate(self.ledger.clients)}
+        self.traffic = LoggedTraffic(self.ledger, plan)
+        self.draws = LedgerView(self.ledger, plan.seed, self.traffic.census)
+        Course.__init__(
+            self,
+            self.ledger,
+            plan.server,
+            plan.locals,
+            plan.until,
+            plan.measured,
+            plan.terms,
+            self.draws,
+            self.traffic,
+            watchers,
+        )
+
+    def watch(self, watchers: Sequence[Watcher]) -> None:
+        self.told = list[Callable[[], None]]()  # what watchers are to hear of the present entry, once it is folded
+        super().watch([_Later(each.watcher if isinstance(each, _Later) else each, self.told) for each in watchers])
 
     @property
     def changed(self) -> set[int]:
@@ -77,23 +111,87 @@ class Reducer(Course[SentJob]):
     # Folding
 
     def fold(self, entry: LogEntry) -> str:
-        """Take one entry in; gives "applied", "", or the code under which it was refused."""
-        ledger = self.ledger
-        if entry.seq <= ledger.position:
+        """Take one entry in; gives "applied", "", or the code under which it was refused.
+
+        Fails only on an entry of the server's own, or if this machine fails.
+        """
+        if entry.seq <= self.ledger.position:
             return ""
+        self.past.keep(self.ledger)
+        code, how = self._contained(entry)
+        self.past.entries.append((entry, how))
+        self.past.size += len(entry.data)
+        told, self.told[:] = [*self.told], []
+        for tell in told:
+            tell()
+        return code
+
+    def _contained(self, entry: LogEntry) -> tuple[str, How]:
+        """The entry folded; if that fails, quarantined; if the algorithm cannot even take the loss of its job, without.
+
+        Gives its code, and how it was folded.
+        """
+        for how in (TAKEN, LOST):
+            try:
+                return self._take(entry, how), how
+            except Exception as error:
+                if not entry.sender or not _repeatable(error):
+                    raise
+                self.fault = f"{type(error).__name__}: {error}"
+                self._put_back()
+        return self._take(entry, TOLD), TOLD
+
+    def _put_back(self) -> None:
+        """The state before the present entry."""
+        changed, watchers, before = self.changed, self.watchers, copied(self.past.before)
+        for each in fields(self.ledger):
+            setattr(self.ledger, each.name, getattr(before, each.name))
+        self._equip(watchers)
+        for entry, how in self.past.entries:
+            self._take(entry, how)
+        self.traffic.changed |= changed
+        self.told.clear()
+
+    def _take(self, entry: LogEntry, how: How) -> str:
+        ledger = self.ledger
         ledger.position = entry.seq
         self._pass(entry.stamp)
         ledger.tally.bytes += len(entry.data)
         self.within = 0
         try:
-            message = wire.unpack(entry.data, self.plan.limits.size)
+            if how != TAKEN:
+                self._quarantine(entry, how)
+                raise RefusedError("quarantined", "the fold failed on it")
+            message = wire.unpack(entry.data, ledger.limits.size if entry.sender else wire.LIMIT)
             if message.header.get("run") != self.plan.run:
                 raise RefusedError("run", "meant for another run")
             code = self._client(entry, message) if entry.sender else self._own(message)
         except RefusedError as error:
             code = error.code
+            if code == "version" and not entry.sender:
+                raise FolderError(f"the log of {self.plan.run} has {error}") from None
             ledger.tally.refused[code] = ledger.tally.refused.get(code, 0) + 1
         return code
+
+    def _quarantine(self, entry: LogEntry, how: How) -> None:
+        """Tell the client about an entry that the fold has failed on; its job is lost, unless that fails as well."""
+        client = self.index.get(entry.sender)
+        try:
+            header: wire.Header = wire.heard(wire.unpack(entry.data, self.ledger.limits.size))
+        except Exception:  # there is nobody to tell
+            return
+        if client is None or not isinstance(header, wire.ClientHeader) or header.client != entry.sender:
+            return
+        record, digest = self.ledger.clients[client], wire.digest(entry.data)
+        if isinstance(header, wire.Hello):
+            record.turned_away = (header.nonce, "quarantined")
+        elif isinstance(header, wire.Trained) and (header.epoch, header.seq) == (record.epoch, record.seq + 1):
+            record.seq, record.digest, record.verdict = header.seq, digest, "quarantined"
+            flight = self.ledger.flights.get(header.job)
+            if how == LOST and flight is not None and flight.job.client == client:
+                self.lose(flight, "refused: quarantined")
+            self._strike(client)
+        self.traffic.touch(client)
 
     def _pass(self, stamp: float) -> None:
         """Time goes on; if it has run out, the run ends before this entry counts."""
@@ -111,6 +209,9 @@ class Reducer(Course[SentJob]):
         client = self.index.get(entry.sender)
         if client is None or message.header.get("client") != entry.sender:
             raise RefusedError("identity", f"sent as {entry.sender!r}")
+        record = self.ledger.clients[client]
+        if entry.keys != (record.account, record.sign, record.seal):
+            raise RefusedError("keys", f"verified with other keys than {entry.sender!r} has here")
         header: wire.Header = wire.heard(message)
         match header:
             case wire.Hello():
@@ -121,8 +222,6 @@ class Reducer(Course[SentJob]):
                 return self._bye(client, header)
             case wire.Judged():
                 return self._judged(client, header)
-            case wire.Oversized():
-                raise RefusedError("oversized", f"in pieces, more than {self.plan.limits.size} bytes")
         raise RefusedError("malformed", "of a kind that clients do not send")
 
     def _own(self, message: Message) -> str:
@@ -130,6 +229,23 @@ class Reducer(Course[SentJob]):
         ledger = self.ledger
         header: wire.Header = wire.heard(message)
         match header:
+            case wire.Opening() if self._opens(header):
+                self._open(header, message)
+            case wire.Limited():
+                ledger.limits = Limits.read(header.limits)
+            case wire.Rostered():
+                ledger.roster = max(ledger.roster, header.serial)
+            case wire.Enrolled() if header.client == len(ledger.clients) and header.name not in self.index:
+                self._enrol(header)
+            case wire.Removed() if header.client < len(ledger.clients):
+                self._remove(header.client)
+            case wire.Rekeyed() if header.client < len(ledger.clients):
+                record = ledger.clients[header.client]
+                record.account, record.sign, record.seal = header.account, header.sign, header.seal
+            case wire.Led() if header.term > ledger.term:
+                ledger.term, ledger.leader = header.term, header.server
+            case wire.Restored() if not ledger.stopped:
+                self._restore(header)
             case wire.Begun() if not ledger.begun:
                 self._begin()
             case wire.Rung():
@@ -142,16 +258,25 @@ class Reducer(Course[SentJob]):
                 if header.client < len(ledger.clients) and ledger.clients[header.client].epoch == header.epoch:
                     self._leave(header.client)
             case wire.Scored():
-                self._scored(header)
+                self._score(header)
             case wire.Asked() if not ledger.stopped:
+                ledger.scores = header.scored
                 self._ask(header.task)
+            case wire.Counted():
+                self._count(header.task)
             case wire.Halted():
                 self.end(header.reason)
-            case wire.Retired():
-                if header.client < len(ledger.clients):
-                    ledger.clients[header.client].retired = True
-                    self._leave(header.client)
+            case wire.Ordered() if header.id not in ledger.orders:
+                ledger.orders = [*ledger.orders, header.id][-ORDERS:]
+                return self._ordered(message)
         return ""
+
+    def _ordered(self, order: Message) -> str:
+        _, entry = order.parts.get("entry", ("", memoryview(b"")))
+        message = wire.unpack(entry)
+        if message.kind == order.kind or message.header.get("run") != self.plan.run:
+            raise RefusedError("malformed", "not an entry that can be ordered in this run")
+        return self._own(message)
 
     # Clients
 
@@ -166,27 +291,43 @@ class Reducer(Course[SentJob]):
         if hello.epoch > record.epoch:
             self._leave(client)
             record.epoch, record.nonce = hello.epoch, hello.nonce
-            record.seq, record.digest, record.verdict = 0, "", ""
+            record.seq, record.digest, record.verdict, record.resync = 0, "", "", {}
         self.traffic.touch(client)
         if not record.present and not self.ledger.stopped:
+            record.since = self.ledger.position
             self.joined(client)
         return ""
 
     def _admit(self, record: ClientRecord, hello: wire.Hello) -> None:
-        if record.retired:
-            raise RefusedError("retired", "this client was retired")
+        if record.removed:
+            raise RefusedError("removed", "this client was removed")
         if hello.epoch < record.epoch or (hello.epoch == record.epoch and hello.nonce != record.nonce):
             raise RefusedError("fenced", "another copy of this client has taken over")
+        if hello.epoch > record.epoch + 1:
+            raise RefusedError("epoch", f"epoch {hello.epoch} after {record.epoch}")
         if hello.epoch > record.epoch and (hello.after_epoch, hello.after_seq) != (record.epoch, record.seq):
             raise RefusedError("behind", "the client does not know of its last message that was settled")
+        if not record.present:
+            self._check_seen(record, hello.seen)
 
     def _bye(self, client: int, bye: wire.Bye) -> str:
-        self._check_epoch(self.ledger.clients[client], bye.epoch)
+        record = self.ledger.clients[client]
+        self._check_epoch(record, bye.epoch)
+        if record.present:
+            self._check_seen(record, bye.seen)
         self._leave(client)
         return ""
 
+    def _check_seen(self, record: ClientRecord, seen: int) -> None:
+        """A greeting knows that the client was gone, a farewell that it was there: not so if they are said again."""
+        if seen <= record.since and record.since:
+            raise RefusedError("replay", "from before the client last came or left")
+
     def _leave(self, client: int) -> None:
-        if self.ledger.clients[client].present:
+        record = self.ledger.clients[client]
+        if record.present:
+            record.since = self.ledger.position
+            self.traffic.touch(client)
             self.left(client)
 
     def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
@@ -209,9 +350,12 @@ class Reducer(Course[SentJob]):
             self._settle(client, result, message)
         except RefusedError as error:
             record.verdict = error.code
+            record.refused += 1
             flight = self.ledger.flights.get(result.job)
-            if flight is not None and flight.job.client == client and error.code not in ("uncalled", "over"):
+            if flight is not None and flight.job.client == client and error.code not in WAITS:
                 self.lose(flight, f"refused: {error.code}")
+                if error.code != "slot":
+                    self._strike(client)
             raise
         return APPLIED
 
@@ -233,8 +377,12 @@ class Reducer(Course[SentJob]):
         if flight is None or flight.job.client != client:
             raise RefusedError("late", "the job is not in flight any more")
         job = flight.job
+        if ledger.clients[client].paused:
+            raise RefusedError("paused", "too many of its results were refused")
         if result.error:
-            self.lose(flight, f"failed: {result.error[:200]}")
+            ledger.clients[client].failed += 1
+            self.lose(flight, f"failed: {wire.writable(result.error[:200])}")
+            self._strike(client)
             return
         if job.hold and job.task not in ledger.clients[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")
@@ -243,20 +391,112 @@ class Reducer(Course[SentJob]):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
-        dtype = wire._NAMES[plan.initial[job.task].dtype]
-        vectors = admit(message, self.expected[job.task], dtype, plan.limits)
+        dtype = wire.name_of(plan.initial[job.task].dtype)
+        vectors = admit(message, self.expected[job.task], dtype)
+        self._measure(client, job.task, vectors)
         ledger.clients[client].slots[job.task] = version
+        ledger.clients[client].strikes = 0
+        ledger.clients[client].applied += 1
         ledger.tally.computed += 1
         self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
 
+    def _measure(self, client: int, task: int, vectors: Payload) -> None:
+        """Refuse vectors that are too long, and learn from those that are not."""
+        ledger, known = self.ledger, self.ledger.norms.setdefault(task, UsualNorms())
+
+        def check(lengths: Mapping[str, float]) -> None:
+            known.check(lengths, self.plan.initial[task], self.model(task))
+
+        lengths = check_norms(ledger.limits.norm, vectors, check)
+        if ledger.limits.norm is None:
+            known.learn(client, lengths, ledger.members)
+
+    def _strike(self, client: int) -> None:
+        """Another result that was refused, or a job that failed: from some on, the next job comes after a pause."""
+        ledger, record = self.ledger, self.ledger.clients[client]
+        record.strikes += 1
+        if record.strikes >= STRIKES and not record.paused and not ledger.stopped:
+            pause = min(PAUSE * 2.0 ** min(record.strikes - STRIKES, 20), LONGEST, ledger.limits.lease / 2)
+            record.paused = True
+            self.alarm(ledger.now + pause / self.plan.unit, f"{RESUME}{client}")
+            self.traffic.touch(client)
+
     def _fresh(self, record: ClientRecord, job: Job, version: int) -> None:
-        limits = self.plan.limits
+        limits = self.ledger.limits
         if limits.window is not None and version - job.version > limits.window:
             raise RefusedError("stale", f"{version - job.version} versions old, at most {limits.window} are taken")
         if limits.slot and record.slots.get(job.task) == version:
             raise RefusedError("slot", "its second update since the last server step")
 
     # The server's own entries
+
+    def _opens(self, opening: wire.Opening) -> bool:
+        """Whether this is the next part of the beginning."""
+        ledger = self.ledger
+        untouched = not ledger.begun and not any(record.epoch for record in ledger.clients)
+        return untouched and opening.first == (len(ledger.clients) if ledger.version else 0)
+
+    def _open(self, opening: wire.Opening, message: Message) -> None:
+        """The run as it is opened: the log says who takes part, whatever the plan says."""
+        ledger = self.ledger
+        if opening.version != wire.VERSION:
+            raise FolderError(
+                f"the log of {self.plan.run} was begun with version {opening.version} of the protocol, and this is "
+                f"version {wire.VERSION}; go on with the release of offbeat that began it"
+            )
+        ledger.version, ledger.limits = opening.version, Limits.read(opening.limits)
+        kept = ledger.clients[: opening.first] if opening.first else []
+        rows = wire.read_json(bytes(message.parts["roster"][1]))
+        ledger.clients = [*kept, *(ClientRecord(name, account, sign, seal) for name, account, sign, seal in rows)]
+        ledger.members = len(ledger.clients)
+        self._equip(self.watchers)
+        self.traffic.changed |= set(range(len(ledger.clients)))
+        self.server.track(ledger.server, self.plan.initial, self.view)
+
+    def _enrol(self, new: wire.Enrolled) -> None:
+        ledger = self.ledger
+        ledger.clients.append(ClientRecord(new.name, new.account, new.sign, new.seal))
+        ledger.members += 1
+        self.index[new.name] = new.client
+        self.traffic.census.renew(new.client)
+        self.traffic.touch(new.client)
+        self.admitted(new.client, self.plan.initial)
+
+    def _remove(self, client: int) -> None:
+        record = self.ledger.clients[client]
+        if record.removed:
+            return
+        self._leave(client)
+        record.removed = True
+        self.ledger.members -= 1
+        for norms in self.ledger.norms.values():
+            norms.last.pop(client, None)
+        self.traffic.touch(client)
+        self.dismissed(client)
+
+    def _restore(self, restored: wire.Restored) -> None:
+        """The clients may be ahead of this log: from here on each counts again once it has taken over our state."""
+        ledger = self.ledger
+        ledger.life = max(restored.epoch, 1 + max(record.epoch for record in ledger.clients))
+        for client, record in enumerate(ledger.clients):
+            if record.removed:
+                continue
+            self._leave(client)
+            record.known = record.epoch, record.seq
+            record.epoch, record.nonce, record.resync = ledger.life, "", self._memory(client)
+            record.seq, record.digest, record.verdict = 0, "", ""
+            self.traffic.touch(client)
+
+    def _memory(self, client: int) -> dict[int, Payload] | None:
+        """A client's memory by task, as far as the server's state depends on it; None: it is not known."""
+        found: dict[int, Payload] = {}
+        for task, agrees in enumerate(self.plan.agrees):
+            memory = self.server.remembered(self.ledger.server, task, client) if agrees else {}
+            if memory is None:
+                return None
+            if memory:
+                found[task] = memory
+        return found
 
     def _begin(self) -> None:
         ledger = self.ledger
@@ -271,20 +511,33 @@ class Reducer(Course[SentJob]):
         when, key = ledger.alarms.pop(number, (0.0, None))
         if ledger.stopped:
             return
-        if key is not None:
+        if key is not None and key.startswith(RESUME):
+            self.traffic.resume(int(key.removeprefix(RESUME)))
+        elif key is not None:
             ledger.now = max(ledger.now, when)
             self.handle(Rang(key))
         elif number in ledger.turns:
             self.turn(ledger.turns.pop(number)[1])
 
-    def _scored(self, scored: wire.Scored) -> None:
+    def _score(self, scored: wire.Scored) -> None:
+        """The server has evaluated a model; where clients do so as well, both count together."""
+        judging = self.ledger.judging.get(scored.task)
+        if judging is None or not judging.scored or judging.time != scored.time or scored.diverged:
+            self._scored(scored)
+        else:
+            judging.score = scored.metrics
+            self._count_if_all(judging)
+
+    def _scored(
+        self, scored: wire.Scored, sure: Mapping[str, float] | None = None, each: Sequence[float | None] = ()
+    ) -> None:
         ledger = self.ledger
         if scored.task >= len(self.plan.locals) or ledger.measured[scored.task] >= scored.time:
             return
         ledger.measured[scored.task] = scored.time
         metrics = {**scored.metrics, "loss": _NAN} if scored.diverged else scored.metrics
         try:
-            self.scored(Measurement(scored.task, scored.time, scored.updates, scored.version, metrics))
+            self.scored(Measurement(scored.task, scored.time, scored.updates, scored.version, metrics, each), sure)
         except DivergedError as error:
             ledger.diverged = ledger.diverged or str(error)
             self.end("diverged")
@@ -294,38 +547,63 @@ class Reducer(Course[SentJob]):
         if task >= len(self.plan.locals) or task in ledger.finished:
             return
         self._count(task)  # what the last question has brought
+        if task in ledger.finished:
+            return
         ledger.asked += 1
         model = self.server.models(ledger.server)[task]
-        ledger.judging[task] = Judging(
-            ledger.asked, task, ledger.now, ledger.tally.updates, model.version, model.vector
-        )
+        everybody = len(ledger.clients)
+        asked = counted(self.plan.personal, everybody) if ledger.scores else everybody
+        when = (ledger.now, ledger.tally.updates, model.version, model.vector)
+        ledger.judging[task] = Judging(ledger.asked, task, *when, asked, ledger.scores)
         for client in self.view.everyone():
-            self.traffic.touch(client)
+            if client < asked:
+                self.traffic.touch(client)
 
     def _judged(self, client: int, judged: wire.Judged) -> str:
         self._check_epoch(self.ledger.clients[client], judged.epoch)
         for judging in self.ledger.judging.values():
-            if judging.number == judged.number and judged.right <= judged.total:
-                judging.counts[client] = (judged.right, judged.total, _NAN if judged.diverged else judged.loss)
+            if judging.number == judged.number and client < judging.asked:
+                own = self.plan.measured[judging.task][0]
+                self._check_claim(judging.task, judged, own)
+                loss = _NAN if judged.diverged else judged.loss
+                judging.claims[client] = (judged.total, loss, judged.sums)
+                if own.name in judged.personal and client < counted(self.plan.personal, judging.asked):
+                    judging.personal[client] = judged.personal[own.name]
                 self.traffic.touch(client)
-                if all(c in judging.counts for c in self.view.everyone()):
-                    self._count(judging.task)
+                self._count_if_all(judging)
                 break
         return ""
+
+    def _check_claim(self, task: int, judged: wire.Judged, own: Metric) -> None:
+        scores = {score.name: score for score in self.plan.scored[task]}
+        said = [objection(scores[name], sums) for name, sums in judged.sums.items() if name in scores]
+        said += [f"no metric {name!r}" for name in judged.sums if name not in scores]
+        said += [out_of_range(own, value) for value in judged.personal.values()]
+        if wrong := next(filter(None, said), ""):
+            raise RefusedError("malformed", wrong)
+
+    def _count_if_all(self, judging: Judging) -> None:
+        there = self.traffic.census.present
+        if judging.unscored:
+            return
+        wanted = bisect_left(there, judging.asked)  # of those who are there
+        if len(judging.claims) >= wanted and all(client in judging.claims for client in there[:wanted]):
+            self._count(judging.task)
 
     def _count(self, task: int) -> None:
         """An evaluation by the clients is over, with the answers that came."""
         judging = self.ledger.judging.pop(task, None)
-        if judging is None or not any(total for _, total, _ in judging.counts.values()):
+        if judging is None:
             return
-        answers = judging.counts.values()
-        finite = [(total, loss) for _, total, loss in answers if not isnan(loss)]  # one client ends no run
-        samples = sum(total for total, _ in finite)
-        metrics = {"accuracy": sum(right for right, _, _ in answers) / sum(total for _, total, _ in answers)}
-        if samples:
-            metrics["loss"] = sum(loss for _, loss in finite) / samples
-        run, version = self.plan.run, judging.version
-        self._scored(wire.Scored(run, task, judging.time, judging.updates, version, metrics, not samples))
+        if judging.scored:
+            found = None if judging.score is None else Verdict(judging.score, None, False)
+        else:
+            found = weigh(judging.claims, self.ledger.members, self.plan.scored[task])
+        if found is not None:
+            each = [judging.personal.get(client) for client in range(max(judging.personal, default=-1) + 1)]
+            metrics = {**found.metrics, **summarise(each, self.plan.measured[task][0])}
+            header = (task, judging.time, judging.updates, judging.version, metrics, found.diverged)
+            self._scored(wire.Scored(self.plan.run, *header), found.sure, each)
 
     # What the course of events leaves to a runtime
 
@@ -357,9 +635,13 @@ class Reducer(Course[SentJob]):
     def report(self, event: Event, flight: SentJob | None, staleness: int, result: wire.Trained | None) -> None:
         super().report(event, flight, staleness, result)
         for watcher in self.listeners:
-            if isinstance(watcher, TripWatcher) and flight is not None and result is not None:
+            if isinstance(watcher, _Later) and watcher.trips and flight is not None and result is not None:
                 for trip in trips(self.plan, self.ledger, flight, result):
                     watcher.trip(trip)
+
+    def look(self, task: int) -> None:
+        if self.ledger.asked and self.ledger.measured[task] < self.ledger.now:
+            self._ask(task)
 
     def over(self) -> None:
         if self.ledger.asked:  # the clients evaluate: once more, at the end
@@ -367,3 +649,33 @@ class Reducer(Course[SentJob]):
                 self._ask(task)
         for client in range(len(self.ledger.clients)):
             self.traffic.touch(client)
+
+
+class _Later:
+    """A watcher that is told about an entry when that is folded, and never about one that was put back."""
+
+    def __init__(self, watcher: Watcher, told: list[Callable[[], None]]) -> None:
+        self.watcher, self.told = watcher, told
+        self.keep_events = getattr(watcher, "keep_events", True)
+        self.trips = isinstance(watcher, TripWatcher)
+
+    def event(self, row: EventRow) -> None:
+        self.told.append(partial(self.watcher.event, row))
+
+    def measured(self, measurement: Measurement) -> None:
+        self.told.append(partial(self.watcher.measured, measurement))
+
+    def trip(self, trip: Trip) -> None:
+        self.told.append(partial(self.watcher.trip, trip))  # type: ignore[attr-defined]
+
+
+def _first_ledger(plan: Plan) -> Ledger:
+    clients = [ClientRecord(name) for name in plan.roster]
+    return Ledger(clients=clients, members=len(clients), limits=plan.limits)
+
+
+def _repeatable(error: BaseException) -> bool:
+    """Whether the fold would fail again in the same place: memory or a disk that is full is this machine's affair."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return not isinstance(error, MemoryError | OSError) and "allocate" not in str(error)

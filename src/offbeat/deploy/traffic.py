@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
+from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
-from offbeat.deploy.ledger import Ledger, SentJob
+from offbeat.core.server import cannot_hold
+from offbeat.deploy.ledger import ClientRecord, Ledger, SentJob
 from offbeat.deploy.plan import Plan
+from offbeat.deploy.view import Census
 
 
 class LoggedTraffic:
-    """Moves jobs through a ledger. `changed` collects the clients whose assignments have changed, `absent` the work for
-    clients that are not there."""
+    """Moves jobs through a ledger.
+
+    changed: the clients whose assignments have changed.   absent: the work for clients that are not there.
+    leases: the jobs that are waited for and since when, the longest first.   These, like the census, follow from the
+    ledger.
+    """
 
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
-        self.ledger, self.plan = ledger, plan
+        self.ledger, self.plan, self.census = ledger, plan, Census(ledger)
         self.changed: set[int] = set()
         self.absent: list[SentJob] = []
+        numbers = [number for record in ledger.clients for number in _awaited(record)]
+        begun = sorted((ledger.flights[number].since, number) for number in numbers)
+        self.leases: OrderedDict[int, float] = OrderedDict((number, since) for since, number in begun)
 
     def touch(self, client: int) -> None:
         """This client's assignment has changed."""
@@ -27,8 +39,10 @@ class LoggedTraffic:
         if not 0 <= send.client < len(ledger.clients):
             raise ValueError(f"work sent to client {send.client}, but there are {len(ledger.clients)}, numbered from 0")
         local, record = plan.locals[send.task], ledger.clients[send.client]
-        steps = local.steps if send.steps is None else send.steps
+        steps = plan.steps(send.task, send.client) if send.steps is None else send.steps
         lr = local.lr if send.lr is None else send.lr
+        if local.paced:
+            lr *= local.pace(send.version, record.number)
         job = Job(ledger.jobs, send.client, send.task, send.version, steps, lr, record.number, send.hold)
         ledger.jobs += 1
         record.number += 1
@@ -38,9 +52,14 @@ class LoggedTraffic:
             return
         ledger.flights[job.id] = SentJob(job, dict(send.payload), ledger.now, ledger.now)
         if send.hold:
+            if not local.stops:
+                raise SettingError(f"the server {cannot_hold(local)}")
             self._hold(job)
         else:
             record.queue.append(job.id)
+            if len(record.queue) == 1:
+                self._wait(job.id)
+        self.census.renew(send.client)
         self.touch(send.client)
 
     def recall(self, recall: Recall) -> None:
@@ -51,6 +70,7 @@ class LoggedTraffic:
         record.recalls[recall.task] = recall.partial
         for number in record.held[recall.task]:
             self.ledger.flights[number].since = self.ledger.now  # its lease begins
+        self._wait(record.held[recall.task][-1])
         self.touch(recall.client)
 
     def land(self, job: Job) -> None:
@@ -59,21 +79,35 @@ class LoggedTraffic:
         if job.hold:
             mine = record.held[job.task]
             for number in mine[: mine.index(job.id) + 1]:
-                del ledger.flights[number]
+                self._forget(number)
+            if mine[-1] != job.id:
+                self.leases.pop(mine[-1], None)  # newer work is not waited for before the next recall
             record.held[job.task] = mine[mine.index(job.id) + 1 :]
             record.recalls.pop(job.task, None)
             if not record.held[job.task]:
                 del record.held[job.task]
         else:
-            del ledger.flights[job.id]
+            self._forget(job.id)
             record.queue.remove(job.id)
             if record.queue:
                 ledger.flights[record.queue[0]].since = ledger.now
+                self._wait(record.queue[0])
+        self.census.renew(job.client)
         self.touch(job.client)
+
+    def resume(self, client: int) -> None:
+        """A client that was paused gets its work: what is waited for is waited for from now on."""
+        record = self.ledger.clients[client]
+        record.paused = False
+        for number in _awaited(record):
+            self.ledger.flights[number].since = self.ledger.now
+            self._wait(number)
+        self.touch(client)
 
     def join(self, client: int) -> None:
         """The client is there."""
         self.ledger.clients[client].present = True
+        self.census.renew(client)
 
     def leave(self, client: int) -> list[SentJob]:
         """The client is gone; gives what is lost with it, of held work the newest."""
@@ -83,6 +117,7 @@ class LoggedTraffic:
         flights = [self.ledger.flights[number] for number in sorted(lost)]
         for flight in flights:
             self.land(flight.job)
+        self.census.renew(client)
         self.touch(client)
         return flights
 
@@ -95,9 +130,27 @@ class LoggedTraffic:
 
     def _hold(self, job: Job) -> None:
         """Newer held work replaces the older in the assignment; the client may still be at that, so it is kept."""
-        mine = self.ledger.clients[job.client].held.setdefault(job.task, [])
+        record = self.ledger.clients[job.client]
+        mine = record.held.setdefault(job.task, [])
         if mine:
             self.ledger.flights[mine[-1]].payload = None
+            self.leases.pop(mine[-1], None)
         mine.append(job.id)
-        while len(mine) > self.plan.limits.held:
-            del self.ledger.flights[mine.pop(0)]
+        if job.task in record.recalls:
+            self._wait(job.id)
+        while len(mine) > self.ledger.limits.held:
+            self._forget(mine.pop(0))
+
+    def _wait(self, number: int) -> None:
+        """This job is waited for from now on."""
+        self.leases[number] = self.ledger.flights[number].since
+        self.leases.move_to_end(number)
+
+    def _forget(self, number: int) -> None:
+        del self.ledger.flights[number]
+        self.leases.pop(number, None)
+
+
+def _awaited(record: ClientRecord) -> list[int]:
+    """The jobs of a client that are waited for: the head of its queue, and held work that was recalled."""
+    return [*record.queue[:1], *(record.held[task][-1] for task in record.recalls)]

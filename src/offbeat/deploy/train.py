@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from offbeat.core.errors import DivergedError
 from offbeat.core.events import Job
-from offbeat.core.local import Local, Work
+from offbeat.core.local import Local, Work, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.vectors import Payload
@@ -16,27 +18,47 @@ from offbeat.core.vectors import Payload
 class Training:
     """The same arithmetic on the same draws as in the simulator, for one row."""
 
-    def __init__(self, problem: Problem, local: Local, job: Job, payload: Payload, memory: Payload, seed: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        local: Local,
+        job: Job,
+        payload: Payload,
+        memory: Payload,
+        seed: int,
+        go_on: Callable[[int], bool] | None = None,
+    ) -> None:
+        """go_on: asked between steps that are made in one call, with their number so far: whether to make another."""
         own = signed(key(seed, SAMPLE, job.client, job.number, job.task))
         device = problem.initial().device
         self.job, self.local, self.steps = job, local, 0
+        self.go_on, self.made = go_on, 0
         self.work = Work(
             payload={name: vector.to(device).unsqueeze(0) for name, vector in payload.items()},
             memory={name: vector.to(device).unsqueeze(0) for name, vector in memory.items()},
             lr=job.lr,
             steps=job.steps,
-            oracle=problem.oracle([job.client], [own], job.steps, local.batch, local.shuffle),
+            oracle=problem.oracle(
+                [job.client], [own], job.steps * local.accumulate, batch_size(local, problem, job.client), local.shuffle
+            ),
             keys=np.array([own], dtype=np.int64),
+            accumulate=local.accumulate,
+            jobs=[job],
+            between=self._between,
         )
         self.carry = local.init(self.work)
 
     def step(self) -> bool:
-        """One local step; whether there are more."""
+        """One local step, or all of a trainer that makes them in one call; whether there are more."""
         if self.steps < self.job.steps:
             self.work.step = self.steps
             self.carry = self.local.step(self.carry, self.work)
-            self.steps += 1
+            self.steps = max(self.steps + 1, self.made)
         return self.steps < self.job.steps
+
+    def _between(self, made: int) -> bool:
+        self.made = made
+        return made < self.job.steps and (self.go_on is None or self.go_on(made))
 
     def result(self) -> tuple[Payload, Payload]:
         """(upload, memory) after the steps that were made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,16 +12,24 @@ from torch import nn
 from offbeat import algorithms as servers, local as trainers, timing
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson
 from offbeat.algorithms.flow import Flow
+from offbeat.algorithms.optimisers import FedAdagrad, FedAdam, FedAMSGrad, FedAvgM, FedNesterov, FedYogi
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.core import names
 from offbeat.core.local import Local
 from offbeat.core.names import register
+from offbeat.core.optimiser import Optimiser, ServerOptimiser
 from offbeat.core.server import Server
 from offbeat.data.base import Dataset
-from offbeat.data.load import load
+from offbeat.data.facts import FACTS
+from offbeat.data.readers import load
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
 from offbeat.experiment import schema
+from offbeat.local import optimisers as local_optimisers, schedules as local_schedules
+from offbeat.local.loop import loop_or_factory
+from offbeat.local.schedules import LocalSchedule
+from offbeat.problems.metrics import NAMED, Score
+from offbeat.problems.objective import LOSSES, Objective
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay
 from offbeat.timing.presence import Attendance
@@ -111,6 +120,8 @@ register(
     Local,
     {
         "sgd": trainers.SGD,
+        "adam": trainers.Adam,
+        "adamw": trainers.AdamW,
         "prox": trainers.Prox,
         "gradient": trainers.Gradient,
         "scaffold": trainers.Scaffold,
@@ -118,6 +129,33 @@ register(
         "moreau": trainers.Moreau,
     },
     "offbeat.locals",
+    functions=loop_or_factory,
+)
+register(
+    Optimiser,
+    {"momentum": local_optimisers.Momentum, "adam": local_optimisers.AdamRule, "adamw": local_optimisers.AdamWRule},
+    "offbeat.optimisers",
+)
+register(
+    LocalSchedule,
+    {
+        "cosine": local_schedules.CosineDecay,
+        "linear": local_schedules.LinearDecay,
+        "step": local_schedules.StepDecay,
+        "warmup": local_schedules.Warmup,
+    },
+)
+register(
+    ServerOptimiser,
+    {
+        "momentum": FedAvgM,
+        "nesterov": FedNesterov,
+        "adagrad": FedAdagrad,
+        "adam": FedAdam,
+        "yogi": FedYogi,
+        "amsgrad": FedAMSGrad,
+    },
+    "offbeat.server_optimisers",
 )
 register(Criterion, {"messages": MessageCount, "period": Period, "poisson": Poisson})
 register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
@@ -162,20 +200,23 @@ register(
 register(Attendance, {"diurnal": timing.Diurnal, "on_off": timing.OnOff, "intervals": timing.Trace})
 register(timing.Normal, {"normal": timing.Normal})
 register(timing.Timing, {"times": timing.Times})
+
+
+def file(path: str) -> Path:
+    """A Parquet or CSV file, or a folder of images by class; looked for beside the experiment file, too."""
+    return next((place / path for place in (Path(), *names.searched()) if (place / path).exists()), Path(path))
+
+
+register(Dataset, {"file": file})
 register(
     Dataset,
-    {
-        each.name: each
-        for each in (
-            BuiltIn("digits", "1,797 handwritten digits of 8 × 8 pixels; comes with scikit-learn"),
-            BuiltIn("mnist", "70,000 handwritten digits of 28 × 28 pixels"),
-            BuiltIn("fashion-mnist", "70,000 articles of clothing of 28 × 28 pixels"),
-            BuiltIn("cifar10", "60,000 colour photographs of 32 × 32 pixels in 10 classes"),
-            BuiltIn("shakespeare", "predict the next character after 80; every role of the plays is an owner"),
-        )
-    },
+    {name: BuiltIn(name, facts.line) for name, facts in FACTS.items()},
     "offbeat.data",
 )
+
+
+register(Objective, LOSSES, "offbeat.losses")
+register(Score, NAMED, "offbeat.metrics")
 
 
 def catalogue() -> dict[str, dict[str, str]]:
@@ -191,12 +232,24 @@ def catalogue() -> dict[str, dict[str, str]]:
     problems = {"quadratic": "n quadratics with a known optimum", "own": "data that the clients of a real run bring"}
     return {
         "algorithms": {**_lines(Server), **own},
-        "locals": {**_lines(Local), **own},
+        "server-optimisers": {**_lines(ServerOptimiser), **own},
+        "locals": {
+            **_lines(Local),
+            **own,
+            "package.module:function": "your own training loop: a function train(model, data, job) in plain PyTorch",
+        },
+        "optimisers": {**_lines(Optimiser), **own},
+        "schedules": {**_lines(LocalSchedule), **own},
         "models": {
             **_lines(nn.Module),
             "package.module:factory": "your own: any callable that gives a torch.nn.Module",
         },
         "data": {**_lines(Dataset), **problems},
+        "losses": {
+            **_lines(Objective),
+            "package.module:function": "your own: (output, target) or (model, batch)",
+        },
+        "metrics": {**_lines(Score), "package.module:name": "your own: a Score, a torchmetric or f(outputs, targets)"},
         "splits": {**_lines(Split), **own},
         "timing": {**times, **parts, **own},
     }
@@ -205,6 +258,7 @@ def catalogue() -> dict[str, dict[str, str]]:
 def _lines(base: Any) -> dict[str, str]:
     found = {}
     for name, kind in names.members(base).items():
-        keys = "" if isinstance(kind, Recipe | names.Announced) else ", ".join(s.name for s in schema.settings(kind))
+        plain = isinstance(kind, Recipe | names.Announced) or base is Objective
+        keys = "" if plain else ", ".join(s.name for s in schema.settings(kind))
         found[name] = f"{schema.line(kind)}: {keys}" if keys else schema.line(kind)
     return found

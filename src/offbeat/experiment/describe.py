@@ -11,14 +11,20 @@ import torch
 from torch import nn
 
 from offbeat.core import names
-from offbeat.core.errors import Checked, Count, DataError, SettingError, Share, at_least
+from offbeat.core.errors import Checked, Count, DataError, OffbeatError, SettingError, Share, at_least
 from offbeat.core.local import Local
+from offbeat.core.metric import Goal, all_metrics, goal
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
+from offbeat.data.adapters import dataset
 from offbeat.data.base import Dataset
-from offbeat.data.splits import IID, Split
+from offbeat.data.splits import Split
 from offbeat.experiment import schema
-from offbeat.models.build import build as build_model
+from offbeat.models.build import build as build_model, required
+from offbeat.models.flat import ModelParts, Precision, Statistics
+from offbeat.problems.evaluation import Measured
+from offbeat.problems.metrics import Score
+from offbeat.problems.objective import LOSSES, Loss, Objective
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
@@ -33,16 +39,6 @@ class Clients(Checked):
 
     count: Count
     available: Share = 1.0
-
-
-@dataclass(frozen=True)
-class Target(Checked):
-    """When a task is done.
-
-    accuracy: on the test data, in (0, 1].
-    """
-
-    accuracy: Share
 
 
 # Something to be called later, with its options
@@ -91,45 +87,147 @@ class ProblemTable(Protocol):
     def clients(self) -> int:
         """How many clients it asks for."""
 
-    def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
-        """The problem, split and initialised by this seed. samples: evaluate on at most so many."""
+    def build(
+        self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
+    ) -> Problem:
+        """The problem, split and initialised by this seed. samples: what it is evaluated on."""
+
+
+def _function(base: Any, kind: str) -> dict[str, Any]:
+    """How a field that holds a loss or a metric is read, by the names of its members or `package.module:function`."""
+
+    def read(value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise SettingError(f"{where} = {schema.shown(value)}: expected {kind}, by its name")
+        if not callable(found := names.find(base, value, where)):
+            raise SettingError(f"{where}: {value} is a {type(found).__name__}, not callable")
+        return value
+
+    def describe(definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "string", "examples": list(names.members(base))}
+
+    return {"read": read, "schema": describe}
+
+
+def _functions(base: Any, kind: str) -> dict[str, Any]:
+    """The same for a list of them."""
+    one = _function(base, kind)
+
+    def read(value: Any, where: str) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise SettingError(f"{where} = {schema.shown(value)}: expected a list of names")
+        return tuple(one["read"](each, f"{where}[{at}]") for at, each in enumerate(value))
+
+    def describe(definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": one["schema"](definitions)}
+
+    return {"read": read, "schema": describe}
+
+
+def loss_of(name: str | None) -> Loss | None:
+    """The loss of a name in a file."""
+    return name if name is None or name in LOSSES else names.find(Objective, name, "loss")
 
 
 @dataclass(frozen=True)
 class SupervisedTable(Checked):
     """A data set split over clients, and a model for it.
 
-    data: a data set by name, or `package.module:function` that returns an `offbeat.data.Dataset`.
+    data: a data set by name, a file { file = "visits.parquet" }, or `package.module:function` that gives one data set,
+        (train, test), or one data set per client; options in a table.
     clients: how many.
     model: a model by name, or `package.module:factory`; options in a table, { name = "mlp", hidden = [200, 100] }.
+    loss: what is minimised, by name, or `package.module:function`; default: cross-entropy of classes, else mse.
+    metrics: what is measured on the test samples; the first is the task's own; default: the accuracy of classes.
+    target: the column that the loss compares outputs with; default: y, label, labels or target.
+    columns: those that the model gets; default: all others.
+    client: the column that says whose a sample is, for the split owners.
+    weight: the column with the weights of samples.
     split: which client gets which samples.
     l2: weight of the regulariser, l2/2·|w|².
     weighted: a client's loss counts by its share of the samples; default: all clients count the same.
     inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1.
+    holdout: share of the samples that is for testing, where the data come without test samples.
+    statistics: running statistics of batch normalisation: "average": sent and averaged with the parameters, "local":
+        each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
+    train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
+    personal: names of those that each client keeps to itself: they are neither sent nor averaged.
     """
 
     data: NamedFactory = field(metadata=_choice(Dataset, "a data set"))
     clients: Count
     model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
-    split: Split = field(default_factory=IID)
+    loss: str | None = field(default=None, metadata=_function(Objective, "a loss"))
+    metrics: tuple[str, ...] | None = field(default=None, metadata=_functions(Score, "a metric"))
+    target: str | None = None
+    columns: tuple[str, ...] | None = None
+    client: str | None = None
+    weight: str | None = None
+    split: Split | None = None
     l2: float = 0.0
     weighted: bool = False
     inputs: Literal["unit", "signed", "standard"] = "unit"
+    holdout: Share = 0.2
+    statistics: Statistics = "average"
+    train: str | tuple[str, ...] | None = None
+    personal: str | tuple[str, ...] | None = None
 
-    def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
+    def build(
+        self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
+    ) -> Problem:
+        chosen: dict[str, Any] = {
+            "target": self.target,
+            "inputs": self.columns,
+            "client": self.client,
+            "holdout": self.holdout,
+        }
+        data = load_data(self.data)
+        if self.inputs != "unit":
+            data = data if isinstance(data, Dataset) else dataset(data, name=self.data.name, **chosen)
+            data = data.as_inputs(self.inputs)
         return Supervised.split(
-            load_data(self.data).as_inputs(self.inputs),
+            data,
             self.clients,
             self.split,
             self.model.make(nn.Module),
             seed,
             self.model.options,
+            **chosen,
+            loss=loss_of(self.loss),
+            metrics=self.metrics,
+            weight=self.weight,
             l2=self.l2,
             weighted=self.weighted,
             device=device,
             measured=samples,
-            name=name,
+            name=name or self.data.name,
+            statistics=self.statistics,
+            train=self.train,
+            personal=self.personal,
+            precision=precision,
         )
+
+
+_LOADED: dict[Any, Any] = {}  # the last few data sets of users' own functions, by what makes them
+
+
+def load_data(data: NamedFactory) -> Any:
+    """What a data set's name and options stand for."""
+    make = data.make(Dataset)
+    if not names.imported(data.name):
+        return make(**data.options)
+    which = (make, repr(data.options))
+    if which not in _LOADED:
+        try:
+            found = make(**data.options)
+        except OffbeatError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise DataError(f"data: {data.name} failed with {type(error).__name__}: {error}") from error
+        while len(_LOADED) >= 4:
+            del _LOADED[next(iter(_LOADED))]
+        _LOADED[which] = found
+    return _LOADED[which]
 
 
 @dataclass(frozen=True)
@@ -139,7 +237,11 @@ class QuadraticTable:
     clients: int
     others: Mapping[str, Any]
 
-    def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
+    def build(
+        self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
+    ) -> Problem:
+        if precision == "bf16":
+            raise SettingError('precision = "bf16" is for networks; leave it out for quadratics')
         return Quadratic(self.clients, **self.others, seed=seed, device=device, label=name)
 
 
@@ -148,26 +250,81 @@ class ClientDataTable(Checked):
     """Data that the clients of a real run bring themselves.
 
     clients: how many.
-    shape: of one input.
-    classes: how many classes the labels have.
+    shape: of one input; not needed for a model of your own that does not ask for it.
+    classes: how many classes the labels have, or outputs the model; likewise.
     model: a model by name, or `package.module:factory`.
+    loss: what is minimised, by name, or `package.module:function`.
+    metrics: what clients measure on the samples that they hold out; the first is the task's own.
+    target: the column that the loss compares outputs with; default: y, label, labels or target.
+    columns: those that the model gets; default: all others.
+    weight: the column with the weights of samples.
     l2: weight of the regulariser, l2/2·|w|².
+    statistics: running statistics of batch normalisation: "average": sent and averaged with the parameters, "local":
+        each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
+    train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
+    personal: names of those that each client keeps to itself: they are neither sent nor averaged.
     """
 
     clients: Count
-    shape: tuple[Count, ...]
-    classes: Count
+    shape: tuple[Count, ...] | None = None
+    classes: Count | None = None
     model: NamedFactory = field(default=NamedFactory("softmax"), metadata=_choice(nn.Module, "a model"))
+    loss: str = field(default="cross-entropy", metadata=_function(Objective, "a loss"))
+    metrics: tuple[str, ...] | None = field(default=None, metadata=_functions(Score, "a metric"))
+    target: str | None = None
+    columns: tuple[str, ...] | None = None
+    weight: str | None = None
     l2: float = 0.0
+    statistics: Statistics = "average"
+    train: str | tuple[str, ...] | None = None
+    personal: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if names.imported(self.model.name):
+            return
+        for key_ in ("shape", "classes"):
+            if getattr(self, key_) is None:
+                raise SettingError(f"{key_} missing; the model {self.model.name} needs it")
 
     def module(self, seed: int) -> nn.Module:
         """The model, with its first parameters."""
-        return build_model(self.model.make(nn.Module), self.shape, self.classes, key(seed, MODEL), **self.model.options)
+        make, options = self.model.make(nn.Module), self.model.options
+        for key_ in ("shape", "classes"):
+            if getattr(self, key_) is None and required(make, key_):
+                raise SettingError(f"{key_} missing; the model {self.model.name} asks for it, and the file has no data")
+        return build_model(make, self.shape or (), self.classes or 1, key(seed, MODEL), **options)
 
-    def build(self, seed: int, device: str, samples: int | None = None, name: str = "") -> Problem:
+    def build(
+        self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
+    ) -> Problem:
         from offbeat.deploy.client_data import ModelOnly
 
-        return ModelOnly(name or "own", self.module(seed), self.clients)
+        return ModelOnly(
+            name or "own", self.module(seed), self.clients, self.metrics, self.loss, **self._parts(precision)
+        )
+
+    def _parts(self, precision: Precision) -> ModelParts:
+        return {
+            "statistics": self.statistics,
+            "train": self.train,
+            "personal": self.personal,
+            "precision": precision,
+        }
+
+    def client(
+        self, loaded: Any, seed: int, clients: int, holdout: float, device: str, name: str, precision: Precision
+    ) -> Problem:
+        """The problem of one client, with its own samples."""
+        from offbeat.deploy.client_data import ClientProblem, dataset as held_out
+
+        module, loss = self.module(seed), loss_of(self.loss)
+        assert loss is not None
+        columns = {"target": self.target, "inputs": self.columns}
+        data = held_out(loaded, module, loss, shape=self.shape, holdout=holdout, weight=self.weight, **columns)
+        return ClientProblem(
+            name, module, clients, data, self.l2, device, self.metrics, loss, self.weight, **self._parts(precision)
+        )
 
 
 PROBLEMS: Mapping[str, type[Any]] = {"quadratic": Quadratic, "own": ClientDataTable}  # all others: supervised
@@ -195,20 +352,12 @@ def describe_problem(definitions: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": ["data"], "additionalProperties": False}
 
 
-def load_data(choice: NamedFactory) -> Dataset:
-    """The data set of this name."""
-    found = choice.make(Dataset)(**choice.options)
-    if not isinstance(found, Dataset):
-        raise DataError(f"problem.data: {choice.name} gave a {type(found).__name__}, not an offbeat.data.Dataset")
-    return found
-
-
 @dataclass(frozen=True)
 class Task:
     """One of the models to train.
 
     name: what tables, plots and per-task settings call it.
-    target: when it is done.
+    target: when it is done: one metric and the value to reach, { accuracy = 0.9 }.
     local: its local trainer, instead of the algorithm's.
     opens: time from which it is there.
     closes: time until which it is there.
@@ -216,7 +365,7 @@ class Task:
 
     problem: ProblemTable = field(metadata={"setting": False})
     name: str = ""
-    target: Target | None = None
+    target: Mapping[str, float] | None = None
     local: Local | None = None
     opens: float = 0.0
     closes: float = inf
@@ -224,12 +373,21 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 <= self.opens < self.closes:
             raise SettingError(f"opens = {self.opens}, closes = {self.closes}: a task opens before it closes")
+        if self.target is not None and len(self.target) != 1:
+            raise SettingError(f"target = {schema.shown(self.target)}: expected one metric and the value to reach")
 
-    def build(self, number: int, seed: int, device: str, samples: int | None) -> Problem:
+    def goal(self, problem: Problem) -> Goal | None:
+        """The goal at which it is done."""
+        if self.target is None:
+            return None
+        ((name, value),) = self.target.items()
+        return goal(name, value, all_metrics(problem.metrics), f"task.{self.name}.target")
+
+    def build(self, number: int, seed: int, device: str, samples: Measured, precision: Precision = "single") -> Problem:
         """The problem under this seed; tasks of one experiment are drawn independently."""
         own = seed if number == 0 else key(seed, TASK, number) >> 1
         try:
-            return self.problem.build(own, device, samples, self.name)
+            return self.problem.build(own, device, samples, self.name, precision)
         except SettingError as error:
             raise SettingError(f"{f'task.{self.name}' if self.name else 'problem'}: {error}") from None
 

@@ -12,6 +12,7 @@ from offbeat.core import names
 from offbeat.core.course import Until
 from offbeat.core.errors import Checked, Count, Positive, SettingError, nearest
 from offbeat.core.local import Local
+from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm, Server
 from offbeat.experiment import catalogue, schema
 from offbeat.experiment.describe import (
@@ -23,10 +24,11 @@ from offbeat.experiment.describe import (
     read_problem,
 )
 from offbeat.experiment.overrides import Overrides, label, override, plain, read_table
-from offbeat.experiment.timing import describe_timing, read_timing
-from offbeat.experiment.trackers import Trackers
+from offbeat.experiment.timing import Untimed, describe_timing, read_timing
+from offbeat.models.flat import Precision
 from offbeat.simulate.run import Evaluate
 from offbeat.timing import Times, Timing
+from offbeat.watch.trackers import Trackers
 
 if TYPE_CHECKING:
     from offbeat.experiment.results import Results
@@ -193,7 +195,7 @@ class Experiment(Checked):
     problem: what is trained: data, clients, split, model.
     clients: the clients that several tasks share; goes with `task`.
     task: several models to train at once, [task.NAME] tables.
-    timing: how long jobs take and who is there, a [timing] table.
+    timing: how long jobs take and who is there, a [timing] table; only a real run needs none.
     algorithm: what is compared, [algorithm.LABEL] or [[algorithm]] tables.
     seed: of the first run.
     trials: how many seeds, one after the other.
@@ -203,15 +205,16 @@ class Experiment(Checked):
     workers: processes, or Ray's workers; default: one per core.
     ray: address of a Ray cluster; default: one that is found, else this machine.
     device: cpu, cuda or cuda:N.
-    precision: of matrix products on a GPU; "tf32" is faster and has three decimal digits.
+    precision: of matrix products and convolutions in training: "tf32" is faster on a GPU and has three decimal digits,
+        "bf16" (autocast) has two; vectors, sums and evaluations are in single precision.
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
     trackers: experiment trackers that get the measurements, too.
-    threads: of PyTorch; default: one for models that stack, whose operations are small, else one per core.
+    threads: of PyTorch; default: one, or one per core for models of 250,000 parameters or more that do not stack.
     """
 
-    timing: Timing = field(metadata={"read": read_timing, "schema": describe_timing})
     algorithm: Mapping[str, AlgorithmTable] = field(metadata={"read": read_algorithms, "schema": describe_algorithms})
+    timing: Timing = field(default=Untimed(), metadata={"read": read_timing, "schema": describe_timing})
     problem: ProblemTable | None = field(default=None, metadata={"read": read_problem, "schema": describe_problem})
     clients: Clients | None = None
     task: Mapping[str, Any] = field(default_factory=dict, metadata={"read": read_tasks, "schema": describe_tasks})
@@ -223,7 +226,7 @@ class Experiment(Checked):
     workers: Count | None = None
     ray: str | None = None
     device: str = "cpu"
-    precision: Literal["single", "tf32"] = "single"
+    precision: Precision = "single"
     memory: Positive | None = None
     theory: bool = False
     trackers: Trackers = field(default_factory=Trackers)
@@ -238,7 +241,9 @@ class Experiment(Checked):
             raise SettingError("the experiment has a [sweep] table; run it with `offbeat sweep`, or `Experiment.sweep`")
         given = dict(table)
         if len(table.get("task", ())) > 1:  # their time is measured in jobs of many steps
-            given = {"until": {"time": 5000.0}, **table, "evaluate": _with_every(table.get("evaluate", {}), 5.0)}
+            given = {"until": {"time": 5000.0}, **table}
+            if isinstance(evaluate := table.get("evaluate", {}), Mapping):
+                given["evaluate"] = {"every": 5.0, **evaluate}
         made: Experiment = schema.build(cls, given, "")
         object.__setattr__(made, "table", table)
         return made
@@ -261,7 +266,7 @@ class Experiment(Checked):
         if not self.algorithms:  # which checks them
             raise SettingError("the experiment needs at least one algorithm")
         share = 1.0 if self.clients is None else self.clients.available
-        if share != 1.0:
+        if share != 1.0 and not isinstance(self.timing, Untimed):
             if not isinstance(self.timing, Times) or self.timing.available != 1.0:
                 raise SettingError("clients.available and timing.available both say who takes work; keep one")
             object.__setattr__(self, "timing", replace(self.timing, available=share))
@@ -289,9 +294,6 @@ class Experiment(Checked):
             recipes = names.members(Server).items()
             known = ", ".join(n for n, r in recipes if isinstance(r, catalogue.Recipe) and r.server.several)
             raise SettingError(f"{where} trains one model, but there are {len(tasks)} tasks; use one of {known}")
-        targets = tuple(task.target.accuracy if task.target else None for task in tasks)
-        if server.several and any(target is not None for target in targets):
-            server = replace(server, targets=targets)  # type: ignore[call-arg]
         trainers = tuple(task.local or table.local or server.default_local for task in tasks)
         if None in trainers:
             raise SettingError(
@@ -302,6 +304,16 @@ class Experiment(Checked):
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None
 
+    def aimed(self, label: str, problems: Sequence[Problem]) -> Algorithm:
+        """An algorithm with the goals of the tasks, whose metrics their problems know."""
+        algorithm = self.algorithms[label]
+        goals = tuple(task.goal(problem) for task, problem in zip(self.tasks, problems, strict=True))
+        if not algorithm.server.several or not any(goals):
+            return algorithm
+        table = self.algorithm[label]
+        server = replace(table.server, targets=goals)  # type: ignore[call-arg]
+        return self._paired(label, replace(table, server=server))
+
     @property
     def labels(self) -> list[str]:
         """Of the algorithms."""
@@ -311,13 +323,6 @@ class Experiment(Checked):
     def runs(self) -> Sequence[Spec]:
         """Every algorithm under every seed, one seed after the other."""
         return [Spec(name, seed) for seed in range(self.seed, self.seed + self.trials) for name in self.algorithm]
-
-    @property
-    def targets(self) -> tuple[float, ...]:
-        """Accuracies whose first time is reported."""
-        if self.evaluate.targets is not None:
-            return self.evaluate.targets
-        return (0.8,) if self.until.accuracy is None else (self.until.accuracy,)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -400,7 +405,3 @@ def json_schema() -> dict[str, Any]:
         **table,
         "definitions": definitions,
     }
-
-
-def _with_every(table: Any, value: float) -> Any:
-    return {"every": value, **table} if isinstance(table, Mapping) else table

@@ -1,37 +1,98 @@
-"""What a run leaves behind, in formats that others read: parameters, and a trace of what its jobs took."""
+"""What a run leaves behind, in formats that others read: its model with a card, and a trace of what its jobs took."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any, Literal, get_args
 
+import torch
 from safetensors.torch import load_file, save_file
 
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.trace import write_trace
-from offbeat.experiment import folder as folders
+from offbeat.experiment.card import card
 from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.folder import open_run
 from offbeat.experiment.session import Session
+from offbeat.models.modules import trained
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
-from offbeat.watch.files import MODEL
+from offbeat.watch.files import MODEL, write_text
 from offbeat.watch.folder import RunFolder
 
+Format = Literal["safetensors", "state-dict", "hf", "onnx"]
+_README = "README.md"
 
-def export(run: Path, file: Path) -> dict[str, Vector]:
-    """Write a run's model, finished or not, as named parameters that `load_state_dict` takes; gives them, too."""
-    experiment, spec = run_of(run)
-    problems = Session(experiment).problems(spec)
+
+def export(run: Path, file: Path, to: Format = "safetensors") -> dict[str, Vector]:
+    """Write a run's model, finished or not, and a card that says how it was made; gives the tensors, too.
+
+    to: "safetensors": the trained parameters by name; those of several tasks in one file, their names before.
+        "state-dict": all that `load_state_dict` takes, frozen parameters and buffers included, likewise as safetensors,
+        since a pickle would run code in whoever loads it; of several tasks, a file each. "hf": a folder for
+        `from_pretrained`, of models that have `save_pretrained`.
+    """
+    if to not in get_args(Format):
+        raise SettingError(f"--to {to}: must be one of {', '.join(get_args(Format))}")
+    if to == "onnx":
+        raise SettingError(
+            "--to onnx: PyTorch needs the packages onnx and onnxscript for it; install them, and call "
+            "torch.onnx.export(result.module(), example_inputs, file)"
+        )
+    experiment, spec = open_run(run)
+    made = Session(experiment).problems(spec)
+    pairs = list(zip(made, _models(run, experiment, spec), strict=True))
+    places = [_place(file, problem, len(made)) for problem in made]
     tensors: dict[str, Vector] = {}
-    for problem, vector in zip(problems, _models(run, experiment, spec), strict=True):
-        flat = getattr(problem, "flat", None)
-        views = flat.views(vector) if flat is not None else {"vector": vector}
-        prefix = f"{problem.name}." if len(problems) > 1 else ""
-        tensors |= {f"{prefix}{name}": view.contiguous().clone() for name, view in views.items()}
-    save_file(tensors, file)
+    for (problem, vector), place in zip(pairs, places, strict=True):
+        prefix = f"{problem.name}." if len(made) > 1 else ""
+        found = _tensors(problem, vector) if to == "safetensors" else _written(problem, vector, place, to)
+        tensors |= {f"{prefix}{name}": value for name, value in found.items()}
+    if to == "safetensors":
+        save_file(tensors, file)
+    for number, place in enumerate(places):
+        text = card(run, experiment, spec, number, made[number], file if to == "safetensors" else place, to)
+        write_text(place / _README if to == "hf" else place.with_suffix(".md"), text)
     return tensors
+
+
+def _place(file: Path, problem: Problem, tasks: int) -> Path:
+    """Where one task's model goes: of several, each has its name in it."""
+    return file if tasks == 1 else file.with_name(f"{file.stem}.{problem.name}{file.suffix}")
+
+
+def _tensors(problem: Problem, vector: Vector) -> dict[str, Vector]:
+    """What the server has trained, by name; what has no module is one vector."""
+    flat = getattr(problem, "flat", None)
+    if flat is None:
+        return {"vector": vector}
+    found, left = dict[str, Vector](), flat.dim
+    for name, view in flat.views(flat.whole(vector)).items():
+        if left > 0:  # what comes after that are clients' own parts
+            found[name], left = view.contiguous().clone(), left - view.numel()
+    return found
+
+
+def _written(problem: Problem, vector: Vector, place: Path, to: Format) -> dict[str, Vector]:
+    """A module's whole state, written."""
+    module = trained(problem, vector)
+    state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items() if _is(value)}
+    if to == "state-dict":
+        save_file(state, place)
+        return state
+    save: Any = getattr(module, "save_pretrained", None)
+    if not callable(save):
+        raise SettingError(f'--to hf: {type(module).__name__} has no save_pretrained; use "state-dict"')
+    save(place)
+    return state
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _models(run: Path, experiment: Experiment, spec: Spec) -> list[Vector]:
@@ -49,12 +110,3 @@ def trace(run: Path, out: Path) -> int:
     """Write a real run's measured times as a trace that `[timing] trace` replays; gives the number of rows."""
     done = RunFolder(run).result()
     return write_trace(run, out, done.real.unit if done and done.real else 1.0)
-
-
-def run_of(run: Path) -> tuple[Experiment, Spec]:
-    """The experiment and the run of a run's own folder."""
-    experiment = folders.open_experiment(run.parent)
-    spec = next((s for s in experiment.runs if s.folder == run.name), None)
-    if spec is None:
-        raise FolderError(f"{run} is not a run of the experiment in {run.parent}")
-    return experiment, spec

@@ -1,23 +1,23 @@
-"""Real runs: everything on one machine, or a server and clients at their sites."""
+"""Real runs: everything on one machine, or the server of clients at their sites."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from offbeat.core import names
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
 from offbeat.deploy import keys as identities
 from offbeat.deploy.broker import Broker
-from offbeat.experiment import folder as folders, joining, serving
+from offbeat.deploy.logs import Level, logged
+from offbeat.experiment import folder as folders, serving
+from offbeat.experiment.admin import URL, asleep, server_creds
+from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, read
-from offbeat.experiment.export import run_of
+from offbeat.experiment.folder import open_run
 from offbeat.experiment.overrides import Overrides
-from offbeat.experiment.real import DeployOptions, Limits, Partner, plan_of, state_folder
+from offbeat.experiment.partner import loader
+from offbeat.experiment.real import DeployOptions, Limits, plan_of, saved_identity
 from offbeat.experiment.results import Results
 from offbeat.experiment.runs import sum_up
 from offbeat.experiment.session import Session
@@ -25,9 +25,7 @@ from offbeat.simulate.threads import computing
 from offbeat.watch.files import EXPERIMENT, locked
 from offbeat.watch.folder import RunFolder
 
-__all__ = ["DeployOptions", "Limits", "experiment_for", "join", "replay", "retire", "serve", "status", "up"]
-
-URL = "tls://127.0.0.1:4222"
+__all__ = ["DeployOptions", "Limits", "experiment_for", "replay", "serve", "up"]
 
 
 def experiment_for(file: Path | str | None, overrides: Overrides = (), clients: int | None = None) -> Experiment:
@@ -57,9 +55,16 @@ def up(
         roster = [f"c{number}" for number in range(experiment.tasks[0].problem.clients)]
         for spec in experiment.runs[: len(experiment.labels)]:
             plan_of(session, spec, "up", roster, options)  # mistakes are found before anything is written
+        own = any(isinstance(task.problem, ClientDataTable) for task in experiment.tasks)
+        if own and not options.data:
+            raise SettingError('data = "own": name the function that gives a client its samples with --data')
+        if options.data and not own:
+            raise SettingError('--data: the experiment names its own data; write data = "own" in it')
+        if own:
+            loader(options.data)
         folder = _folder(out, experiment)
         served = locked(folder, f"{folder} is being served by another process")
-        with served, computing((), experiment.threads or 1):
+        with served, computing((), experiment.threads or 1), _logged(options, "warning"):
             results = asyncio.run(serving.serve_all(session, folder, options, processes, metrics, sync))
     return sum_up(folder, experiment, results)
 
@@ -83,82 +88,50 @@ def serve(
     embedded: run the broker, too.   algorithm, seed: which run, if the file asks for several.
     wait: begin when so many clients are there; None: all.
     """
-    creds, roster = identities.read_creds(keys), identities.read_roster(keys.parent)
-    if creds.client:
-        raise SettingError(f"{keys} are the keys of the client {creds.client}; the server's are in server.creds")
-    experiment, options = experiment_for(file, overrides, len(roster.clients)), options or DeployOptions()
+    creds, roster, options = server_creds(keys), identities.read_roster(keys.parent), options or DeployOptions()
+    experiment = experiment_for(file, overrides, len(roster.active))
     chosen = [s for s in experiment.runs if algorithm in (None, s.label) and seed in (None, s.seed)]
     if len(chosen) != 1:
         listed = ", ".join(s.name for s in experiment.runs)
         raise SettingError(f"the file asks for several runs ({listed}); choose one with --algorithm and --seed")
+    identity = None if out is None else saved_identity(Path(out) / chosen[0].folder)
+    if identity is None and not embedded and not options.new:
+        with _logged(options, "info"):
+            identity = asyncio.run(serving.active(creds, url, experiment, chosen[0]))
+    names = roster.active if identity is None else identity.roster
+    experiment = experiment_for(file, overrides, len(names))  # as many as it began with
     with contextlib.closing(Session(experiment)) as session:
-        plan_of(session, chosen[0], "serve", list(roster.clients), options)
+        plan_of(session, chosen[0], "serve", names, options)
         folder = _folder(out, experiment)
         place = serving.Place(creds, roster, keys.parent, url, embedded)
         served = locked(folder, f"{folder} is being served by another process")
-        with served, computing((), experiment.threads or 1):
-            result = asyncio.run(serving.serve_one(session, chosen[0], folder, place, wait, options, metrics))
+        with served, computing((), experiment.threads or 1), _logged(options, "info"):
+            result = asyncio.run(serving.serve_one(session, chosen[0], folder, place, wait, options, metrics, identity))
     return sum_up(folder, experiment, [result])
 
 
-def join(
-    keys: Sequence[Path],
-    *,
-    url: str = URL,
-    data: str = "",
-    holdout: float = 0.2,
-    models: Sequence[str] = (),
-    device: str = "",
-    state: Path | None = None,
-    once: bool = False,
-    until_closed: bool = False,
-) -> None:
-    """Take part in the runs of a federation with these identities, until there is nothing more to do.
-
-    data: `package.module:function` that gives this client's own samples.   holdout: share kept for evaluation.
-    models: names outside offbeat that the server may ask for; nothing else is imported at its word.
-    state: folder for the clients' state, which must be kept.   once: leave when a run is over.
-    """
-    creds = [identities.read_creds(path) for path in keys]
-    if not all(each.client for each in creds):
-        raise SettingError("these are the server's keys; a client has its own file")
-    names.search(os.getcwd())  # a site's own loader lies where it is started
-    partner = Partner(data, models, device, holdout)
-    with computing((), 1):
-        error = asyncio.run(joining.take_part(creds, url, partner, state or state_folder(), once, until_closed))
-    if error:
-        raise OffbeatError(error)
-
-
-def status(keys: Path, url: str = URL) -> dict[str, Any]:
-    """How the run of a federation stands, asked of its server."""
-    return asyncio.run(serving.ask(identities.read_creds(keys), url))
-
-
-def retire(client: str, keys: Path, url: str = URL) -> None:
-    """Take a client out of the run for good; what it has contributed stays."""
-    creds, roster = identities.read_creds(keys), identities.read_roster(keys.parent)
-    if client not in roster.clients:
-        raise SettingError(f"{client} is not on the roster")
-    asyncio.run(serving.append(creds, url, "retired", {"client": list(roster.clients).index(client)}))
+def _logged(options: DeployOptions, level: Level) -> contextlib.AbstractContextManager[None]:
+    return logged(None, options.level or level, options.style or "text")
 
 
 def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, str]:
     """Fold the log of a finished run again: (entries, fingerprint of the state), an error if the state is another.
 
-    keys: the server's; None: a run of `up`, whose broker is started again.
+    keys: the server's; None: a run of `up`. A broker on this machine that has ended is started again.
     """
-    experiment, spec = run_of(run)
+    experiment, spec = open_run(run)
     done = RunFolder(run).result()
     if done is None or done.real is None:
         raise FolderError(f"{run} is not the folder of a finished real run")
     made = done.real
     place = run.parent / "keys" if keys is None else keys.parent
-    roster, creds = identities.read_roster(place), identities.read_creds(keys or place / identities.SERVER)
+    creds, identity = identities.read_creds(keys or place / identities.SERVER), saved_identity(run)
+    if identity is None:
+        raise FolderError(f"{run} has no run.json, which says who took part")
     options = DeployOptions(made.unit, False, Limits(**made.limits), made.dtype)
     with contextlib.closing(Session(experiment)) as session:
-        plan = plan_of(session, spec, made.run, list(roster.clients), options)
-    broker = Broker(run.parent / "broker", roster) if keys is None else None
+        plan = plan_of(session, spec, made.run, identity.roster, options)
+    broker = Broker(run.parent / "broker", place) if keys is None else asleep(keys, creds, url)
     found = asyncio.run(serving.replay(plan, made.position, creds, url, broker))
     if found != made.fingerprint:
         raise OffbeatError(f"{run}: the log gives another state ({found[:16]}, not {made.fingerprint[:16]})")

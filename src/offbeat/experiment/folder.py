@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.core import names
 from offbeat.core.errors import FolderError
-from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text, locked, versions, write_json
 
 _EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
@@ -64,9 +64,29 @@ def open_experiment(folder: Path) -> Experiment:
     return Experiment.parse(_saved(folder, "experiment"))
 
 
+def open_run(run: Path) -> tuple[Experiment, Spec]:
+    """The experiment and the run of a run's own folder."""
+    if open_by_hand(run.parent) is not None:
+        raise FolderError(
+            f"{run.parent} was made from Python objects, which it does not hold; in Python, give the problem: "
+            f"offbeat.open({str(run.parent)!r})[0].module(problem=problem)"
+        )
+    experiment = open_experiment(run.parent)
+    spec = next((s for s in experiment.runs if s.folder == run.name), None)
+    if spec is None:
+        raise FolderError(f"{run} is not a run of the experiment in {run.parent}")
+    return experiment, spec
+
+
 def open_sweep(folder: Path) -> dict[str, Any] | None:
     """The [sweep] table and options of a folder that was made for a sweep; None for any other."""
     return _saved(folder, "sweep") or None
+
+
+def made_with(folder: Path) -> dict[str, str]:
+    """The versions that a folder was made with."""
+    found: dict[str, str] = _saved(folder, "versions")
+    return found
 
 
 def changes(folder: Path) -> list[str]:

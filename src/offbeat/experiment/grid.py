@@ -98,7 +98,9 @@ class Grid:
                     yield Point(next(numbers), label, int(seed), settings, self._experiment(index, seed, settings))
 
     def _concerns(self, path: str, index: int) -> bool:
-        mine = ("*", str(index), self.experiment.labels[index], *self._named(index))
+        given = self.base["algorithm"]  # in a list, a path may also have its name, which others may have, too
+        named = [label_of(given[index])] if isinstance(given, list) else []
+        mine = ("*", str(index), self.experiment.labels[index], *named)
         several = [split_path(key) for key in path.split(" & ")]
         return any(keys[0] != "algorithm" or keys[1] in mine for keys in several)
 
@@ -110,11 +112,6 @@ class Grid:
         name = self.experiment.labels[index]
         only = {name: list(algorithm_tables(table["algorithm"]).values())[index]}
         return {**table, "algorithm": only, "seed": int(seed), "trials": 1}
-
-    def _named(self, index: int) -> list[str]:
-        """What else paths call this algorithm: in a list, its name, which others may have, too."""
-        given = self.base["algorithm"]
-        return [label_of(given[index])] if isinstance(given, list) else []
 
 
 def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

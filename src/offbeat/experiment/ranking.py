@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 from offbeat.core.errors import SettingError
+from offbeat.core.metric import Metric
 from offbeat.report.grid import brief
-from offbeat.watch.results import LESS_IS_BETTER, Result, finish
-
-_USUAL = ("finish", "accuracy", "loss")  # what decides where nobody chose: the first of these that any run has
+from offbeat.watch.results import Result, finish
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,28 @@ class Ranked:
 
 
 def check_best(best: str | None) -> None:
-    """Refuse `time:TARGET` without an accuracy."""
+    """Refuse `time:VALUE` and `time:METRIC:VALUE` without a number."""
     if best is not None and best.startswith("time:"):
         try:
-            target = float(best[5:])
+            _, target = _aim(best)
         except ValueError:
-            target = 0.0
-        if not 0 < target <= 1:
-            raise SettingError(f"best = {best!r}: the time to an accuracy in (0, 1], as in time:0.8")
+            target = inf
+        if not isfinite(target):
+            raise SettingError(f"best = {best!r}: the time to a value of a metric, as in time:0.8 or time:rmse:0.5")
+
+
+def _aim(best: str) -> tuple[str, float]:
+    """(metric, value) of `time:METRIC:VALUE`; no metric: the task's own."""
+    name, _, target = best.removeprefix("time:").rpartition(":")
+    return name, float(target)
 
 
 def judged_by(results: Sequence[Result], best: str | None) -> str:
-    """What decides: what was asked for, or the first usual measure that any run has."""
-    found = (name for name in _USUAL if any(value(result, name) is not None for result in results))
-    return best or next(found, "accuracy")
+    """What decides: what was asked for, or the first of finish, the task's own metric and loss that any run has."""
+    own = dict.fromkeys(result.own.name for result in results if result.error is None)
+    usual = ("finish", *own, "loss")
+    found = (name for name in usual if any(value(result, name) is not None for result in results))
+    return best or next(found, next(iter(own), "loss"))
 
 
 def ranked(results: Sequence[Result], best: str | None = None) -> list[Ranked]:
@@ -63,14 +70,21 @@ def ranked(results: Sequence[Result], best: str | None = None) -> list[Ranked]:
         extremes = min(good, default=None), max(good, default=None)
         diverged = sum(result.error is not None for result in group)
         lines.append(Ranked(label, json.loads(settings), len(group), len(good), mean, *extremes, diverged))
-    sign = 1.0 if by in (*LESS_IS_BETTER, "finish") or by.startswith("time:") else -1.0
+    sign = -1.0 if any(metric.higher for metric in _measured(results) if metric.name == by) else 1.0
     return sorted(lines, key=lambda e: (e.reached < e.seeds, e.mean is None, sign * (e.mean or 0.0)))
+
+
+def _measured(results: Sequence[Result]) -> list[Metric]:
+    """What is known of the metrics of these runs."""
+    return list(dict.fromkeys(metric for result in results for task in result.tasks for metric in task.measured))
 
 
 def missing(results: Sequence[Result], best: str | None) -> str:
     """A line for a metric that no run has."""
     by, known = judged_by(results, best), sorted({name for result in results for name in result.overall})
-    if by in (*known, "finish") or by.startswith("time:") or not known:
+    if by.startswith("time:"):
+        by = _aim(by)[0] or "finish"
+    if by in (*known, "finish") or not known:
         return ""
     return f"no run has a metric {by!r}; there are {', '.join(known)}"
 
@@ -106,8 +120,10 @@ def value(result: Result, best: str) -> float | None:
         last = finish(result.tasks)
         return last if last < inf else None
     if best.startswith("time:"):
-        known = any("accuracy" in m.metrics for m in result.history)
-        return result.time_to("accuracy", float(best[5:])) if known else None
+        name, target = _aim(best)
+        known = {metric.name for task in result.tasks for metric in task.measured}
+        name = name or result.own.name
+        return result.time_to(name, target) if name in known else None
     found = result.overall.get(best)
     return None if found is None or isnan(found) else found
 

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from offbeat.core import names
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.local import Local, planned_steps
+from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Payload, Vector
+from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits as Limits
 from offbeat.deploy.client import Party
-from offbeat.deploy.client_data import ClientProblem, ModelOnly, dataset
+from offbeat.deploy.client_data import ClientProblem, ModelOnly
+from offbeat.deploy.effects import Judgement
 from offbeat.deploy.ledger import Ledger
-from offbeat.deploy.plan import Plan, check_name
+from offbeat.deploy.logs import Level, Style
+from offbeat.deploy.plan import Plan
 from offbeat.deploy.server import Measure, RunServer
+from offbeat.deploy.wire import check_name
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.partner import VERSION, samples
 from offbeat.experiment.session import Session
+from offbeat.experiment.timing import Untimed
 from offbeat.simulate.execute import Executor
+from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, personal_models
+from offbeat.simulate.threads import use
+from offbeat.timing.base import Timing
 from offbeat.watch.files import REAL_RUN
-
-VERSION = 1  # of the charter
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,9 @@ class DeployOptions:
     """How a real run is served, besides the experiment.
 
     unit: seconds in one unit of the experiment's time.   paced: clients take as long as the timing model says.
+    data: "package.module:function" that gives the samples of the clients on this machine.
+    new: begin another run although the same one of the same experiment is active.
+    level, style: what is logged, and how; None: information, as text on standard error and as JSON in the run folder.
     """
 
     unit: float = 1.0
@@ -45,6 +56,10 @@ class DeployOptions:
     dtype: str = ""
     trim: bool = False
     replicas: int = 1
+    data: str = ""
+    new: bool = False
+    level: Level | None = None
+    style: Style | None = None
 
 
 class DeployedRun:
@@ -52,48 +67,91 @@ class DeployedRun:
 
     def __init__(self, run: RunServer, problems: Sequence[Problem]) -> None:
         self.run, self.problems = run, problems
-        self.server, self.locals = run.plan.server, run.plan.locals
-        self.until, self.clients = run.plan.until, len(run.plan.roster)
+        self.server, self.locals, self.until = run.plan.server, run.plan.locals, run.plan.until
+        self.metrics = run.plan.measured
         self.executor = Executor(stacked=False)
 
     @property
     def world(self) -> Ledger:
         return self.run.ledger
 
+    @property
+    def clients(self) -> int:
+        return len(self.run.ledger.clients)
+
 
 class LateClock:
-    """The clients' message rates by the timing model, which is bound only if a server asks: a real run has none."""
+    """The clients' message rates by the timing model, which is bound only if a server asks: a real run needs none."""
 
-    def __init__(self, bind: Callable[[], Any]) -> None:
-        self.bind = bind
+    def __init__(self, timing: Timing, *arguments: Any) -> None:
+        self.timing, self.arguments = timing, arguments
 
     @property
-    def rates(self) -> Sequence[float]:
-        found: Sequence[float] = self.bind().rates
+    def rates(self) -> Sequence[float] | None:
+        if isinstance(self.timing, Untimed):
+            return None
+        found: Sequence[float] | None = getattr(self.timing.bind(*self.arguments), "rates", None)
         return found
 
 
-def run_name(spec: Spec, folder: Path) -> str:
-    """A run's name on the broker: like no other's, and the same when its folder is served again."""
+@dataclass(frozen=True)
+class RunIdentity:
+    """A run's name on the broker, like no other's, and the clients that it began with, by number."""
+
+    run: str
+    roster: Sequence[str]
+
+
+def saved_identity(folder: Path) -> RunIdentity | None:
+    """Of the run in this folder, if it has one."""
     path = folder / REAL_RUN
     if not path.exists():
-        label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40]
-        path.write_text(json.dumps({"run": f"{label}-{secrets.token_hex(4)}"}), encoding="utf-8")
-    return check_name("run", str(json.loads(path.read_text(encoding="utf-8"))["run"]))
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return RunIdentity(check_name("run", str(content["run"])), [str(name) for name in content["roster"]])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FolderError(
+            f"{path} is damaged; restore it from a backup, or serve the run into another folder"
+        ) from None
+
+
+def new_identity(spec: Spec, folder: Path, roster: Sequence[str]) -> RunIdentity:
+    """Of a run that begins in this folder."""
+    label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40]
+    return save_identity(folder, RunIdentity(f"{label}-{secrets.token_hex(4)}", list(roster)))
+
+
+def save_identity(folder: Path, identity: RunIdentity) -> RunIdentity:
+    """Write down which run the folder holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REAL_RUN).write_text(json.dumps(vars(identity)), encoding="utf-8")
+    return identity
 
 
 def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: DeployOptions) -> Plan:
     """What the server of this run serves."""
     experiment, problems = session.experiment, problems_of(session, spec)
+    if options.paced and isinstance(experiment.timing, Untimed):
+        raise SettingError("--pace: the experiment has no [timing] table to follow; add one, or leave --pace out")
+    personal = judged(experiment.evaluate.personal, problems)
+    for problem in problems if personal is not None else ():
+        if not isinstance(problem, ModelOnly | PersonalProblem):
+            raise SettingError(f"evaluate.personal: the clients of {problem.name} have no test data of their own")
     if problems[0].clients != len(roster):
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
-    algorithm = experiment.algorithms[spec.label]
+    algorithm = experiment.aimed(spec.label, problems)
+    locals_ = algorithm.trainers(problems)
+    planned = [
+        None if isinstance(problem, ModelOnly) else planned_steps(local, problem)
+        for local, problem in zip(locals_, problems, strict=True)
+    ]
     names_ = [task.name for task in experiment.tasks]
     return Plan(
         run,
         list(roster),
-        algorithm.server.fit(LateClock(lambda: experiment.timing.bind(len(roster), spec.seed, names_))),
-        algorithm.locals(len(problems)),
+        algorithm.server_for(problems).fit(LateClock(experiment.timing, len(roster), spec.seed, names_)),
+        locals_,
         [problem.initial().cpu() for problem in problems],
         experiment.until,
         seed=spec.seed,
@@ -101,14 +159,17 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
         terms=[(task.opens, task.closes) for task in experiment.tasks],
         limits=options.limits,
         dtype=options.dtype,
+        grows=all(isinstance(problem, ModelOnly) for problem in problems),
+        personal=personal,
+        metrics=[all_metrics(problem.metrics, personal is not None) for problem in problems],
+        scores=[problem.scores if isinstance(problem, ModelOnly) else () for problem in problems],
+        planned=planned,
     )
 
 
 def problems_of(session: Session, spec: Spec) -> list[Problem]:
     """The problems of a run; training without federation has nothing to be deployed."""
     experiment = session.experiment
-    if experiment.evaluate.personal is not None:
-        raise SettingError("evaluate.personal: the clients' own models stay with them; leave it out for real runs")
     if experiment.algorithm[spec.label].pooled:
         raise SettingError(f"{spec.label} pools all data on one machine; it cannot be deployed")
     return session.problems(spec)
@@ -138,13 +199,28 @@ def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: DeployOp
     }
 
 
-class Partner:
-    """Makes a client's part of a run from its charter.
+def same_run(charters: Iterable[Mapping[str, Any]], experiment: Experiment, spec: Spec) -> RunIdentity | None:
+    """The newest of these runs that is this one of this experiment, however many clients it began with."""
+    found = None
+    for charter in charters:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            table, count = _without_count(charter["experiment"])
+            same = (charter["label"], charter["seed"]) == (spec.label, spec.seed)
+            if same and table == _without_count(json.loads(json.dumps(experiment.table)))[0]:
+                found = RunIdentity(str(charter["run"]), list(charter["roster"])[:count])
+    return found
 
-    data: "package.module:function" that gives this client's own samples.   device: "" for the experiment's own.
-    models: names outside offbeat, of model factories and others, that the server may ask for: nothing else is imported
-        at its word.   holdout: share of the samples kept for evaluation.
-    """
+
+def _without_count(table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The table of an experiment without the number of its clients, and that."""
+    key, name = ("clients", "count") if "task" in table else ("problem", "clients")
+    inner = dict(table[key])
+    count = int(inner.pop(name))
+    return {**table, key: inner}, count
+
+
+class PartyMaker:
+    """Makes a client's part of a run from its charter, as its `Partner` says."""
 
     def __init__(self, data: str = "", models: Sequence[str] = (), device: str = "", holdout: float = 0.2) -> None:
         self.data, self.allowed, self.device, self.holdout = data, models, device, holdout
@@ -152,30 +228,23 @@ class Partner:
 
     def party(self, charter: Mapping[str, Any], client: str) -> Party:
         """This client's part."""
-        if charter.get("version") != VERSION:
-            raise SettingError(f"the server speaks version {charter.get('version')}, this client {VERSION}; upgrade")
         roster = [str(name) for name in charter["roster"]]
-        if client not in roster:
-            raise SettingError(f"{client} is not on the roster of {charter['run']}")
         experiment = self._experiment(charter["experiment"])
         spec = Spec(str(charter["label"]), int(charter["seed"]))
         number = roster.index(client)
-        problems = self._problems(experiment, spec, len(roster))
+        problems = self._problems(experiment, spec, len(roster), client)
         names = [task.name for task in experiment.tasks]
         clock = experiment.timing.bind(len(roster), spec.seed, names) if charter["paced"] else None
 
-        def judge(task: int, vector: Vector) -> tuple[int, int, float]:
-            problem = problems[task]
-            return problem.judge(vector) if isinstance(problem, ClientProblem) else (0, 0, 0.0)
-
+        locals_ = experiment.algorithms[spec.label].trainers(problems)
         return Party(
             check_name("run", str(charter["run"])),
             client,
             number,
             problems,
-            experiment.algorithms[spec.label].locals(len(problems)),
+            locals_,
             spec.seed,
-            judge,
+            HoldoutJudge(problems, locals_, number, spec.seed, judged(experiment.evaluate.personal, problems)),
             clock,
             float(charter["unit"]),
             str(charter["dtype"]),
@@ -184,45 +253,60 @@ class Partner:
     def _experiment(self, table: Mapping[str, Any]) -> Experiment:
         text = repr(table)
         if text not in self.known:
-            for name in names.all_imported(table):
-                if name not in self.allowed:
-                    raise SettingError(
-                        f"the server asks for {name!r}, which is not offbeat's; allow it with --model {name}"
-                    )
+            others = [name for name in dict.fromkeys(names.all_imported(table)) if name not in self.allowed]
+            if others:
+                asked, allow = ", ".join(map(repr, others)), " ".join(f"--model {name}" for name in others)
+                what = "which is not offbeat's; allow it" if len(others) == 1 else "which are not offbeat's; allow them"
+                raise SettingError(f"the server asks for {asked}, {what} with {allow}")
             own = {**table, "device": self.device} if self.device else dict(table)
             own.pop("trackers", None)
             self.known = {text: Experiment.parse(own)}
         return self.known[text]
 
-    def _problems(self, experiment: Experiment, spec: Spec, clients: int) -> list[Problem]:
-        if experiment.threads is not None:
-            torch.set_num_threads(experiment.threads)
+    def _problems(self, experiment: Experiment, spec: Spec, clients: int, client: str) -> list[Problem]:
+        use((), experiment.threads or 1)
         if not self.data:
             return problems_of(Session(experiment), spec)
-        given = loader(self.data)()
+        given = samples(self.data, client)
         made: list[Problem] = []
         for number, task in enumerate(experiment.tasks):
             table = task.problem
             if not isinstance(table, ClientDataTable):
                 raise SettingError('--data: the experiment names its own data; write data = "own" in it')
-            part = given[task.name] if isinstance(given, Mapping) else given
-            found = dataset(part, table.classes, table.shape, self.holdout)
+            part = given[task.name] if task.name and isinstance(given, Mapping) and task.name in given else given
             seed = spec.seed if number == 0 else key(spec.seed, TASK, number) >> 1
             name = task.name or "own"
-            made.append(ClientProblem(name, table.module(seed), clients, found, table.l2, experiment.device))
+            precision = experiment.precision
+            made.append(table.client(part, seed, clients, self.holdout, experiment.device, name, precision))
         return made
 
 
-def loader(name: str) -> Callable[[], Any]:
-    """The function behind "package.module:function"."""
-    if not names.imported(name):
-        raise SettingError(f"--data {name}: write package.module:function")
-    found = names.import_name(name, f"--data {name}")
-    if not callable(found):
-        raise SettingError(f"--data {name}: is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+@dataclass(frozen=True)
+class HoldoutJudge:
+    """Evaluates a model on a client's own held-out samples, and the client's own model that it makes from it."""
 
+    problems: Sequence[Problem]
+    locals: Sequence[Local]
+    number: int
+    seed: int
+    personal: Personal | None
 
-def state_folder() -> Path:
-    """Where clients keep their state by default."""
-    return Path.home() / ".local" / "state" / "offbeat"
+    def __call__(self, task: int, vector: Vector, memory: Payload) -> Judgement:
+        problem = self.problems[task]
+        found = self._claim(problem, vector) if isinstance(problem, ClientProblem) else Judgement(0)
+        if self.number >= counted(self.personal, self.number + 1) or not isinstance(problem, PersonalProblem):
+            return found
+        assert self.personal is not None
+        there = problem.initial().device
+        known = {self.number: {name: kept.to(there) for name, kept in memory.items()}} if memory else {}
+        given = (self.locals[task], vector.to(there), known, [self.number], self.personal.steps, self.seed)
+        ((some, models),) = personal_models(problem, *given)
+        own = all_metrics(problem.metrics)[0].name
+        return found._replace(personal={own: problem.judge(models, some)[0]})
+
+    def _claim(self, problem: ClientProblem, vector: Vector) -> Judgement:
+        total, loss, sums = problem.claim(vector)
+        if sum(map(len, sums.values())) > wire.SUMS:
+            long = max(sums, key=lambda name: len(sums[name]))
+            raise SettingError(f"metrics: {long} is made from {len(sums[long]):,} sums; at most {wire.SUMS:,} are sent")
+        return Judgement(total, loss, sums)

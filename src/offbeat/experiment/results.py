@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from offbeat.core.errors import SettingError
+from offbeat.core.problem import Problem
 from offbeat.core.watcher import Measurement
 from offbeat.experiment import ranking
 from offbeat.experiment.ranking import Ranked
@@ -31,19 +32,18 @@ class SweepTotals:
 class Results(Sequence[Result]):
     """The results of several runs, as a sequence.
 
-    folder: where they are.   targets: accuracies whose times are listed.   sweep: the totals of a finished sweep.
-    goals: the target accuracy of each task.
+    folder: where they are.   sweep: the totals of a finished sweep.
+    goals: the target of each task, a metric and its value.
     """
 
     def __init__(
         self,
         runs: Sequence[Result],
         folder: Path,
-        targets: Sequence[float] = (),
-        goals: Mapping[str, float] | None = None,
+        goals: Mapping[str, Mapping[str, float]] | None = None,
         sweep: SweepTotals | None = None,
     ) -> None:
-        self.runs, self.folder, self.targets = tuple(runs), folder, tuple(targets)
+        self.runs, self.folder = tuple(_reproducible(run) for run in runs), folder
         self.goals, self.sweep = goals or {}, sweep
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Results(Sequence[Result]):
     def __getitem__(self, at: slice) -> Results: ...
     def __getitem__(self, at: int | slice) -> Result | Results:
         if isinstance(at, slice):
-            return Results(self.runs[at], self.folder, self.targets, self.goals, self.sweep)
+            return Results(self.runs[at], self.folder, self.goals, self.sweep)
         return self.runs[at]
 
     @property
@@ -96,7 +96,8 @@ class Results(Sequence[Result]):
     def ranked(self, by: str | None = None) -> list[Ranked]:
         """Every algorithm and setting, with means over its seeds, from best to worst.
 
-        by: a metric, "time:0.8" for the time to an accuracy, or "finish" for when the last of several tasks finished.
+        by: a metric, "time:0.8" for the time to a value of the task's own metric, "time:rmse:0.5" to one of another, or
+            "finish" for when the last of several tasks finished.
         """
         ranking.check_best(by)
         if by is not None and (wrong := ranking.missing(self.runs, by)):
@@ -131,11 +132,12 @@ class Results(Sequence[Result]):
     def unreached(self) -> list[str]:
         """A line for every task that did not reach its target."""
         return [
-            f"{r.name}: {task.name} did not reach its target {self.goals[task.name]:g} by time {r.time:g}"
-            + (f"; its accuracy is {task.metrics['accuracy']:.3f}" if "accuracy" in task.metrics else "")
+            f"{r.name}: {task.name} did not reach its target {value:g} by time {r.time:g}"
+            + (f"; its {metric} is {task.metrics[metric]:.3g}" if metric in task.metrics else "")
             for r in self.runs
             for task in r.tasks
-            if r.error is None and task.name in self.goals and task.stopped != "target"
+            for metric, value in self.goals.get(task.name, {}).items()
+            if r.error is None and task.stopped != "target"
         ]
 
     def __repr__(self) -> str:
@@ -150,6 +152,22 @@ class Results(Sequence[Result]):
         body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows)
         more = f"<p>and {len(self.runs) - 50} more</p>" if len(self.runs) > 50 else ""
         return f"<table><tr>{head}</tr>{body}</table>{more}"
+
+
+def _reproducible(result: Result) -> Result:
+    """The same, and it can make its problems again from the experiment in its folder."""
+    folder = result.folder
+    if folder is None or result.problems is not None:
+        return result
+
+    def problems() -> Sequence[Problem]:
+        from offbeat.experiment.folder import open_run
+        from offbeat.experiment.session import Session
+
+        experiment, spec = open_run(folder)
+        return Session(experiment).problems(spec)
+
+    return replace(result, problems=problems)
 
 
 def _row(result: Result) -> dict[str, Any]:

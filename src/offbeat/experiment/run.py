@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from offbeat.core.course import Until
 from offbeat.core.errors import FolderError, InterruptedRunError, SettingError
@@ -17,6 +20,7 @@ from offbeat.core.server import Algorithm
 from offbeat.core.vectors import Vector, materialise, norm
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.experiment import folder as folders
+from offbeat.models.modules import trained
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import Personal
@@ -28,6 +32,7 @@ from offbeat.watch.files import locked
 from offbeat.watch.history import History
 from offbeat.watch.results import time_to_all
 from offbeat.watch.session import interruptible
+from offbeat.watch.watched import final_metrics
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,14 +51,27 @@ class Run:
         model: Vector = self.simulation.server.models(self.world.server)[0].vector
         return materialise(model)
 
-    @property
+    def module(self, task: int = 0, client: int | None = None, steps: int = 1) -> nn.Module:
+        """The trained `torch.nn.Module` of a task, in evaluation mode.
+
+        client: instead, that client's own model after its own fine-tuning with so many gradients; of the first task.
+        """
+        problems = self.simulation.problems
+        if not 0 <= task < len(problems):
+            raise SettingError(f"task = {task}: there are {len(problems)}, numbered from 0")
+        if client is not None and task:
+            raise SettingError(f"task = {task}: clients' own models are those of the first task")
+        vector = materialise(self.simulation.server.models(self.world.server)[task].vector)
+        return trained(problems[task], vector if client is None else self.personal(client, steps))
+
+    @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """The last evaluation."""
-        return self.history[-1].metrics if self.history else {}
+        """The last evaluation, with the loss on all training samples."""
+        return final_metrics(self.simulation, self.history, self.history[-1].task) if self.history else {}
 
     def time_to(self, metric: str, value: float) -> float | None:
         """When an evaluation first showed this value or a better one; None: never. Of several tasks the last counts."""
-        return time_to_all(self.history, len(self.simulation.problems), metric, value)
+        return time_to_all(self.history, self.simulation.metrics, metric, value)
 
     def personal(self, client: int, steps: int = 1) -> Vector:
         """A client's own model at the end, after its own fine-tuning with so many gradients."""
@@ -91,7 +109,7 @@ def run(
     watchers: are told every event and evaluation.
     terms: by task, the times from which and until which it is there.
     keep_events: keep the event log in memory.
-    threads: of PyTorch while it runs; None: one for models that stack, else one per core.
+    threads: of PyTorch while it runs; None: one, or one per core for large models that do not stack.
     out: a new folder for the files that `offbeat run` writes, and for checkpoints. Ctrl-C saves the run, and
         `offbeat.resume(out, problem, algorithm, timing)` continues it.
     """
@@ -130,7 +148,7 @@ class ByHand:
             "algorithm": repr(self.algorithm),
             "name": self.algorithm.name,
             "timing": repr(self.timing),
-            "until": dataclasses.asdict(self.until),
+            "until": _flat(self.until),
             "evaluate": None if self.evaluate is None else dataclasses.asdict(self.evaluate),
             "seed": self.seed,
             "terms": [[opens, None if closes == inf else closes] for opens, closes in self.terms],
@@ -156,11 +174,11 @@ class ByHand:
                 opened.callback(made.executor.close)
             return made
 
-        name, targets = self.algorithm.name, () if self.evaluate is None else self.evaluate.targets or ()
+        name = self.algorithm.name
         place = folder / f"{name}-{self.seed}"
         try:
             with locked(folder), interruptible() as patience, ExitStack() as opened:
-                simulation, recorder, _ = record(make, place, name, self.seed, targets, patience=patience)
+                simulation, recorder, _ = record(make, place, name, self.seed, self.evaluate, patience=patience)
         except InterruptedRunError as error:
             how = f"offbeat.resume({str(folder)!r}, problem, algorithm, timing)"
             raise InterruptedRunError(f"{error}; continue with {how}") from None
@@ -181,6 +199,11 @@ class ByHand:
             world=world,
             terms=self.terms,
         )
+
+
+def _flat(until: Until) -> dict[str, float | None]:
+    """What `Until` takes."""
+    return {"time": until.time, "updates": until.updates, "versions": until.versions, **until.metrics}
 
 
 def _fingerprint(problem: Problem) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.core.errors import DivergedError, InterruptedRunError
+from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -21,6 +22,8 @@ from offbeat.experiment.results import Results
 from offbeat.experiment.session import Session
 from offbeat.report import tables
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.personal import judged
+from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 from offbeat.watch.files import SUMMARY, locked, write_json
@@ -115,7 +118,7 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
     if len(experiment.tasks) > 1:
         text = tables.markdown(*tables.task_rows(found, found.baseline))
     else:
-        text = tables.markdown(*tables.rows(found, found.targets), tables.note(found))
+        text = tables.markdown(*tables.rows(found), tables.note(found))
     errors = [f"{result.name}: {result.error}" for result in results if result.error is not None]
     folders.write_report(folder, experiment, f"{text}\n{tables.markdown(*tables.work_rows(found))}", errors)
     folders.draw_report(folder)
@@ -123,8 +126,8 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
 
 
 def _results(results: Sequence[Result], folder: Path, experiment: Experiment) -> Results:
-    goals = {task.name: task.target.accuracy for task in experiment.tasks if task.target}
-    return Results(results, folder, experiment.targets, goals)
+    goals = {task.name: task.target for task in experiment.tasks if task.target}
+    return Results(results, folder, goals)
 
 
 def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patience: Patience) -> Result:
@@ -135,7 +138,10 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
         updates = world.tally.updates if world else 0
         settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
         names = [task.name for task in experiment.tasks]
-        trackers = experiment.trackers.open(spec.name, place, settings, names, updates)
+        problems = session.problems(spec)
+        personal = judged(experiment.evaluate.personal, problems) is not None
+        metrics = [all_metrics(p.metrics, personal) for p in problems]
+        trackers = experiment.trackers.open(spec.name, place, settings, names, updates, metrics)
         for tracker in trackers:
             opened.callback(tracker.close)
         return session.simulation(spec, [*watchers, *trackers], world)
@@ -143,7 +149,7 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
     try:
         with session.computing(spec), ExitStack() as opened:
             options = {"device": experiment.device, "tick": display.tick, "patience": patience}
-            _, _, result = record(make, place, spec.label, spec.seed, experiment.targets, **options)
+            _, _, result = record(make, place, spec.label, spec.seed, experiment.evaluate, **options)
     except DivergedError as error:  # the other runs of the experiment still count
         display.end(f"{spec.name}: diverged")
         result = Result(spec.label, spec.seed, error=str(error), folder=place)
@@ -152,7 +158,9 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{spec.name}: {error}; continue with `offbeat resume {folder}`") from None
     spent = f"{result.updates:,} updates in {result.wall_s:.1f} s"
-    display.end(f"{spec.name}: {_ended(result)} after {spent}, {_executor(result)}")
+    crowd = f"{result.workers} {'process' if result.workers == 1 else 'processes'}"
+    how = crowd if result.executor == "processes" else result.executor
+    display.end(f"{spec.name}: {_ended(result)} after {spent}, {how}")
     return result
 
 
@@ -161,12 +169,12 @@ def record(
     folder: Path,
     algorithm: str,
     seed: int,
-    targets: Sequence[float],
+    evaluate: Evaluate | None,
     **options: Any,
 ) -> tuple[Simulation, Recorder, Result]:
     """Run to the end in a run's own folder, from its checkpoint if it has one, and keep what it found; see `drive`."""
     simulation, recorder, wall = drive(make, folder, **options)
-    found = summary(simulation, recorder, wall, targets, algorithm=algorithm, seed=seed)
+    found = summary(simulation, recorder, wall, evaluate, algorithm=algorithm, seed=seed)
     result = replace(found, measures=measure(folder, simulation), folder=folder)
     RunFolder(folder).finish(result, simulation)
     return simulation, recorder, result
@@ -177,9 +185,3 @@ def _ended(result: Result) -> str:
         done = sum(task.time is not None for task in result.tasks)
         return f"{done} of {len(result.tasks)} tasks done by time {result.time:g}"
     return ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
-
-
-def _executor(result: Result) -> str:
-    """How it was computed."""
-    name, workers = result.executor, result.workers
-    return f"{workers} {'process' if workers == 1 else name}" if name == "processes" else name

@@ -58,7 +58,7 @@ def read(hint: Any, value: Any, where: str) -> Any:
     """The value as the annotated type, or an error that names its place, the value and what was expected."""
     options = _options(hint)
     for option in options:
-        if _fits(option, value) and (len(options) == 1 or not _misnamed(option, value)):
+        if _fits(option, value, len(options) == 1):
             return _read(option, value, where)  # chosen by shape alone: an error inside it is the one to show
     known = [word for option in options if (word := _word(option))]
     raise SettingError(f"{where} = {shown(value)}: expected {' or '.join(dict.fromkeys(known))}")
@@ -70,7 +70,7 @@ def build(kind: Callable[..., Any], table: Any, where: str) -> Any:
     try:
         return kind(**values)
     except SettingError as error:
-        known = [setting.name for setting in settings(kind)]
+        known = [*(setting.name for setting in settings(kind)), *values]
         first = re.split(r"[ .\[:]", str(error), maxsplit=1)[0]
         raise SettingError(join(where, str(error)) if first in known or not where else f"{where}: {error}") from None
 
@@ -83,7 +83,10 @@ def arguments(make: Callable[..., Any], table: Any, where: str) -> dict[str, Any
     values: dict[str, Any] = {}
     said: dict[str, str] = {}  # by which key
     for key, value in table.items():
-        name, found = (key, value) if key not in known and _takes_any(make) else _place(known, key, value, where)
+        if key not in known and (hint := _further(make)) is not None:
+            name, found = key, read(hint, value, join(where, key))
+        else:
+            name, found = _place(known, key, value, where)
         if name in values:
             raise SettingError(f"{where or 'experiment'} has {said[name]} and {key}, which both give {name}; keep one")
         values[name], said[name] = found, key
@@ -163,7 +166,8 @@ def _place(known: Mapping[str, Setting], key: str, value: Any, where: str) -> tu
     raise SettingError(f"{join(where, key)}: unknown; {nearest(key, [*flat, *known])}")
 
 
-def _fits(option: Any, value: Any) -> bool:
+def _fits(option: Any, value: Any, sole: bool) -> bool:
+    """sole: there is no other option that a name which is no member's could be meant for."""
     if option is Any:
         return True
     if option is float:
@@ -174,16 +178,9 @@ def _fits(option: Any, value: Any) -> bool:
         return any(value == each and type(value) is type(each) for each in typing.get_args(option))
     if _listed(option):
         return isinstance(value, list | tuple)
-    return isinstance(value, Mapping) or (isinstance(value, str) and bool(names.members(option)))
-
-
-def _misnamed(option: Any, value: Any) -> bool:
-    """Whether a string names no member, where it might be meant for something else."""
-    return (
-        isinstance(value, str)
-        and bool(known := names.members(option))
-        and not (value in known or names.imported(value))
-    )
+    known = names.members(option)
+    named = isinstance(value, str) and bool(known) and (sole or value in known or names.imported(value))
+    return isinstance(value, Mapping) or named
 
 
 def _read(option: Any, value: Any, where: str) -> Any:
@@ -220,16 +217,11 @@ def _mapping(option: Any) -> bool:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint allows, None left out."""
+    """The types that a hint allows, None left out; generic classes without their parameters: Flow[Any] is Flow."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    options = typing.get_args(hint) if union else (hint,)
-    return tuple(_bare(option) for option in options if option is not type(None))
-
-
-def _bare(option: Any) -> Any:
-    """A generic class without its parameters: Flow[Any] is Flow."""
-    origin = typing.get_origin(option)
-    return origin if isinstance(origin, type) and names.members(origin) else option
+    options = [option for option in (typing.get_args(hint) if union else (hint,)) if option is not type(None)]
+    bases = [origin if isinstance(origin := typing.get_origin(o), type) else None for o in options]
+    return tuple(base if names.members(base) else option for option, base in zip(options, bases, strict=True))
 
 
 def _word(option: Any) -> str:
@@ -262,14 +254,9 @@ def shown(value: Any) -> str:
 # What a class declares
 
 
-def settings(kind: Callable[..., Any]) -> tuple[Setting, ...]:
-    """The settings of a dataclass, or of anything callable by its parameters; those given by keyword alone last."""
-    found: tuple[Setting, ...] = _settings(kind)
-    return found
-
-
-@lru_cache(maxsize=1024)
 def _settings(kind: Any) -> tuple[Setting, ...]:
+    """The settings of a dataclass, or of anything callable by its parameters; those given by keyword alone last."""
+    kind = getattr(kind, "makes", kind)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return tuple(_parameters(kind))
     hints = typing.get_type_hints(kind)
@@ -289,11 +276,14 @@ def _settings(kind: Any) -> tuple[Setting, ...]:
     )
 
 
+settings: Callable[[Any], tuple[Setting, ...]] = lru_cache(maxsize=1024)(_settings)
+
+
 def _parameters(make: Callable[..., Any]) -> Iterator[Setting]:
     """Those of a factory, but `shape` and `classes`, which it is given."""
     try:
         parameters = inspect.signature(make).parameters.values()
-        hints = typing.get_type_hints(_constructor(make))
+        hints = _parameter_hints(make)
     except (TypeError, ValueError, NameError):  # some callables written in C have no signature
         return
     for p in parameters:
@@ -301,18 +291,18 @@ def _parameters(make: Callable[..., Any]) -> Iterator[Setting]:
             yield Setting(p.name, hints.get(p.name, Any), p.default is p.empty, "")
 
 
-def _constructor(make: Any) -> Any:
-    return vars(make).get("__init__", make) if isinstance(make, type) else make
-
-
-def _takes_any(make: Callable[..., Any]) -> bool:
-    """Whether a factory takes any keyword."""
-    if dataclasses.is_dataclass(make):
-        return False
+def _further(make: Callable[..., Any]) -> Any:
+    """The type of what a class or factory takes under any other keyword; None: it takes nothing more."""
     try:
-        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
-    except (TypeError, ValueError):
-        return True
+        rest = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.VAR_KEYWORD]
+        hints = _parameter_hints(make) if rest else {}
+    except (TypeError, ValueError, NameError):
+        return Any
+    return hints.get(rest[0], Any) if rest else None
+
+
+def _parameter_hints(make: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(vars(make).get("__init__", make) if isinstance(make, type) else make)
 
 
 def line(kind: Any) -> str:
@@ -401,7 +391,9 @@ def reference(kind: Callable[..., Any], definitions: dict[str, Any]) -> dict[str
     key = f"{kind.__module__}.{getattr(kind, '__qualname__', repr(kind))}"
     if key not in definitions:
         definitions[key] = {}  # it may be within itself
-        definitions[key] = table_schema(settings(kind), definitions, line(kind))
+        table = table_schema(settings(kind), definitions, line(kind))
+        further = _further(kind) if dataclasses.is_dataclass(kind) else None
+        definitions[key] = table if further is None else {**table, "additionalProperties": json_schema(further, {})}
     return {"$ref": f"#/definitions/{key}"}
 
 

@@ -4,56 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nats.errors import NoRespondersError, TimeoutError as NatsTimeoutError
 from rich.console import Console
 
 from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError
 from offbeat.core.names import all_imported
-from offbeat.deploy import keys, wire
+from offbeat.core.watcher import ARRIVED, EventRow, Measurement
+from offbeat.deploy import keys
+from offbeat.deploy.board import Board, change_board, read_board
 from offbeat.deploy.broker import Broker, die_with_parent
-from offbeat.deploy.client import read_charter
-from offbeat.deploy.link import Link, as_json
+from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.doctor import disk
+from offbeat.deploy.link import Link
+from offbeat.deploy.logs import logged, note, plain
 from offbeat.deploy.metrics import exposed
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.server import RunServer, fingerprint, refold
-from offbeat.experiment.experiment import Spec
-from offbeat.experiment.real import DeployedRun, DeployOptions, charter_of, measure_of, plan_of, problems_of, run_name
+from offbeat.deploy.refold import fingerprint, refold
+from offbeat.deploy.server import RunServer
+from offbeat.deploy.wire import RefusedError
+from offbeat.experiment.admin import connected
+from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.real import (
+    DeployedRun,
+    DeployOptions,
+    RunIdentity,
+    charter_of,
+    measure_of,
+    new_identity,
+    plan_of,
+    problems_of,
+    same_run,
+    save_identity,
+    saved_identity,
+)
 from offbeat.experiment.session import Session
-from offbeat.watch.files import SERVER_LOG
+from offbeat.watch.files import REAL_RUN, SERVER_LOG
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.results import Deployment, Result
 from offbeat.watch.session import summary
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    creds: keys.Creds, url: str, broker: Broker | None = None, patience: float = 5.0
-) -> AsyncIterator[Link]:
-    """Within, a link to a federation. broker: one to run meanwhile, whose address is taken."""
-    if broker is not None:
-        broker.start()
-    link = Link(creds, url if broker is None else broker.url)
-    try:
-        await link.connect(patience)
-        yield link
-    finally:
-        await link.close()
-        if broker is not None:
-            broker.stop()
 
 
 async def serve_all(
@@ -64,11 +63,12 @@ async def serve_all(
     count = experiment.tasks[0].problem.clients
     names = [f"c{number:0{len(str(count - 1))}d}" for number in range(count)]
     place = folder / "keys"
-    roster = keys.read_roster(place) if (place / keys.ROSTER).exists() else keys.init(place, names, "up", tls=False)
-    broker = Broker(folder / "broker", roster, sync=sync)
+    if not (place / keys.ROSTER).exists():
+        keys.init(place, names, "up", tls=False)
+    roster, broker = keys.read_roster(place), Broker(folder / "broker", place, sync=sync)
     results: list[Result] = []
     async with connected(keys.read_creds(place / keys.SERVER), "", broker, 20) as link:
-        clients = ClientProcesses(folder, broker.url, names, processes or min(count, 8), experiment.table)
+        clients = ClientProcesses(folder, broker.url, names, processes or min(count, 8), experiment.table, options.data)
         try:
             with display(Console(stderr=True), len(experiment.runs)) as shown:
                 for spec in experiment.runs:
@@ -78,10 +78,10 @@ async def serve_all(
                     else:
                         last = spec is experiment.runs[-1]
                         done = await _serve_one(
-                            session, spec, folder, link, names, options, shown, metrics, last=last, clients=clients
+                            session, spec, folder, link, roster, options, shown, metrics, last=last, clients=clients
                         )
                     results.append(done)
-            await link.store("charter", as_json({"closed": True}))
+            await change_board(link, lambda board: replace(board, closed=True))
             await clients.finish()
         finally:
             clients.stop()
@@ -92,11 +92,15 @@ class ClientProcesses:
     """The client processes of `offbeat up`; one that dies is started again.
 
     table: of the experiment; what it names outside offbeat is the same user's, so the clients may import it.
+    data: the loader of their samples, if they bring them.
     """
 
-    def __init__(self, folder: Path, url: str, names: Sequence[str], processes: int, table: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, url: str, names: Sequence[str], processes: int, table: Mapping[str, Any], data: str = ""
+    ) -> None:
         self.folder, self.url = folder, url
-        self.allowed = [word for name in all_imported(table) for word in ("--model", name)]
+        self.options = [word for name in all_imported(table) for word in ("--model", name)]
+        self.options += ["--data", data] if data else []
         self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
         self.deaths = 0
         (folder / "clients").mkdir(exist_ok=True)
@@ -104,7 +108,7 @@ class ClientProcesses:
 
     def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
         words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
-        command = [sys.executable, "-m", "offbeat", "join", *words, *self.allowed]
+        command = [sys.executable, "-m", "offbeat", "join", *words, *self.options]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
             return subprocess.Popen(
@@ -149,40 +153,80 @@ class ClientProcesses:
                 process.wait()
 
 
+class Failures:
+    """Notices when no client can do its jobs, and why; a run would go on like this for ever."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients, self.applied = clients, 0
+        self.reasons: list[tuple[int, str]] = []
+
+    def event(self, row: EventRow) -> None:
+        if row.event == ARRIVED:
+            self.applied += 1
+        elif not self.applied and row.reason.startswith("failed: "):
+            self.reasons.append((row.client, row.reason.removeprefix("failed: ")))
+
+    def measured(self, measurement: Measurement) -> None:
+        pass
+
+    def look(self, logs: Path | None) -> None:
+        """Raise an error if every client has failed, or as many jobs as three each would be.
+
+        logs: of clients on this machine; None: they are elsewhere, and may be put right there, so this is only said.
+        """
+        failed = len(self.reasons)
+        everybody = len({client for client, _ in self.reasons}) == self.clients and failed >= 3
+        if self.applied or not (everybody or failed >= 3 * self.clients):
+            return
+        text = f"all {failed} jobs so far have failed; the last one: {plain(self.reasons[-1][1])}"
+        if logs is not None:
+            raise OffbeatError(f"{text}; see {logs}/*.log")
+        self.reasons.clear()
+        note(text, "error")
+
+
 async def _serve_one(
     session: Session,
     spec: Spec,
     folder: Path,
     link: Link,
-    roster: Sequence[str],
+    roster: keys.Roster,
     options: DeployOptions,
     shown: Display,
     metrics: int | None,
     wait: int | None = None,
     last: bool = False,
     clients: ClientProcesses | None = None,
+    identity: RunIdentity | None = None,
+    alone: bool = False,
 ) -> Result:
-    """Serve one run to its end."""
+    """Serve one run to its end. identity: which one, if it is there already.   alone: unless another one begins it."""
     experiment, problems = session.experiment, problems_of(session, spec)
     place = folder / spec.folder
     place.mkdir(parents=True, exist_ok=True)
-    name = run_name(spec, place)
-    plan = plan_of(session, spec, name, roster, options)
+    identity = saved_identity(place) or (save_identity(place, identity) if identity else None)
+    begins, identity = identity is None, identity or new_identity(spec, place, roster.active)
+    name, plan = identity.run, plan_of(session, spec, identity.run, identity.roster, options)
+    charter = charter_of(experiment, spec, plan, options, last)
+    if begins and alone:
+        await claim(link, experiment, spec, place, charter)
     shown.begin(spec.name)
 
     def tick(server: RunServer) -> None:
         if clients is not None:
             clients.look()
+        failures.look(place.parent / "clients" if clients else None)
         shown.tick(watched, server.recorder)
         if (line := shown.progress.line) and "there" not in line:
             shown.progress.line = f"{line}\n{_around(server)}"
 
-    with _journal(place / SERVER_LOG):
+    with logged(place / SERVER_LOG, options.level or "info", options.style or "json"):
         server = RunServer(
             plan,
             link,
             place,
-            charter_of(experiment, spec, plan, options, last),
+            charter,
+            roster,
             measure=measure_of(problems),
             every=experiment.evaluate.every,
             wait=wait,
@@ -191,7 +235,9 @@ async def _serve_one(
             replicas=options.replicas,
             models=max(1 << 30, 32 * max(x.numel() * x.element_size() for x in plan.initial)),
         )
-        watched = DeployedRun(server, problems)
+        watched, failures = DeployedRun(server, problems), Failures(len(plan.roster))
+        reducer = server.core.reducer
+        reducer.watch([*reducer.watchers, failures])
         try:
             await _serving(server, metrics)
         except DivergedError as error:  # the other runs of the experiment still count
@@ -202,11 +248,10 @@ async def _serve_one(
     if server.asked:
         raise InterruptedRunError(f"{spec.name}: stopped at time {server.ledger.now:g} and saved")
     tally = server.ledger.tally
-    targets = experiment.targets
     result = replace(
-        summary(watched, server.recorder, server.wall, targets, algorithm=spec.label, seed=spec.seed),
+        summary(watched, server.recorder, server.wall, experiment.evaluate, algorithm=spec.label, seed=spec.seed),
         measures=measure(place, watched) if tally.updates else None,
-        refused=dict(tally.refused),
+        refused=server.refused,
         real=Deployment(
             run=name,
             unit=options.unit,
@@ -228,7 +273,7 @@ def _around(server: RunServer) -> str:
     """Who is there and how the log goes, in one line."""
     ledger = server.ledger
     there = sum(record.present for record in ledger.clients)
-    refused = sum(ledger.tally.refused.values())
+    refused = sum(server.refused.values())
     parts = [f"{there} of {len(ledger.clients)} clients there", f"{ledger.tally.lost} jobs lost", f"{refused} refused"]
     return " · ".join([*parts, f"log {ledger.position:,}, {1e3 * server.lag:.0f} ms behind"])
 
@@ -237,28 +282,24 @@ async def _serving(server: RunServer, metrics: int | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.leave)
-    try:
-        with exposed(server, metrics):
+    with exposed(server, metrics) as health:
+        beside = [asyncio.create_task(health.beat()), asyncio.create_task(_watch(server))]
+        try:
             await server.run()
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        finally:
+            for task in beside:
+                task.cancel()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
 
-@contextlib.contextmanager
-def _journal(path: Path) -> Iterator[None]:
-    """Within, the server's structured log goes to this file, a JSON object a line."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("offbeat.deploy")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
+async def _watch(server: RunServer) -> None:
+    """Say loudly that the disk is nearly full; the connection says itself that it is lost."""
+    while True:
+        found = disk(server.folder)
+        if found.level != "ok":
+            note(found.line, "error" if found.level == "problem" else "warning")
+        await asyncio.sleep(10)
 
 
 @dataclass(frozen=True)
@@ -275,8 +316,7 @@ class Place:
         """The broker of `--embedded`; beyond this machine it is reached if the address is not that of this one."""
         host, _, port = self.url.split("//")[-1].rpartition(":")
         everywhere = "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
-        tls = self.folder if self.creds.ca else None
-        return Broker(self.folder / "broker", self.roster, tls=tls, host=everywhere, port=int(port))
+        return Broker(self.folder / "broker", self.folder, host=everywhere, port=int(port))
 
 
 async def serve_one(
@@ -287,34 +327,49 @@ async def serve_one(
     wait: int | None,
     options: DeployOptions,
     metrics: int | None,
+    identity: RunIdentity | None,
 ) -> Result:
-    """Serve one run of an experiment."""
+    """Serve one run of an experiment. identity: which one, if it is there already."""
     broker = place.broker() if place.embedded else None
     async with connected(place.creds, place.url, broker, 30) as link:
         with display(Console(stderr=True), 1) as shown:
-            names = list(place.roster.clients)
-            return await _serve_one(session, spec, folder, link, names, options, shown, metrics, wait)
+            return await _serve_one(
+                session,
+                spec,
+                folder,
+                link,
+                place.roster,
+                options,
+                shown,
+                metrics,
+                wait,
+                identity=identity,
+                alone=not place.embedded and not options.new,
+            )
 
 
-async def ask(creds: keys.Creds, url: str) -> dict[str, Any]:
-    """How the run that is being served stands."""
-    async with connected(creds, url) as link:
-        try:
-            answer = await link.client.request(f"{link.root}.ask", b"", timeout=5)
-        except (NoRespondersError, NatsTimeoutError):
-            raise OffbeatError("nobody serves this federation now") from None
-    found: dict[str, Any] = json.loads(answer.data)
-    return found
+async def claim(link: Link, experiment: Experiment, spec: Spec, place: Path, charter: Mapping[str, Any]) -> None:
+    """Put a run that begins on the board; an error if another server has begun the same one a moment ago."""
+    run = str(charter["run"])
+
+    def unless_there(board: Board) -> Board:
+        return board.with_run(run, charter) if same_run(board.runs.values(), experiment, spec) is None else board
+
+    await link.insist(link.make_board)
+    board = await link.insist(lambda: change_board(link, unless_there))
+    found = same_run(board.runs.values(), experiment, spec)
+    if found is not None and found.run != run:
+        (place / REAL_RUN).unlink()
+        raise OffbeatError(f"another server has begun {found.run} a moment ago; start this one again, and it stands by")
 
 
-async def append(creds: keys.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
-    """Add an entry to the log of the run that is being served, as the server."""
-    async with connected(creds, url) as link:
-        charter = await read_charter(link)
-        if charter is None or "run" not in charter:
-            raise OffbeatError("this federation has no run")
-        run = str(charter["run"])
-        await link.store(f"{run}.log", wire.pack(kind, {"run": run, **header}))
+async def active(creds: keys.Creds, url: str, experiment: Experiment, spec: Spec) -> RunIdentity | None:
+    """The same run of the same experiment, if it is on the federation's board."""
+    async with connected(creds, url, patience=30) as link:
+        with contextlib.suppress(*FAILURES, RefusedError):
+            if (board := await read_board(link)) is not None:
+                return same_run(board.runs.values(), experiment, spec)
+    return None
 
 
 async def replay(plan: Plan, end: int, creds: keys.Creds, url: str, broker: Broker | None) -> str:

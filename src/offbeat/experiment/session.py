@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -24,40 +24,35 @@ from offbeat.simulate.world import World
 _KEPT = 2.5e8  # bytes of vectors, at most, of runs that are checked and then wait for their turn
 
 
-class Problems:
-    """Problems that several runs share; the last ones are kept."""
-
-    def __init__(self, size: int = 64) -> None:
-        self.size = size
-        self._made: dict[Hashable, list[Problem]] = {}
-
-    def get(self, key: Hashable, make: Callable[[], list[Problem]]) -> list[Problem]:
-        """Those of this key."""
-        if key not in self._made:
-            while len(self._made) >= self.size:
-                del self._made[next(iter(self._made))]
-            self._made[key] = make()
-        return self._made[key]
+Problems = dict[Hashable, list[Problem]]  # that several runs share, by what makes them; the last ones are kept
 
 
 class Session:
-    """The runs of an experiment. `check` finds mistakes before anything is written."""
+    """The runs of an experiment. `check` finds mistakes before anything is written.
+
+    problems: shared with other sessions.
+    """
 
     def __init__(self, experiment: Experiment, problems: Problems | None = None) -> None:
         self.experiment = experiment
-        self._problems = problems or Problems(1)
+        self._problems = {} if problems is None else problems
+        self._most = 1 if problems is None else 64
         self._workers: Workers | None = None
-        self._chosen: dict[str, tuple[bool, str]] = {}  # (stacked, why), by label
+        self._executors: dict[str, Executor] = {}  # by label
         self._ready: dict[Spec, Simulation] = {}  # checked, not begun
 
     def problems(self, spec: Spec) -> list[Problem]:
         """What a run trains on."""
         experiment, seed = self.experiment, spec.seed
         device, samples = experiment.device, experiment.evaluate.samples
-        made = self._problems.get(
-            (repr(experiment.tasks), seed, device, samples),
-            lambda: [task.build(number, seed, device, samples) for number, task in enumerate(experiment.tasks)],
-        )
+        precision = experiment.precision
+        which = (repr(experiment.tasks), seed, device, samples, precision == "bf16")
+        if which not in self._problems:
+            while len(self._problems) >= self._most:
+                del self._problems[next(iter(self._problems))]
+            tasks = enumerate(experiment.tasks)
+            self._problems[which] = [task.build(number, seed, device, samples, precision) for number, task in tasks]
+        made = self._problems[which]
         if not experiment.algorithm[spec.label].pooled:
             return made
         if not isinstance(made[0], Supervised):
@@ -89,7 +84,7 @@ class Session:
         arenas: Arenas,
     ) -> Simulation:
         """One run of a program whose runs share executors and arenas."""
-        made = self._executor(spec, self.problems(spec), world, tried=False)
+        made = self._executor(spec, self.problems(spec), world, tried=False).settle()
         if isinstance(made, Workers):
             raise SettingError(f"executor = {made.name!r}: a sweep has processes of its own; set its workers instead")
         return self._make(spec, watchers, world, executor(made), arenas)
@@ -105,7 +100,7 @@ class Session:
         experiment, problems = self.experiment, self.problems(spec)
         return prepare(
             problems,
-            experiment.algorithms[spec.label],
+            experiment.aimed(spec.label, problems),
             experiment.timing,
             experiment.until,
             seed=spec.seed,
@@ -117,45 +112,34 @@ class Session:
             arenas=arenas,
         )
 
-    @contextmanager
-    def computing(self, spec: Spec) -> Iterator[None]:
+    def computing(self, spec: Spec) -> AbstractContextManager[None]:
         """Within, PyTorch has the threads and the precision that this run asks for."""
-        experiment = self.experiment
-        with computing(self.problems(spec), experiment.threads, experiment.precision):
-            yield
+        return computing(self.problems(spec), self.experiment.threads, self.experiment.precision)
 
     def _executor(self, spec: Spec, problems: Sequence[Problem], world: World | None, tried: bool = True) -> Executor:
-        """How a run is computed: workers serve all runs, and what a trial showed holds for all of an algorithm's."""
+        """How a run is computed: workers serve all runs, and what a trial shows holds for all of an algorithm's."""
         experiment = self.experiment
         if self._workers is not None:
             return self._workers
-        if world is None and spec.label in self._chosen:
-            stacked, reason = self._chosen[spec.label]
-            return Executor(stacked, self._memory, reason)
+        if world is None and spec.label in self._executors:
+            return self._executors[spec.label]
         made = named_executor(
             experiment.executor,
             problems,
-            experiment.algorithms[spec.label].locals(len(problems)) if tried else (),
+            experiment.algorithms[spec.label].trainers(problems) if tried else (),
             workers=experiment.workers,
             address=experiment.ray or "auto",
             world=world,
         )
         if isinstance(made, Workers):
             self._workers = made
-        elif tried and world is None:
-            self._chosen[spec.label] = made.stacked, made.reason
-        made.memory = self._memory
-        return made
-
-    @property
-    def _memory(self) -> float:
-        """Bytes of a batch."""
-        experiment = self.experiment
+        elif world is None:
+            self._executors[spec.label] = made
         if experiment.memory is not None:
-            return experiment.memory
-        if experiment.device.startswith("cuda"):
-            return 0.1 * torch.cuda.get_device_properties(experiment.device).total_memory
-        return 1e9
+            made.memory = experiment.memory
+        elif experiment.device.startswith("cuda"):
+            made.memory = 0.1 * torch.cuda.get_device_properties(experiment.device).total_memory
+        return made
 
     def close(self) -> None:
         """End the workers."""

@@ -33,8 +33,9 @@ class Options:
     """How a sweep is run.
 
     events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8.
-    best: what settings are ranked by: a metric, `time:0.8` for the time to an accuracy, or `finish` for when the last
-        of several tasks reached its target; None: the first of finish, accuracy and loss that the runs have.
+    best: what settings are ranked by: a metric, `time:0.8` for the time to a value of the task's own metric,
+        `time:rmse:0.5` to one of another, or `finish` for when the last of several tasks reached its target; None: the
+        first of finish, the task's own metric and loss that the runs have.
     """
 
     events: bool = False
@@ -87,7 +88,7 @@ def resume(folder: Path, experiment: Experiment, saved: Mapping[str, Any], *, pr
 def read(folder: Path, experiment: Experiment) -> Results:
     """What the finished runs of a sweep found."""
     results = sorted(Logbook(folder).results, key=lambda result: result.number or 0)
-    return Results(results, folder, experiment.targets)
+    return Results(results, folder)
 
 
 def run(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Results:
@@ -100,47 +101,41 @@ def run(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Re
 def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> Results:
     """Do what is not done yet, and write down what came out."""
     with locked(folder):
-        return _work(folder, grid, options, progress)
-
-
-def _work(folder: Path, grid: Grid, options: Options, progress: bool) -> Results:
-    began = time.perf_counter()
-    logbook = Logbook(folder)
-    known = {result.number for result in logbook.results}
-    left = [point for point in grid.points if point.number not in known]
-    device = grid.experiment.device
-    wanted = options.workers or _default_workers(device)
-    orders = Orders(str(folder), device, options.events, min(wanted, max(1, len(left))), len(left))
-    display = SweepDisplay(len(grid.points), logbook.results, options.best, progress)
-    with interruptible(display.say) as patience, display.shown(), logbook.open():
-        workers = alone if orders.workers == 1 else several
-        for kind, value in workers(orders, left, lambda: patience.asked) if left else ():
-            if kind == "share":
-                display.share(*value)
-            elif kind == "so far":
-                logbook.note(value)
-            else:
-                logbook.end(value)
-                display.done(value)
-        if patience.asked and len(logbook.results) < len(grid.points):
-            raise StoppedSweepError(
-                f"stopped with {len(logbook.results)} of {len(grid.points)} runs finished; "
-                f"continue with `offbeat resume {folder}`",
-                [*logbook.results, *logbook.under_way],
-            )
-    logbook.close()
-    totals = SweepTotals(options.best, time.perf_counter() - began, orders.workers)
-    return _sum_up(folder, grid, logbook.results, totals)
-
-
-def _default_workers(device: str) -> int:
-    return min(8, max(1, cores() // 2)) if device.startswith("cuda") else cores()
+        began = time.perf_counter()
+        logbook = Logbook(folder)
+        known = {result.number for result in logbook.results}
+        left = [point for point in grid.points if point.number not in known]
+        device = grid.experiment.device
+        wanted = options.workers or (min(8, max(1, cores() // 2)) if device.startswith("cuda") else cores())
+        orders = Orders(str(folder), device, options.events, min(wanted, max(1, len(left))), len(left))
+        display = SweepDisplay(len(grid.points), logbook.results, options.best, progress)
+        with interruptible(display.say) as patience, display.shown(), logbook.open():
+            workers = alone if orders.workers == 1 else several
+            for kind, value in workers(orders, left, lambda: patience.asked) if left else ():
+                if kind == "share":
+                    display.share(*value)
+                elif kind == "so far":
+                    logbook.note(value)
+                else:
+                    logbook.end(value)
+                    display.done(value)
+            if patience.asked and len(logbook.results) < len(grid.points):
+                raise StoppedSweepError(
+                    f"stopped with {len(logbook.results)} of {len(grid.points)} runs finished; "
+                    f"continue with `offbeat resume {folder}`",
+                    [*logbook.results, *logbook.under_way],
+                )
+        logbook.close()
+        totals = SweepTotals(options.best, time.perf_counter() - began, orders.workers)
+        return _sum_up(folder, grid, logbook.results, totals)
 
 
 def _sum_up(folder: Path, grid: Grid, results: Sequence[Result], totals: SweepTotals) -> Results:
-    found = Results(results, folder, grid.experiment.targets, sweep=totals)
+    found = Results(results, folder, sweep=totals)
     write_table(_runs_table(results), folder / SWEEP_TABLE)
-    write_table(_curves_table(results), folder / METRICS)
+    curves = metrics_table([m for r in results for m in r.history])  # one row per evaluation of any run
+    numbers = pa.array([r.number for r in results for _ in r.history])
+    write_table(curves.add_column(0, "run", numbers), folder / METRICS)
     write_json(folder / SUMMARY, found.summary)
     errors = [
         f"{r.algorithm}, {json.dumps(r.settings)}, seed {r.seed}: {r.error}" for r in results if r.error is not None
@@ -168,9 +163,3 @@ def _runs_table(results: Sequence[Result]) -> pa.Table:
     for name in targets:
         columns[f"time_to_{name}"] = [r.targets.get(name) for r in results]
     return pa.table(columns)
-
-
-def _curves_table(results: Sequence[Result]) -> pa.Table:
-    """One row per evaluation of any run."""
-    table = metrics_table([m for r in results for m in r.history])
-    return table.add_column(0, "run", pa.array([r.number for r in results for _ in r.history]))

@@ -23,12 +23,12 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
+from offbeat.simulate.run import Evaluate
 from offbeat.simulate.threads import computing, use
 from offbeat.simulate.transport import Child
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.files import place_of
-from offbeat.watch.folder import RunFolder
 from offbeat.watch.history import History
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import fraction
@@ -74,8 +74,8 @@ class SweepWorker:
         self.points = points
         self.problems, self.arenas = Problems(), Arenas()
         self.executors: dict[bool, Executor] = {}
-        # by number: the point, its targets, who watches, when it began
-        self.at_work: dict[int, tuple[Point, Sequence[float], History | Recorder, float]] = {}
+        # by number: the point, how it is evaluated, who watches, when it began
+        self.at_work: dict[int, tuple[Point, Evaluate, History | Recorder, float]] = {}
         self.ended = self.updates = 0
         self.program: Program
         self.largest = 0.0  # of the runs so far, in bytes of vectors
@@ -127,25 +127,24 @@ class SweepWorker:
             yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
             point = next(self.points, None)
 
-    def _home(self, point: Point) -> RunFolder:
-        return RunFolder(place_of(self.folder, point.number))
-
     def _make(self, point: Point) -> Simulation:
         experiment = Experiment.parse(point.table)
         session = Session(experiment, self.problems)
-        home = self._home(point)
-        saved = home.restore(World, self.orders.device)
+        place = place_of(self.folder, point.number)
+        saved = checkpoint.restore(World, place, self.orders.device)
         world, extra = saved if saved else (None, {})
         watcher: History | Recorder
         if self.orders.events:
-            watcher = Recorder(home.path, extra.get("record"))
+            watcher = Recorder(place, extra.get("record"))
         else:
             watcher = History()
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
         began = time.perf_counter() - extra.get("worked", 0.0)
-        self.at_work[point.number] = point, experiment.targets, watcher, began
+        self.at_work[point.number] = point, experiment.evaluate, watcher, began
         watchers: list[Watcher] = [watcher]
         run = session.shared(experiment.runs[0], watchers, world, self._executor, self.arenas)
+        if isinstance(watcher, Recorder):
+            watcher.metrics = run.metrics
         size = sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
         if size > self.largest:
             self.largest, self.program.width = size, self._width(size)
@@ -157,10 +156,10 @@ class SweepWorker:
         return self.executors.setdefault(made.stacked, made)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
-        point, targets, watcher, _ = self.at_work.pop(number)
+        point, evaluate, watcher, _ = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
-        place, measures = self._home(point).path, None
+        place, measures = place_of(self.folder, number), None
         if self.orders.events and isinstance(watcher, Recorder):
             watcher.flush()
             if error is None:
@@ -169,7 +168,7 @@ class SweepWorker:
         with suppress(OSError):  # unless something is kept there
             place.rmdir()
         result = replace(
-            summary(run, watcher, None, targets, algorithm=point.label, seed=point.seed),
+            summary(run, watcher, None, evaluate, algorithm=point.label, seed=point.seed),
             number=point.number,
             settings=dict(point.settings),
             error=None if error is None else str(error),
@@ -189,6 +188,7 @@ class SweepWorker:
                     point.seed,
                     number=point.number,
                     settings=dict(point.settings),
+                    measured=tuple(dict.fromkeys(metric for metrics in run.metrics for metric in metrics)),
                     updates=run.world.tally.updates,
                     curve=tuple(watcher.measurements),
                     unfinished=True,
@@ -198,19 +198,15 @@ class SweepWorker:
 
     def _save(self, active: Mapping[int, Simulation]) -> None:
         for number, run in active.items():
-            point, _, watcher, began = self.at_work[number]
+            _, _, watcher, began = self.at_work[number]
             extra: dict[str, Any] = {"worked": time.perf_counter() - began}
             if isinstance(watcher, Recorder):
                 watcher.flush()
                 extra["record"] = watcher.state
             else:
-                extra["measurements"] = _curve(watcher)
-            self._home(point).save(run.world, extra)
+                extra["measurements"] = [list(m) for m in watcher.measurements]
+            checkpoint.save(place_of(self.folder, number), run.world, extra)
         self._note(active)
-
-
-def _curve(watcher: History | Recorder) -> list[list[Any]]:
-    return [list(m) for m in watcher.measurements]
 
 
 def _digest(run: Simulation) -> dict[str, float]:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from offbeat.core import names
 from offbeat.core.errors import SettingError
 from offbeat.experiment import schema
 from offbeat.timing import Times, Timing
 from offbeat.timing.speeds import Speeds
+
+
+@dataclass(frozen=True)
+class Untimed:
+    """No [timing] table: a real run takes the time that it takes, and a simulation is refused."""
+
+    def bind(self, clients: int, seed: int, tasks: Sequence[str] = ("",)) -> NoReturn:
+        raise SettingError(
+            "experiment: timing missing; timing: how long jobs take and who is there, such as "
+            "exponential = { rate = 10.0 }; only a real run without --pace needs none"
+        )
 
 
 def read_timing(value: Any, where: str) -> Timing:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.core.errors import NotNegative, Positive
-from offbeat.core.local import Carry, Local, Work
+from offbeat.core.local import Carry, Work
 from offbeat.core.vectors import Vector, lengths
+from offbeat.local.descent import Descent
 
 Hessian = Literal["exact", "difference", "none"]
 
 
 @dataclass(frozen=True)
-class MAML(Local):
+class MAML(Descent):
     """Steps on the MAML loss: a model that one step on a client's own data makes good for that client.
 
     w ← w − lr · (I − alpha·∇²f(w; D″)) ∇f(w − alpha·∇f(w; D′); D), with three independent mini-batches D, D′ and D″.
@@ -33,12 +34,12 @@ class MAML(Local):
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]
         if self.alpha == 0:
-            return {"w": work.descend(w)}
+            return super().step(carry, work)
         adapted = w - self.alpha * work.gradient(w, sample=1)
         v = work.gradient(adapted)
         if self.hessian != "none":
             v = v - self.alpha * self.product(w, v, work)
-        return {"w": w - work.lr * v}
+        return {"w": w - work.lr * v} if self.plain else self.along(carry, v, work)
 
     def product(self, w: Vector, v: Vector, work: Work) -> Vector:
         """∇²f(w; D″) v."""
@@ -51,5 +52,5 @@ class MAML(Local):
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         """A few steps of size alpha: what the MAML loss trains for."""
         for work.step in range(steps):
-            w = w - self.alpha * work.gradient(w)
+            w = work.renewed(w - self.alpha * work.gradient(w))
         return w

@@ -8,12 +8,13 @@ from typing import ClassVar
 import torch
 
 from offbeat.core.errors import Count, NotNegative, Positive, SettingError
-from offbeat.core.local import Carry, Local, Work
+from offbeat.core.local import Carry, Work
 from offbeat.core.vectors import Payload, Vector, lengths
+from offbeat.local.descent import Descent
 
 
 @dataclass(frozen=True)
-class Moreau(Local):
+class Moreau(Descent):
     """Steps on the Moreau envelope: each client solves a proximal problem around the model.
 
     w ← w − lr·λ·(w − θ̃), θ̃ close to the minimiser of h(θ) = f(θ; D) + λ/2·|θ − w|². The accuracy reached at a job's
@@ -47,13 +48,14 @@ class Moreau(Local):
         return 1.0 / (2.0 * self.penalty) if self.inner_lr is None else self.inner_lr
 
     def init(self, work: Work) -> Carry:
-        w = work.payload["model"]
-        return {"w": w, "nu": w[..., :1] * 0.0}
+        return {**super().init(work), "nu": work.payload["model"][..., :1] * 0.0}
 
     def step(self, carry: Carry, work: Work) -> Carry:
         w = carry["w"]
         theta, reached = self.solve(w, work, self.inner)
-        return {"w": w - work.lr * self.penalty * (w - theta), "nu": reached}
+        if self.plain:
+            return {"w": w - work.lr * self.penalty * (w - theta), "nu": reached}
+        return {**self.along(carry, self.penalty * (w - theta), work), "nu": reached}
 
     def solve(self, w: Vector, work: Work, most: int) -> tuple[Vector, Vector]:
         """(θ̃, |∇h(θ̃)|) row by row; a row that has reached the accuracy stays as it is."""
@@ -71,11 +73,12 @@ class Moreau(Local):
         return theta, lengths(gradient)
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
-        return {"delta": work.payload["model"] - carry["w"], "nu": carry["nu"]}, work.memory
+        upload, memory = super().final(carry, work)
+        return {**upload, "nu": carry["nu"]}, memory
 
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         """θ̃(w) by so many inner steps, each on its own mini-batch: as many samples as any other method sees."""
         theta = w
         for work.step in range(steps):
-            theta = theta - self.rate * (work.gradient(theta) + self.penalty * (theta - w))
+            theta = work.renewed(theta - self.rate * (work.gradient(theta) + self.penalty * (theta - w)))
         return theta

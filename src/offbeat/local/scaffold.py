@@ -19,7 +19,8 @@ class Scaffold(SGD):
     y ← y − lr · (g(y) − c_i + c). Sends the delta x − y and what changed in c_i; keeps c_i.
 
     option: how the client's control c_i is renewed after K steps from x to y. 1: the gradient of all its data at x,
-        which takes another pass and is steadier; 2: c_i − c + (x − y)/(K·lr), which is free.
+        which takes another pass and is steadier; 2: the mean of the gradients on the way, which is free:
+        c_i − c + (x − y)/(K·lr), unless an optimiser or a schedule makes the steps.
     """
 
     option: Option = 2
@@ -29,7 +30,20 @@ class Scaffold(SGD):
     sends: ClassVar[tuple[str, ...]] = ("delta", "control")
 
     def remember(self, model: Vector) -> Payload:
-        return {"control": model * 0.0}
+        return {**super().remember(model), "control": model * 0.0}
+
+    def init(self, work: Work) -> Carry:
+        carry = super().init(work)
+        return {**carry, "sum": carry["w"] * 0.0} if self._summed else carry
+
+    @property
+    def _summed(self) -> bool:
+        """Whether the steps do not tell the gradients that they were made of."""
+        return self.option == 2 and (self.rule is not None or self.schedule is not None)
+
+    def along(self, carry: Carry, gradient: Vector, work: Work, pull: Vector | None = None) -> Carry:
+        moved = super().along(carry, gradient, work, pull)
+        return {**moved, "sum": carry["sum"] + self.shaped(carry["w"], gradient)} if self._summed else moved
 
     def pull(self, w: Vector, work: Work) -> Vector:
         return work.payload["control"] - work.memory["control"]
@@ -39,6 +53,8 @@ class Scaffold(SGD):
         delta = x - carry["w"]
         if self.option == 1:
             renewed = work.full_gradient(x)
+        elif self._summed:
+            renewed = carry["sum"] / work.steps
         else:
             renewed = mine - work.payload["control"] + delta / (work.steps * work.lr)
-        return {"delta": delta, "control": renewed - mine}, {"control": renewed}
+        return {"delta": delta, "control": renewed - mine}, {**self.kept(carry, work), "control": renewed}

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import torch
-
-from offbeat.core.errors import NotNegative, Positive
-from offbeat.core.local import Carry, Local, Work
-from offbeat.core.vectors import Vector, descend, lengths
+from offbeat.core.errors import Fraction, SettingError
+from offbeat.core.optimiser import Optimiser
+from offbeat.local.descent import Descent
+from offbeat.local.optimisers import Momentum
 
 
 @dataclass(frozen=True)
-class SGD(Local):
+class SGD(Descent):
     """Stochastic gradient descent: w ← w − lr · g(w), `steps` times.
 
     Sends delta = received − reached.
 
-    decay: weight decay: adds decay · w to the gradient.
-    clip: bound on the length of the gradient, decay not included; by default none.
+    momentum: weight of the past: m ← momentum·m + g, w ← w − lr·m.
+    nesterov: momentum that looks ahead: w ← w − lr·(g + momentum·m).
     """
 
-    decay: NotNegative = 0.0
-    clip: Positive | None = None
+    momentum: Fraction = field(default=0.0, kw_only=True)
+    nesterov: bool = field(default=False, kw_only=True)
 
-    def step(self, carry: Carry, work: Work) -> Carry:
-        w, pull = carry["w"], self.pull(carry["w"], work)
-        if self.clip is None and not self.decay and pull is None:
-            return {"w": work.descend(w)}
-        g = work.gradient(w)
-        if self.clip is not None:
-            g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
-        if self.decay:
-            g = g + self.decay * w
-        return {"w": descend(w, work.lr, g if pull is None else g + pull)}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise SettingError("nesterov = true: it needs a momentum, such as momentum = 0.9")
+        if self.momentum and self.optimiser is not None:
+            raise SettingError(f"momentum = {self.momentum:g}: the optimiser makes the steps; keep one")
 
-    def pull(self, w: Vector, work: Work) -> Vector | None:
-        """What a step goes against besides the gradient and the decay; None for nothing."""
-        return None
+    @property
+    def rule(self) -> Optimiser | None:
+        return Momentum(self.momentum, self.nesterov) if self.momentum else self.optimiser

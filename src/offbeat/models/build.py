@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,18 +13,20 @@ from torch import nn
 from offbeat.core import names
 from offbeat.core.errors import SettingError, unknown
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
-from offbeat.models.linear import MLP, Softmax
+from offbeat.models.linear import MLP, Linear, Softmax
 from offbeat.models.lstm import LSTM
-from offbeat.models.resnet import ResNet18
+from offbeat.models.resnet import BatchNormResNet18, ResNet18
 
 NAMES: Mapping[str, Callable[..., nn.Module]] = {
     "softmax": Softmax,
+    "linear": Linear,
     "mlp": MLP,
     "lenet5": LeNet5,
     "cnn": CNN,
     "cifar-cnn": CifarCNN,
     "lstm": LSTM,
     "resnet18-gn": ResNet18,
+    "resnet18": BatchNormResNet18,
 }
 
 
@@ -44,13 +47,13 @@ def build(
     name = model if isinstance(model, str) else getattr(model, "__name__", repr(model))
     if not callable(make):
         raise SettingError(f"model: {name} is a {type(make).__name__}, not callable")
-    accepted, anything = _accepted(make)
+    accepted = _parameters(make)
     arguments = {"shape": tuple(shape), "classes": classes}
-    if not anything:
+    if all(p.kind is not p.VAR_KEYWORD for p in accepted.values()):
         arguments = {k: v for k, v in arguments.items() if k in accepted}
         for key in options:
             if key not in accepted or key in arguments:
-                raise unknown(f"option of the model {name}:", key, accepted - {"shape", "classes"})
+                raise unknown(f"option of the model {name}:", key, accepted.keys() - {"shape", "classes"})
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**64)  # torch.manual_seed would reseed the GPUs too
         try:
@@ -63,11 +66,14 @@ def build(
     return module
 
 
-def _accepted(make: Callable[..., Any]) -> tuple[set[str], bool]:
-    """The names of a callable's arguments, and whether it takes any name at all."""
+def required(make: Callable[..., nn.Module], name: str) -> bool:
+    """Whether a factory has an argument of this name without a default."""
+    found = _parameters(make).get(name)
+    return found is not None and found.default is found.empty
+
+
+def _parameters(make: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(make).parameters.values()
+        return inspect.signature(make).parameters
     except (TypeError, ValueError):  # some callables written in C have none
-        return set(), False
-    named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+        return MappingProxyType({})

@@ -2,69 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from offbeat.core.errors import ModelError
+from offbeat.core.errors import ModelError, SettingError
+from offbeat.models.dropout import Keyed, drops
 from offbeat.models.gpu import kernels
+
+Statistics = Literal["average", "local", "frozen", "refuse"]
+Patterns: TypeAlias = "str | Sequence[str] | None"
+Precision = Literal["single", "tf32", "bf16"]
+
+
+class ModelParts(TypedDict, total=False):
+    """What of a module is trained, where, and how precisely: see `Flat`."""
+
+    statistics: Statistics
+    train: Patterns
+    personal: Patterns
+    precision: Precision
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+_VARIANCE = "running_var"
 
 
 class Flat:
-    """The trained parameters of a module, one after the other, as one vector of d float32 numbers.
+    """The trained parameters of a module, one after the other, as one vector of float32 numbers.
 
     Parameters that two layers share count once. Frozen parameters and buffers are constants and not part of the
-    vector. The module itself is never changed, but is swapped parameters for the time of a call: two threads
-    need one Flat each.
+    vector; those of half precision stay so. The module itself is never changed, but is swapped parameters for the time
+    of a call: two threads need one Flat each.
+
+    The vector has two parts, of which only the first, of `dim` numbers, is the server's: `size` numbers altogether are
+    what a client trains. Running statistics that training renews stand in it like parameters, at `running`; their place
+    in a gradient is that of their new values (see `Oracle.statistics`).
+
+    statistics: what becomes of running statistics: "average": they stand in the server's part, "local": in the
+    client's, "frozen": they stay as they are and layers use them in training too, "refuse": no layer may have any.
+    train: patterns of the names of the parameters to train, such as "head.*", among those that require gradients; None:
+    all of them.   personal: patterns of those that are the client's own.   precision: "bf16": matrix products and
+    convolutions of training are in bfloat16; the vector is not.
 
     >>> flat = Flat(nn.Linear(2, 1, bias=False))
     >>> flat.dim, flat(torch.tensor([1.0, 10.0]), torch.tensor([[3.0, 4.0]]))
     (2, tensor([[43.]]))
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        statistics: Statistics = "average",
+        train: Patterns = None,
+        personal: Patterns = None,
+        precision: Precision = "single",
+    ) -> None:
+        for setting, value, allowed in (("statistics", statistics, Statistics), ("precision", precision, Precision)):
+            if value not in get_args(allowed):
+                raise SettingError(f"{setting} = {value!r}: must be one of {', '.join(get_args(allowed))}")
+        self.autocast = precision == "bf16"
         _refuse(module)
-        self.module = module
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        if not trained:
-            raise ModelError(f"{type(module).__name__} has no parameter to train (none has requires_grad)")
-        self._names = list(trained)
-        self._shapes = [p.shape for p in trained.values()]
-        self._sizes = [p.numel() for p in trained.values()]
-        self.dim = sum(self._sizes)
-        first = {id(p): name for name, p in trained.items()}
-        everything = dict(module.named_parameters(remove_duplicate=False))
-        self._tied = {n: first[id(p)] for n, p in everything.items() if n not in trained and id(p) in first}
-        frozen = {n: p.detach() for n, p in everything.items() if id(p) not in first}
-        buffers = dict(module.named_buffers(remove_duplicate=False))
-        self._constants = {torch.device("cpu"): {n: _single(t) for n, t in {**frozen, **buffers}.items()}}
+        self.module, self.statistics = module, statistics
+        trained = _trained(module, train)
+        own = [] if personal is None else _matching(trained, personal, "personal")
+        _one_name(module, personal, "personal")
+        if len(own) == len(trained):
+            raise SettingError(
+                f"personal = {personal!r}: that is every trained parameter, so nothing would be learnt jointly"
+            )
+        running = _running(module)
+        if running and statistics == "refuse":
+            name, layer = next(iter(running.values()))[1:]
+            raise ModelError(
+                f"the layer {name or 'itself'!r} ({type(layer).__name__}) keeps running statistics; use GroupNorm or "
+                'LayerNorm, or say what becomes of them: statistics = "average", "local" or "frozen"'
+            )
+        self._frozen_layers = {id(layer) for _, _, layer in running.values()} if statistics == "frozen" else set()
+        moving = {} if statistics == "frozen" else {name: buffer for name, (buffer, _, _) in running.items()}
+        shared = [name for name in trained if name not in own]
+        order = [*shared, *moving, *own] if statistics == "average" else [*shared, *own, *moving]
+        tensors = {**trained, **moving}
+        self._names, self._moving = order, list(moving)
+        self._shapes = [tensors[name].shape for name in order]
+        self._sizes = [tensors[name].numel() for name in order]
+        at = [sum(self._sizes[:i]) for i in range(len(order) + 1)]
+        self.size = at[-1]
+        self.dim = at[len(shared) + (len(moving) if statistics == "average" else 0)]
+        first = order.index(self._moving[0]) if moving else 0
+        self.running = slice(at[first], at[first + len(moving)]) if moving else None
+        known = {id(tensor): name for name, tensor in tensors.items()}
+        everything = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        # other names of a layer that stands in the module twice: torch would put back what it has put there itself
+        places = [(id(module.get_submodule(n.rpartition(".")[0])), n.rpartition(".")[2]) for n in everything]
+        self._again = {n for at, n in enumerate(everything) if places[at] in places[:at]}
+        self._tied = {n: known[id(t)] for n, t in everything.items() if n not in tensors and id(t) in known}
+        constants = {n: t.detach() for n, t in everything.items() if id(t) not in known}
+        self._constants = {torch.device("cpu"): {n: _single(t) for n, t in constants.items()}}
+        self._counters = [n for n, t in constants.items() if moving and n.endswith("num_batches_tracked")]
+        half = any(t.dtype in _HALVES for n, t in constants.items())
+        self._casts = {n: t.dtype for n, t in trained.items() if half and t.dtype in _HALVES}
+        # modes as they are now: who changes them later changes nothing here
+        self._modes = [(layer, layer.training and id(layer) not in self._frozen_layers) for layer in module.modules()]
+        self._evaluated = [(layer, False) for layer in module.modules()]
+        self.random = any(layer.training and drops(layer) for layer in module.modules())
+        self._still = False
+        self.seen: set[str] | None = None  # if somebody looks: the constants that a call put others in place of
         # where a module keeps its parameters, if putting others there is all that it takes
         plain = all(type(layer).__setattr__ is nn.Module.__setattr__ for layer in module.modules())
         named = [*zip(self._names, range(len(self._names)), strict=True)]
         named += [(other, self._names.index(name)) for other, name in self._tied.items()]
-        self._places = [(_owner(module, name), at) for name, at in named] if plain and not self.constants else []
+        plain = plain and not self.constants and not moving
+        self._places = [(_owner(module, name), at) for name, at in named] if plain else []
+
+    @property
+    def moded(self) -> bool:
+        """Whether training differs from evaluation: it has layers that drop, or running statistics."""
+        return self.random or self.running is not None or bool(self._frozen_layers)
 
     @cached_property
     def vmappable(self) -> bool:
         """Whether torch.vmap can run it over many vectors at once; recurrent kernels have no batching rule."""
         return not self._has(nn.RNNBase, nn.RNNCellBase)
 
-    @cached_property
+    @property
     def own(self) -> bool:
         """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap."""
-        return hasattr(self.module, "stacked") and not self.constants and not self._tied
+        return hasattr(self.module, "stacked") and self.plain
 
     def adds(self, device: torch.device) -> bool:
         """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
-        return hasattr(self.module, "add_gradient") and kernels(device) and not self.constants and not self._tied
+        return hasattr(self.module, "add_gradient") and kernels(device) and self.plain
+
+    @property
+    def plain(self) -> bool:
+        """Whether the vector is all that a call depends on, in the order of the module and in single precision."""
+        return not (self.constants or self._tied or self.moded or self.autocast) and self.dim == self.size
 
     @cached_property
     def convolutional(self) -> bool:
@@ -76,27 +162,151 @@ class Flat:
         """Whether it has frozen parameters or buffers, which are no part of the vector."""
         return bool(self._constants[torch.device("cpu")])
 
+    @property
+    def averaged(self) -> tuple[int, int] | None:
+        """From where to where statistics stand in the server's part."""
+        if self.running is None or self.running.start >= self.dim:
+            return None
+        return self.running.start, self.running.stop
+
+    @property
+    def modes(self) -> list[bool]:
+        """Which of the module's layers, in the order of `modules()`, are in training mode when it is trained."""
+        return [mode for _, mode in self._modes]
+
     def initial(self) -> torch.Tensor:
-        """The module's own parameters as a new vector [d]."""
-        parameters = dict(self.module.named_parameters())
-        return torch.cat([parameters[name].detach().reshape(-1).float() for name in self._names])
+        """The module's own parameters and statistics as a new vector [dim]: the server's part."""
+        return self._initial[: self.dim].clone()
+
+    @property
+    def _initial(self) -> torch.Tensor:
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return torch.cat([tensors[name].detach().reshape(-1).float().cpu() for name in self._names])
+
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """What every client has at first in its own part, [size − dim]."""
+        return self._initial[self.dim :].clone()
+
+    def whole(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors [..., dim] with what every client has at first in its own part; [..., size] stay as they are."""
+        if vectors.shape[-1] == self.size:
+            return vectors
+        first = self.first.to(vectors.device).expand(*vectors.shape[:-1], -1)
+        return torch.cat([vectors, first], -1)
+
+    def parameters(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Vectors [..., size] without the statistics."""
+        if self.running is None:
+            return vectors
+        return torch.cat([vectors[..., : self.running.start], vectors[..., self.running.stop :]], -1)
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A vector [d] cut into the parameters, by name; nothing is copied."""
-        if vector.shape != (self.dim,):
-            raise ModelError(f"expected a vector of {self.dim} parameters, not {list(vector.shape)}")
+        """A vector [size] cut into the parameters, by name; nothing is copied."""
+        if vector.shape != (self.size,):
+            raise ModelError(f"expected a vector of {self.size} parameters, not {list(vector.shape)}")
         pieces = torch.split(vector, self._sizes, -1)
         return {name: piece.view(shape) for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)}
 
-    def __call__(self, vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The module's output for these parameters [d] and this batch of inputs."""
-        named = self.views(vector)
-        for other, name in self._tied.items():
-            named[other] = named[name]
-        named.update(self._constants_on(vector.device))
+    def state(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A vector [dim] or [size] as what the module's `load_state_dict` takes, with everything that is not in it."""
+        named = self.views(self.whole(vector))
+        named |= {other: named[name] for other, name in self._tied.items()}
+        return {name: named.get(name, tensor) for name, tensor in self.module.state_dict().items()}
+
+    def __call__(self, vector: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        """The module's output for these parameters [size] and this batch of inputs."""
+        return self.apply(vector, forward, *inputs)
+
+    def apply(
+        self,
+        vector: torch.Tensor,
+        function: Callable[..., Any],
+        *arguments: torch.Tensor,
+        key: torch.Tensor | None = None,
+    ) -> Any:
+        """What function(module, *arguments) gives with these parameters [size]; `key` is what dropout draws from."""
+        return self.noted(vector, function, *arguments, key=key)[0]
+
+    def overshot(self, vector: torch.Tensor) -> str:
+        """The running variance that a server has moved below zero in this vector [size]; empty: none."""
+        named = self.views(vector) if any(name.endswith(_VARIANCE) for name in self._moving) else {}
+        found = (name for name in self._moving if name.endswith(_VARIANCE) and bool((named[name] < 0).any()))
+        return next(found, "")
+
+    def noted(
+        self,
+        vector: torch.Tensor,
+        function: Callable[..., Any],
+        *arguments: torch.Tensor,
+        key: torch.Tensor | None = None,
+    ) -> tuple[Any, torch.Tensor]:
+        """(the same, the statistics after it, as they stand in the vector)."""
+        with self._set(key, vector.device):
+            found, named = self._within(self.views(vector), function, arguments, vector.device)
+        if self.running is None:
+            return found, vector[:0]
+        return found, torch.cat([named[name].reshape(-1) for name in self._moving])
+
+    def _within(
+        self,
+        named: dict[str, torch.Tensor],
+        function: Callable[..., Any],
+        arguments: Sequence[torch.Tensor],
+        device: torch.device,
+    ) -> tuple[Any, Mapping[str, torch.Tensor]]:
+        for name in self._moving:  # the module writes there
+            named[name] = as_statistic(name, named[name].detach()).clone()
+        for name, dtype in self._casts.items():
+            named[name] = named[name].to(dtype)
+        named |= {other: named[name] for other, name in self._tied.items()}
+        named |= self._constants_on(device)
+        for name in self._counters:
+            named[name] = named[name].clone()
+        inner = {f"module.{name}": value for name, value in named.items() if name not in self._again}
         # sharing is resolved above, once; torch would search the module for it at every call
-        output: torch.Tensor = functional_call(self.module, named, (x,), tie_weights=False)
-        return output
+        found = functional_call(_Within(self.module, function), inner, tuple(arguments), tie_weights=False)
+        if self.seen is not None:
+            fixed = [n for n in self._constants_on(device) if n not in self._again]
+            self.seen.update(n for n in fixed if inner[f"module.{n}"] is not named[n])
+        return found, {name: inner[f"module.{name}"] for name in self._moving}
+
+    @contextmanager
+    def _training(self, key: torch.Tensor | None, device: torch.device) -> Iterator[None]:
+        precise = torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext()
+        with self._in_modes(self._modes), Keyed(key) if self.random else nullcontext(), precise:
+            yield
+
+    def _set(self, key: torch.Tensor | None, device: torch.device) -> Any:
+        """The surroundings of a call: those of training, unless within `evaluating`."""
+        return self._training(key, device) if not self._still and (self.moded or self.autocast) else nullcontext()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within, calls are those of evaluation: nothing is dropped, statistics are used and not renewed."""
+        if self._still:
+            yield
+            return
+        quick = torch.backends.mha.get_fastpath_enabled()
+        self._still = True
+        torch.backends.mha.set_fastpath_enabled(False)  # it has no rule for torch.vmap, and other roundings
+        try:
+            with self._in_modes(self._evaluated), Keyed(None) if self.random else nullcontext():
+                yield
+        finally:
+            self._still = False
+            torch.backends.mha.set_fastpath_enabled(quick)
+
+    @contextmanager
+    def _in_modes(self, modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+        changed = [(layer, layer.training) for layer, mode in modes if layer.training is not mode]
+        for layer, before in changed:
+            layer.training = not before
+        try:
+            yield
+        finally:
+            for layer, before in changed:
+                layer.training = before
 
     def stacked(self, vectors: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The outputs of the module's own stacked form for n vectors [n, d] and a batch of inputs for each [n, ...]."""
@@ -109,32 +319,64 @@ class Flat:
         return {name: piece.view(-1, *shape) for name, piece, shape in pieces}
 
     def pieces(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A vector [d] cut into the parameters for `alone`, each a tensor of its own to differentiate by."""
+        """A vector [size] cut into the parameters for `alone`, each a tensor of its own to differentiate by."""
         found = [piece.detach() for piece in self.views(vector).values()]
         if vector.device.type == "cpu":  # convolutions and pooling are quicker there with the channels last
             found = [p.to(memory_format=torch.channels_last) if p.dim() == 4 else p for p in found]
         return found
 
-    def alone(self, pieces: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The module's output for one client's parameters, cut into pieces; not for torch.vmap."""
-        if x.dim() == 4 and x.device.type == "cpu" and self.convolutional:
-            x = x.to(memory_format=torch.channels_last)
-        output: torch.Tensor
+    def leaves(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of the pieces that are parameters, ready to be differentiated by."""
+        named = zip(self._names, pieces, strict=True)
+        return [piece.requires_grad_() for name, piece in named if name not in self._moving]
+
+    def alone(
+        self,
+        pieces: list[torch.Tensor],
+        function: Callable[..., Any],
+        *arguments: torch.Tensor,
+        key: torch.Tensor | None = None,
+    ) -> Any:
+        """The same for one client's pieces, those of statistics being renewed; not for torch.vmap."""
+        device = pieces[0].device
+        if self.convolutional and device.type == "cpu":
+            arguments = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in arguments)
+        with self._set(key, device):
+            return self._alone(pieces, function, arguments, device)
+
+    def _alone(
+        self,
+        pieces: list[torch.Tensor],
+        function: Callable[..., Any],
+        arguments: Sequence[torch.Tensor],
+        device: torch.device,
+    ) -> Any:
         if not self._places:
-            named = dict(zip(self._names, pieces, strict=True))
-            named |= {other: named[name] for other, name in self._tied.items()}
-            named |= self._constants_on(x.device)
-            output = functional_call(self.module, named, (x,), tie_weights=False)
-            return output
+            found, named = self._within(dict(zip(self._names, pieces, strict=True)), function, arguments, device)
+            for name, value in named.items():
+                pieces[self._names.index(name)] = value
+            return found
         own = [place[key] for (place, key), _ in self._places]
         try:
             for (place, key), at in self._places:
                 place[key] = pieces[at]
-            output = self.module(x)
+            return function(self.module, *arguments)
         finally:
             for ((place, key), _), parameter in zip(self._places, own, strict=True):
                 place[key] = parameter
-        return output
+
+    def gathered(self, slopes: Sequence[torch.Tensor], pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Gradients by the leaves as a vector [size]; statistics stand in it with their values in the pieces."""
+        if self.running is None:
+            return torch.cat([slope.reshape(-1) for slope in slopes])
+        by_leaf = iter(slopes)
+        named = zip(self._names, pieces, strict=True)
+        return torch.cat([(p if name in self._moving else next(by_leaf)).reshape(-1) for name, p in named])
+
+    def fixed(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The buffers that are constants, by name."""
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        return {n: t for n, t in self._constants_on(device).items() if n in buffers and n not in self._counters}
 
     def _constants_on(self, device: torch.device) -> dict[str, torch.Tensor]:
         if device not in self._constants:
@@ -146,6 +388,27 @@ class Flat:
         return any(isinstance(layer, kinds) for layer in self.module.modules())
 
 
+class _Within(nn.Module):
+    """A function of a module as a module itself, so that torch can put other parameters into it for a call."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        return self.function(self.module, *arguments)
+
+
+def as_statistic(name: str, value: torch.Tensor) -> torch.Tensor:
+    """What a module gets of this name: a variance is at least zero, although a server may have stepped too far."""
+    return value.clamp_min(0.0) if name.endswith(_VARIANCE) else value
+
+
+def forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    """A module's output, as a function of the module."""
+    return module(*inputs)
+
+
 def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """The table in which a parameter stands, and its key there."""
     path, _, key = name.rpartition(".")
@@ -153,23 +416,86 @@ def _owner(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
-    """The same constant, in single precision like the vector if it is a real number."""
-    return tensor.detach().float().cpu() if tensor.is_floating_point() else tensor.detach().cpu()
+    """The same constant, in single precision like the vector if it is more precise; half precision stays."""
+    found = tensor.detach().cpu()
+    return found.float() if found.dtype == torch.float64 else found
+
+
+def _trained(module: nn.Module, patterns: Patterns) -> dict[str, nn.Parameter]:
+    """The parameters to train, by name."""
+    found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    _one_name(module, patterns, "train")
+    if not found:
+        raise ModelError(f"{type(module).__name__} has no parameter to train (none has requires_grad)")
+    return found if patterns is None else {name: found[name] for name in _matching(found, patterns, "train")}
+
+
+def _one_name(module: nn.Module, patterns: Patterns, setting: str) -> None:
+    """Raise if patterns match one name of a parameter that layers share and not the one that it goes by."""
+    if patterns is None:
+        return
+    each = [patterns] if isinstance(patterns, str) else patterns
+    names = {id(p): name for name, p in module.named_parameters()}
+    for other, p in module.named_parameters(remove_duplicate=False):
+        hits = [any(fnmatchcase(name, pattern) for pattern in each) for name in (other, names[id(p)])]
+        if p.requires_grad and hits[0] and not hits[1]:
+            raise SettingError(
+                f"{setting} = {patterns!r}: {other} is {names[id(p)]} by another name, which no pattern matches; name "
+                "both, or neither"
+            )
+
+
+def _matching(names: Mapping[str, Any], patterns: Patterns, setting: str) -> list[str]:
+    """Those of these names that match one of the patterns, each of which matches something."""
+    each = [patterns] if isinstance(patterns, str) else list(patterns or ())
+    for pattern in each:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            known = ", ".join([*names][:8]) + (", …" if len(names) > 8 else "")
+            raise SettingError(f"{setting} = {pattern!r}: no trained parameter has such a name; there are {known}")
+    if not each:
+        raise SettingError(f"{setting} = []: name at least one parameter, or leave it out")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in each)]
+
+
+def _running(module: nn.Module) -> dict[str, tuple[torch.Tensor, str, nn.Module]]:
+    """The buffers that training renews, by name, each with its layer: those of layers that are in training mode."""
+    found: dict[str, tuple[torch.Tensor, str, nn.Module]] = {}
+    for name, layer in module.named_modules():
+        own: Sequence[str] = ()
+        if isinstance(layer, _NormBase):
+            own = ("running_mean", "running_var") if layer.running_mean is not None else ()
+        elif isinstance(getattr(layer, "statistics", None), tuple | list):
+            own = cast("Any", layer).statistics
+        for key in own if layer.training else ():
+            buffer = layer._buffers.get(key)
+            if buffer is None or not buffer.is_floating_point():
+                raise ModelError(
+                    f"the layer {name or 'itself'!r} ({type(layer).__name__}) lists {key!r} among its statistics; list "
+                    "buffers of real numbers"
+                )
+            found[f"{name}.{key}" if name else key] = (buffer, name, layer)
+    return found
 
 
 _RANDOM = "draws from torch's global random state, so no run could be repeated; set {}"
 
-# (layers, whether this one cannot be used, why and what to do)
+# (layers, whether this one cannot be used in training, why and what to do)
 _REFUSED: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Callable[..., bool], str], ...] = (
     (
         _NormBase,
-        lambda layer: layer.running_mean is not None,
-        "keeps running statistics, which are not parameters and cannot be aggregated; use GroupNorm or LayerNorm, "
-        "or track_running_stats=False",
+        lambda layer: layer.training and layer.running_mean is not None and layer.momentum is None,
+        "averages its statistics over all batches (momentum=None), which depends on their number; set momentum=0.1",
     ),
-    (_DropoutNd, lambda layer: layer.p > 0, _RANDOM.format("p=0")),
-    ((nn.RNNBase, nn.MultiheadAttention), lambda layer: layer.dropout > 0, _RANDOM.format("dropout=0")),
-    (nn.RReLU, lambda layer: layer.lower < layer.upper, _RANDOM.format("lower=upper or use LeakyReLU")),
+    (
+        nn.RNNBase,
+        lambda layer: layer.training and layer.dropout > 0,
+        "drops inside of its kernel, " + _RANDOM.format("dropout=0 and put nn.Dropout between layers"),
+    ),
+    (
+        nn.RReLU,
+        lambda layer: layer.training and layer.lower < layer.upper,
+        _RANDOM.format("lower=upper or use LeakyReLU"),
+    ),
     (
         (nn.Embedding, nn.EmbeddingBag),
         lambda layer: layer.max_norm is not None or layer.sparse,
@@ -180,10 +506,12 @@ _REFUSED: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Callable[..
 
 def _refuse(module: nn.Module) -> None:
     """Raise for a layer that makes the module something else than a function of its parameters."""
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in tensors:
+            if is_lazy(tensor):
+                raise ModelError(f"the {kind} {name!r} is lazy and has no shape yet; run the module once first")
     for name, parameter in module.named_parameters():
-        if is_lazy(parameter):
-            raise ModelError(f"the parameter {name!r} is lazy and has no shape yet; run the module once first")
-        if not parameter.is_floating_point():
+        if parameter.requires_grad and not parameter.is_floating_point():
             raise ModelError(f"the parameter {name!r} is {parameter.dtype}; only real numbers can be trained")
     for name, layer in module.named_modules():
         for kinds, bad, reason in _REFUSED:

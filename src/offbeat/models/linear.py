@@ -92,6 +92,13 @@ class Softmax(nn.Module, ClosedForm):
         np.dot(error, x, out[:end].reshape(classes, inputs))
 
 
+class Linear(Softmax):
+    """One linear layer with a bias, which starts at zero: linear regression, or logistic regression of classes."""
+
+    def __init__(self, shape: Sequence[int], classes: int) -> None:
+        super().__init__(shape, classes, bias=True)
+
+
 @cache
 def _counting(count: int) -> npt.NDArray[np.int64]:
     return np.arange(count)

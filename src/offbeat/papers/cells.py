@@ -10,9 +10,10 @@ from math import inf, isfinite, isnan, nan
 from statistics import fmean
 from typing import Any
 
+from offbeat.core.metric import Metric
 from offbeat.papers.entry import Line, PaperEntry, Quantity, text
 from offbeat.report.comparison import NOT_RUN
-from offbeat.watch.results import LESS_IS_BETTER, Result, TaskResult, finish, first_reached
+from offbeat.watch.results import Result, TaskResult, finish, first_reached
 
 UNDER_WAY = "under way"
 
@@ -68,13 +69,11 @@ def printed(entry: PaperEntry, experiment: str, algorithm: str, settings: Mappin
 
 
 def _covers(entry: PaperEntry, line: Line, algorithm: str, settings: Mapping[str, Any]) -> bool:
-    return algorithm == line.algorithm and all(_is(entry, settings, axis, value) for axis, value in line.at.items())
-
-
-def _is(entry: PaperEntry, settings: Mapping[str, Any], axis: str, wanted: str) -> bool:
-    """Whether the settings have this value on this axis."""
-    value, named = _setting(entry, settings, axis), entry.axis[axis].values
-    return value is not None and (value == named[wanted] if named else text(value) == wanted)
+    for axis, wanted in line.at.items():
+        value, named = _setting(entry, settings, axis), entry.axis[axis].values
+        if value is None or (value != named[wanted] if named else text(value) != wanted):
+            return False
+    return algorithm == line.algorithm
 
 
 def _setting(entry: PaperEntry, settings: Mapping[str, Any], axis: str) -> Any:
@@ -176,7 +175,8 @@ def _time_to(quantity: Quantity, runs: Sequence[Result]) -> Cell:
     curves = [list(_curve(quantity, run)) for run in runs]
     ends = min(curve[-1][0] for curve in curves) / quantity.per
     judged = [_mean(curves)] if quantity.curve == "mean" else curves
-    times = [_first(curve, quantity) for curve in judged]
+    metric = runs[0].metric(quantity.metric)
+    times = [_first(curve, metric, quantity) for curve in judged]
     cell = replace(_reached([inf if t is None else t / quantity.per for t in times], ends), seeds=len(runs))
     if cell.beyond is None:
         return cell if quantity.curve == "each" else replace(cell, low=None, high=None)
@@ -199,7 +199,7 @@ def _reached(times: Sequence[float], ends: float) -> Cell:
 def _curve(quantity: Quantity, run: Result) -> Iterator[tuple[float, float]]:
     """(time or version, metric); with several tasks their mean, in which a finished task keeps its last value."""
     last: dict[int, float] = {}
-    worst = inf if quantity.metric in LESS_IS_BETTER else -inf
+    worst = run.metric(quantity.metric).worst if run.history else nan
     for at, m in enumerate(run.history):
         value = m.metrics.get(quantity.metric, nan)
         last[m.task] = worst if isnan(value) else value
@@ -216,10 +216,10 @@ def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, 
     ]
 
 
-def _first(curve: Sequence[tuple[float, float]], quantity: Quantity) -> float | None:
+def _first(curve: Sequence[tuple[float, float]], metric: Metric, quantity: Quantity) -> float | None:
     """Where a curve first reaches the target."""
     assert quantity.target is not None
-    at = first_reached((value for _, value in curve), quantity.metric, quantity.target)
+    at = first_reached((value for _, value in curve), metric, quantity.target)
     return None if at is None else curve[at][0]
 
 

@@ -67,7 +67,7 @@ class Quantity:
 
     metric: of an evaluation.   scale: factor, 100 for per cent.
     task: of this task; None: the mean over all, for `finish` the last of all.
-    time to: the first evaluation with metric ≥ target, in units of `per`; curve: of the seeds' "mean" or of "each";
+    time to: the first evaluation at the target or better, in units of `per`; curve: of the seeds' "mean" or of "each";
         by: "time" or "version".
     largest: the rank-th largest value of `axis` whose loss is, at the end, "finite" for every seed, or also "improved":
         in the mean below that of the first evaluation.   measure: one of the run's measures, such as concurrency.mean.

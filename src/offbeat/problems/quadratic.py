@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError
+from offbeat.core.metric import LOSS, Metric
 from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
@@ -72,6 +73,10 @@ class Quadratic(Checked):
     @property
     def stacks(self) -> bool:
         return True
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        return (LOSS, Metric("gap"), Metric("distance"))
 
     def initial(self) -> Vector:
         return self._start.clone()

@@ -7,8 +7,10 @@ enough to hide their launches are left as they are.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -103,13 +105,26 @@ class Replay:
                 self.function(*inputs)  # once outside, so that libraries have set themselves up
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            with _no_collection(), torch.cuda.graph(graph, pool=self.pool):
                 output = self.function(*inputs)
         except RuntimeError:
             torch.cuda.synchronize()
             return None
         self.pool = graph.pool()
         return graph, inputs, output
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within, no garbage is collected: the graph of an earlier run that goes during a capture would break that one."""
+    gc.collect()
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _pad(rows: Tensor, size: int) -> Tensor:

@@ -1,25 +1,30 @@
-"""The oracle of some clients of a classification problem: gathers their mini-batches and differentiates."""
+"""The oracle of some clients of a supervised problem: gathers their mini-batches and differentiates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy
 
 from offbeat.core.problem import Numbers
+from offbeat.core.random import draw
 from offbeat.core.vectors import Vector, descend
+from offbeat.data.lazy import Read
+from offbeat.problems.apart import ClientAlone
+from offbeat.problems.objective import total
 from offbeat.problems.shards import Draws
 
 if TYPE_CHECKING:
     from offbeat.problems.supervised import Supervised
 
-Batch = tuple[Tensor, Tensor, Tensor]  # inputs [n, b, ...], labels [n, b], weights of the samples [n, b]
+_FULL = 1 << 20  # numbers the masks of gradients over whole data, like an independent mini-batch
+
+Batch = tuple[Tensor, ...]  # the objective's columns [n, b, ...], and last the weights of the samples [n, b]
 
 
 class Rows:
@@ -34,12 +39,19 @@ class Rows:
         batch: int | None,
         shuffle: bool,
     ) -> None:
-        self.problem, self.shards = problem, problem.shards
+        self.problem, self.shards, self.keys = problem, problem.shards, keys
         self.which = np.asarray(clients, dtype=np.int64)
+        if problem.flat.running is not None:
+            problem.enough(self.which, batch)
         self.draws = None if batch is None else Draws(self.shards, clients, keys, steps, batch, shuffle)
+        self.reader = problem.train if isinstance(problem.train, Read) else None
         self.alike = bool((self.shards.shares[self.which] == 1.0).all())
         self.kept: tuple[tuple[int, int], Batch] | None = None
         self.pace: tuple[float | Vector, Tensor] | None = None  # a step size, and what it makes of the shares
+        self.running = problem.flat.running
+        self.statistics: Tensor | None = None  # after the last gradient on a step's own mini-batch, [n, s]
+        # masks and statistics depend on the whole batch: there is no padding among these
+        self.unpadded = batch is None and (problem.objective.form == "coupled" or problem.flat.moded)
 
     @cached_property
     def shares(self) -> Tensor:
@@ -49,36 +61,58 @@ class Rows:
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         if self._in_cache:
             return self._each_in_cache(w, step, sample, whole=self.draws is None)
-        return self._slope(w, self._gather(step, sample))
+        if self.unpadded:
+            return self._parted(self._whole(w, step, sample), sample)
+        return self._parted(self._slope(w, self._gather(step, sample), self._masks(step, sample)), sample)
 
     def descend(self, w: Vector, lr: float | Vector, step: int) -> Vector:
         p = self.problem
         if p.replay_step is None or self.draws is None or len(w) == 1:
-            return descend(w, lr, self.gradient(w, step))
+            return self.renewed(descend(w, lr, self.gradient(w, step)))
         if self.pace is None or self.pace[0] is not lr:  # the same for all steps of a job
             column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
             self.pace = lr, column.squeeze(1) * self.shares
         return p.replay_step(w, self.draws.indices(step, 0), self.pace[1])
 
+    def renewed(self, w: Vector) -> Vector:
+        """The same vectors with the statistics that the last gradient on a step's own mini-batch gave."""
+        if self.running is None or self.statistics is None:
+            return w
+        return torch.cat([w[:, : self.running.start], self.statistics, w[:, self.running.stop :]], 1)
+
     def full(self, w: Vector) -> Vector:
         if self._in_cache:
             return self._each_in_cache(w, 0, 0, whole=True)
-        return self._slope(w, self._fetch(*self._everything()))
+        if self.problem.objective.form == "coupled" or self.problem.flat.moded:
+            return self._parted(self._whole(w, 0, _FULL), _FULL)
+        return self._slope(w, self._fetch(*self._everything()), (), whole=True)
 
     def loss(self, w: Vector, step: int, sample: int = 0) -> Tensor:
-        return self._each(w, self._gather(step, sample), self.problem.loss, self.problem.loss)
+        masks = self._masks(step, sample)
+        if self.unpadded:
+            return torch.stack([self.problem.loss(w[i], *self._all_of(i, masks)) for i in range(len(w))])
+        loss = self._loss(self.draws is None)
+        return self._each(w, self._gather(step, sample), masks, loss, loss)
 
     def hvp(self, w: Vector, v: Vector, step: int, sample: int = 0) -> Vector:
         def product(w: Vector, v: Vector, *batch: Tensor) -> Vector:
             # twice backwards: torch's forward mode would compile its formulas with the deprecated torch.jit first
-            out: Vector = grad(lambda u: torch.dot(grad(self.problem.loss)(u, *batch), v))(w)
+            out: Vector = grad(lambda u: torch.dot(grad(loss)(u, *batch), v))(w)
             return out
 
-        batch = (*self._gather(step, sample), self.shares)
-        if len(w) > 1 and self.problem.flat.vmappable:
+        loss = self.problem.loss if self.unpadded else self._loss(self.draws is None)
+        masks = self._masks(step, sample)
+        if self.unpadded:
+            return torch.stack([product(w[i], v[i], *self._all_of(i, masks)) for i in range(len(w))])
+        batch = (*self._gather(step, sample), self.shares, *masks)
+        if len(w) > 1 and not self.problem.unstackable:
             stacked: Vector = vmap(product)(w, v, *batch)
             return stacked
         return torch.stack([product(w[i], v[i], *(part[i] for part in batch)) for i in range(len(w))])
+
+    def client(self, row: int) -> ClientAlone:
+        """The model and the samples of one client, for a training loop of the user's own."""
+        return ClientAlone(self, row)
 
     # Gathering
 
@@ -86,6 +120,8 @@ class Rows:
         wanted = (0, 0) if self.draws is None else (step, sample)
         if self.kept is None or self.kept[0] != wanted:  # inner loops ask for the same one again and again
             self.kept = wanted, self._fetch(*self._chosen(*wanted))
+            if self.reader is not None and self.draws is not None and step + 1 < self.draws.steps:
+                self.reader.ahead(self.draws.indices(step + 1, sample))
         return self.kept[1]
 
     def _chosen(self, step: int, sample: int) -> tuple[Tensor, Tensor]:
@@ -128,38 +164,88 @@ class Rows:
                 slope *= shards.shares[client]
         return torch.from_numpy(out)
 
-    def _slope(self, w: Vector, batch: Batch) -> Vector:
+    def _loss(self, whole: bool) -> Callable[..., Tensor]:
+        """One client's function. Whole data may be padded: there a loss that is a mean is taken sample by sample."""
+        return self.problem.loss_apart if whole else self.problem.loss
+
+    def _masks(self, step: int, sample: int) -> tuple[Tensor, ...]:
+        """What each client's masks are drawn from in this step, [n]; nothing for a model that drops nothing."""
+        if not self.problem.flat.random:
+            return ()
+        found = draw(np.asarray(self.keys, dtype=np.int64), (1 << 61) + (sample << 40) + step)
+        return (torch.from_numpy(found).to(self.problem.device),)
+
+    def _parted(self, g: Vector, sample: int) -> Vector:
+        """Gradients without the statistics that came with them, which are kept."""
+        if self.running is not None:
+            if sample == 0:
+                self.statistics = g[:, self.running].clone()
+            g[:, self.running] = 0.0
+        return g
+
+    def _whole(self, w: Vector, step: int, sample: int) -> Vector:
+        """Gradients over whole data, client by client, because there must be no padding."""
+        masks = self._masks(step, sample)
+        return torch.stack([self._gradient(w[i], *self._all_of(i, masks)) for i in range(len(w))])
+
+    def _all_of(self, row: int, masks: Batch) -> tuple[Tensor, ...]:
+        indices = torch.from_numpy(self.shards[int(self.which[row])]).to(self.problem.device)
+        weights = torch.full(indices.shape, 1.0 / len(indices), device=self.problem.device)
+        return (*self.problem.samples(indices), weights, self.shares[row], *(mask[row] for mask in masks))
+
+    def _slope(self, w: Vector, batch: Batch, masks: Batch, whole: bool | None = None) -> Vector:
         p = self.problem
+        whole = self.draws is None if whole is None else whole
         if p.closed is None:
-            if p.replay is not None and len(w) > 1:
-                return p.replay(w, *batch, self.shares)
-            if len(w) > 1 and p.stacks:
-                return p.slopes(w, *batch, self.shares)
-            return self._each(w, batch, self._gradient, grad(p.loss))
+            apart = whole and p.objective.form == "mean"
+            if p.replay is not None and len(w) > 1 and not apart:
+                return p.replay(w, *batch, self.shares, *masks)
+            if len(w) > 1 and p.stacks and not apart:
+                return p.slopes(w, *batch, self.shares, *masks)
+            stacked = p.stacked_slopes if p.flat.running is not None else None
+            return self._each(w, batch, masks, partial(self._gradient, whole=whole), grad(self._loss(whole)), stacked)
         g = p.closed.gradient(w, *batch)
         return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
 
-    def _gradient(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, share: Tensor) -> Vector:
+    def _gradient(self, w: Vector, *given: Tensor, whole: bool = False) -> Vector:
         """Plain autograd, by the parameters one by one: for one client it is much cheaper than torch.func."""
-        p = self.problem
-        pieces = [piece.requires_grad_() for piece in p.flat.pieces(w)]
-        outputs = p.flat.alone(pieces, x)
-        if self.draws is None:
-            value = (cross_entropy(outputs, y, reduction="none") * weights).sum()
+        p, key = self.problem, None
+        if p.flat.random:
+            *given, key = given  # type: ignore[assignment]
+        *parts, weights, share = given
+        pieces = p.flat.pieces(w)
+        leaves = p.flat.leaves(pieces)
+        if whole:
+            value = total(p.flat.alone(pieces, p.objective.apart, *parts, key=key), weights)
         else:
-            value = cross_entropy(outputs, y)  # samples of a mini-batch weigh the same
-        slopes = torch.autograd.grad(value, pieces, materialize_grads=True)
-        g = torch.cat([slope.reshape(-1) for slope in slopes])
+            value = p.flat.alone(pieces, p.objective.mean, *parts, key=key)  # samples of a mini-batch weigh the same
+        slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
+        g = p.flat.gathered(slopes, pieces)
+        statistics = None if self.running is None else g[self.running].clone()
         if p.l2:
             g.add_(w, alpha=p.l2)
-        return g if self.alike else g.mul_(share)
+        if not self.alike:
+            g.mul_(share)
+        if statistics is not None:
+            g[self.running] = statistics
+        return g
 
-    def _each(self, w: Vector, batch: Batch, one: Callable[..., Any], stacked: Callable[..., Any]) -> Tensor:
-        if len(w) > 1 and self.problem.flat.vmappable:
-            rows: Tensor = vmap(stacked)(w, *batch, self.shares)
-            return rows
+    def _each(
+        self,
+        w: Vector,
+        batch: Batch,
+        masks: Batch,
+        one: Callable[..., Any],
+        stacked: Callable[..., Any],
+        rows: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """One by one, or by torch.vmap where that works; rows: what does the same for stacked rows."""
         shares = self.shares
+        if len(w) > 1 and not self.problem.unstackable:
+            found: Tensor = (rows or vmap(stacked))(w, *batch, shares, *masks)
+            return found
+        given = (*batch, shares, *masks)
         if len(w) == 1:
-            only: Tensor = one(w[0], *(part[0] for part in batch), shares[0])
+            only: Tensor = one(w[0], *(part[0] for part in given))
             return only.unsqueeze(0)
-        return torch.stack([one(w[i], *(part[i] for part in batch), shares[i]) for i in range(len(w))])
+        return torch.stack([one(w[i], *(part[i] for part in given)) for i in range(len(w))])

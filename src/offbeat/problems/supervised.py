@@ -1,41 +1,51 @@
-"""Classification over clients' shards of a data set."""
+"""Any objective over clients' shards of a data set."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
-from torch.nn.functional import cross_entropy
 
 from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.core.local import Local
 from offbeat.core.problem import Numbers
-from offbeat.core.random import MODEL, SHARE, SPLIT, key
+from offbeat.core.random import SPLIT, key
 from offbeat.core.vectors import Vector
+from offbeat.data.adapters import ByClient
 from offbeat.data.base import Dataset
-from offbeat.data.splits import IID, Split
-from offbeat.models.build import build
-from offbeat.models.flat import Flat
+from offbeat.data.samples import Samples, Stored
+from offbeat.data.sharding import shards
+from offbeat.data.splits import IID, Owners, Split
+from offbeat.models.dropout import PROBE
+from offbeat.models.flat import Flat, ModelParts
 from offbeat.models.linear import ClosedForm
+from offbeat.problems.check import check, check_scores, one_line
+from offbeat.problems.evaluation import Evaluation, Measured
+from offbeat.problems.given import given
+from offbeat.problems.metrics import Metrics, Score, scores
+from offbeat.problems.objective import LOSSES, Loss, Objective, cross_entropy, total
+from offbeat.problems.parted import parted
 from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.shards import Shards
-
-# Samples evaluated at a time, on a CPU and on a GPU. A network keeps much of each: few of them stay in a CPU's cache.
-_CLOSED, _NETWORK = (8192, 65536), (256, 8192)
+from offbeat.problems.shares import test_shares
 
 
 class Supervised:
     """f̂_i(w) = mean loss over client i's samples + l2/2·|w|² (AREA eq. 4).
 
-    shards: sample indices of each client.   l2: ν.   weighted: client i's function is (s_i/S)·f̂_i, and the global
-    objective Σ (s_i/S) f̂_i; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
-    measured: at most so many training and test samples, always the same ones, go into `measure`; None: all.
+    shards: sample indices of each client.   loss: what is minimised, see `offbeat.problems.objective`; None:
+    cross-entropy where the target is a class, else the squared error.   metrics: what is measured on the test samples;
+    the first is the task's own.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
+    function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; otherwise it is f̂_i, and the objective
+    (1/n) Σ f̂_i.   measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and
+    `precision`, see `Flat`.
     """
 
     def __init__(
@@ -46,10 +56,16 @@ class Supervised:
         l2: float = 0.0,
         weighted: bool = False,
         device: str = "cpu",
-        measured: int | None = None,
+        measured: Measured = None,
         name: str = "",
+        *,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        weight: str | None = None,
+        **parts: Unpack[ModelParts],
     ) -> None:
-        positive(measured=measured)
+        if measured != "all":
+            positive(measured=measured)
         if l2 < 0:
             raise SettingError(f"l2 = {l2}: must not be negative")
         if not shards:
@@ -58,86 +74,229 @@ class Supervised:
             if len(shard) == 0:
                 raise DataError(f"client {client} has no data; use fewer clients or a less uneven split")
         self.name, self.data, self.l2, self.device = name or data.name, data, l2, torch.device(device)
-        self.measured = measured
-        self.flat = Flat(model)
+        self.measured, self.weighted = measured, weighted
+        self.flat, self.parts_given = Flat(model, **parts), parts
         self.clients, self.dim = len(shards), self.flat.dim
         sizes = np.array([len(s) for s in shards], dtype=np.int64)
-        order, total = np.concatenate(list(shards)).astype(np.int64), int(sizes.sum())
-        self.shards = Shards(order, sizes, sizes / total if weighted else np.ones(self.clients), self.device)
-        there = data.on(self.device)
-        self.train_x, self.train_y, self.test_x, self.test_y = there.train_x, there.train_y, there.test_x, there.test_y
-        # a gradient in closed form needs numbers for inputs
-        self.closed = model if isinstance(model, ClosedForm) and data.scale is not None else None
-        self.scale = 1.0 if data.scale is None else data.scale
-        self.adds = self.flat.adds(self.device)
+        order, total_ = np.concatenate(list(shards)).astype(np.int64), int(sizes.sum())
+        self.shards = Shards(order, sizes, sizes / total_ if weighted else np.ones(self.clients), self.device)
+        self.train, self.test = data.train.on(self.device), data.test.on(self.device)
+        self.loss_given = loss or ("mse" if data.classes is None else "cross-entropy")
+        self.objective = Objective.of(self.loss_given, data.inputs, data.target, weight)
+        self.objective = self.objective.formed(check(self))
+        self.scores = scores(metrics, self.objective.name)
+        check_scores(self)
+        self.usual = self.objective.function is cross_entropy and self.objective.form == "each"
+        # closed forms and kernels are for the cross-entropy of real numbers that are in memory
+        real = (
+            self.usual and isinstance(self.train, Stored) and len(data.inputs) == 1 and self.train.real(data.inputs[0])
+        )
+        self.closed = model if isinstance(model, ClosedForm) and real and self.flat.plain else None
+        self.scale = self.train.scales.get(data.inputs[0], 1.0) if isinstance(self.train, Stored) else 1.0
+        self.adds = self.usual and isinstance(self.train, Stored) and self.flat.adds(self.device)
         self.replay = Replay(self.slopes) if self.device.type == "cuda" and self.stacks else None
         self.replay_step = Replay(self.stepped) if self.adds else None
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # what each training sample counts in the global objective
-        each = sizes / total if weighted else np.full(self.clients, 1.0 / self.clients)
-        counts = np.zeros(len(data.train_y))
-        np.add.at(counts, order, np.repeat(each / sizes, sizes))
-        used = _some(np.flatnonzero(counts), measured)
-        self.used = torch.from_numpy(used).to(device)
-        self.counts = torch.from_numpy(counts[used] / counts[used].sum()).to(device, torch.float32)
-        owner = data.test_owner
-        tested = np.arange(len(data.test_y)) if owner is None else np.flatnonzero(owner.numpy() >= 0)
-        self.tested = torch.from_numpy(_some(tested, measured)).to(device)
+
+    def __repr__(self) -> str:
+        sizes = self.shards.sizes
+        each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
+        measured = ", ".join(score.name for score in self.scores)
+        return (
+            f"Supervised({self.name}: {self.clients} clients with {each} samples each; "
+            f"{', '.join(self.data.inputs)} -> {self.data.target}; {self.dim:,} parameters; "
+            f"loss {self.objective.name}{f'; metrics {measured}' if measured else ''})"
+        )
 
     @classmethod
     def split(
         cls,
-        data: Dataset,
+        data: Any,
         clients: int,
         split: Split | None = None,
-        model: str | Callable[..., nn.Module] = "softmax",
+        model: str | nn.Module | Callable[..., nn.Module] = "softmax",
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
         *,
+        target: str | None = None,
+        inputs: str | Sequence[str] | None = None,
+        test: Any = None,
+        holdout: float = 0.2,
+        client: str | None = None,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        weight: str | None = None,
         l2: float = 0.0,
         weighted: bool = False,
         device: str = "cpu",
-        measured: int | None = None,
+        measured: Measured = None,
         name: str = "",
+        **parts: Unpack[ModelParts],
     ) -> Supervised:
         """The problem of a data set split over clients (IID by default) and a model, both drawn from the seed.
 
-        model: by name, as in an experiment file, or a factory.   options: of the model.   l2: weight of l2/2·|w|².
-        weighted: a client's loss counts by its share of the samples.   measured: evaluate on at most so many samples.
+        data: a `Dataset`, or what one can be made of, see `offbeat.data.adapters`: arrays, columns, tables, files,
+        anything with len() and [i], data sets by client.   target, inputs: its columns.   test: samples to test on;
+        None: a share `holdout` of the data.   client: the column with the samples' owners.
+        model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
+        model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
+        by its share of the samples.   measured: what is evaluated on, see `Evaluation`.   parts: see `Supervised`.
         """
         if clients < 1:
             raise SettingError(f"clients = {clients}: must be at least 1")
-        owner = None if data.owner is None else data.owner.numpy()
+        client = client or (split.column if isinstance(split, Owners) else None)
+        found, module = given(
+            data,
+            model,
+            loss,
+            weight,
+            options,
+            seed,
+            target=target,
+            inputs=inputs,
+            test=test,
+            holdout=holdout,
+            client=client,
+        )
         rng = np.random.default_rng(key(seed, SPLIT))
-        shards = (split or IID())(data.train_y.numpy(), clients, rng, owner)
-        module = build(model, data.shape, data.classes, key(seed, MODEL), **(options or {}))
-        return cls(data, module, shards, l2, weighted, device, measured, name)
+        split_ = shards(split or (Owners() if found.owners else IID()), found, clients, rng)
+        chosen: Any = {"loss": loss, "metrics": metrics, "weight": weight, **parts}
+        return cls(found, module, split_, l2, weighted, device, measured, name, **chosen)
+
+    @classmethod
+    def of_clients(
+        cls,
+        data: Mapping[str, Any],
+        model: str | nn.Module | Callable[..., nn.Module] = "softmax",
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        *,
+        target: str | None = None,
+        inputs: str | Sequence[str] | None = None,
+        test: Any = None,
+        holdout: float = 0.2,
+        loss: Loss | None = None,
+        metrics: Metrics | None = None,
+        weight: str | None = None,
+        l2: float = 0.0,
+        weighted: bool = False,
+        device: str = "cpu",
+        measured: Measured = None,
+        name: str = "",
+        **parts: Unpack[ModelParts],
+    ) -> Supervised:
+        """The problem of one data set for each client, by name and in this order.
+
+        test: samples to test on, for all clients or by client; None: a share `holdout` of every client's.
+        Everything else as in `split`.
+        """
+        if not isinstance(data, Mapping):
+            raise SettingError(f"a {type(data).__name__} has no clients; give one data set for each, by name")
+        found, module = given(
+            ByClient(data), model, loss, weight, options, seed, target=target, inputs=inputs, test=test, holdout=holdout
+        )
+        owned = shards(Owners(), found, len(data), np.random.default_rng(0))
+        chosen: Any = {"loss": loss, "metrics": metrics, "weight": weight, **parts}
+        return cls(found, module, owned, l2, weighted, device, measured, name, **chosen)
 
     def pooled(self) -> Supervised:
         """The same data as one client's: what training without federation would see."""
         everything = [np.unique(self.shards.order)]
         return Supervised(
-            self.data, self.flat.module, everything, self.l2, False, str(self.device), self.measured, self.name
+            self.data,
+            self.flat.module,
+            everything,
+            self.l2,
+            False,
+            str(self.device),
+            self.measured,
+            self.name,
+            loss=self.loss_given,
+            metrics=self.scores,
+            weight=self.objective.weight,
+            **self.parts_given,
         )
+
+    @property
+    def metrics(self) -> Sequence[Score]:
+        return self.scores
 
     @property
     def stacks(self) -> bool:
         if self.device.type == "cuda":
-            return self.flat.vmappable or self.flat.own
-        return self.flat.vmappable and not self.flat.convolutional
+            return self.own or not self.unstackable
+        return not self.flat.convolutional and not self.unstackable
+
+    @cached_property
+    def unstackable(self) -> str:
+        """Why torch.vmap cannot compute many clients at once; empty if it can."""
+        if not self.flat.vmappable:
+            return "torch.vmap has no rule for recurrent layers"
+        ours = type(self.flat.module).__module__.startswith("offbeat.")
+        if ours and self.objective.function in LOSSES.values():
+            return ""
+        parts = self.samples(torch.zeros(2, 2, dtype=torch.int64, device=self.device))
+        weights, shares = torch.full((2, 2), 0.5, device=self.device), torch.ones(2, device=self.device)
+        keys = (torch.arange(2, device=self.device),) if self.flat.random else ()
+        try:
+            self.stacked_slopes(self.flat.whole(self.initial()).expand(2, -1), *parts, weights, shares, *keys)
+        except Exception as error:  # whatever a model or a loss does there, one client at a time has been tried before
+            return one_line(error)
+        return ""
+
+    @cached_property
+    def _alone_fails(self) -> str:
+        """Why the model cannot be trained on a single sample; empty if it can."""
+        parts = self.samples(torch.zeros(1, dtype=torch.int64, device=self.device))
+        pieces = self.flat.pieces(self.flat.whole(self.initial()))
+        try:
+            self.flat.alone(pieces, self.objective.mean, *parts, key=PROBE.to(self.device))
+        except ValueError as error:
+            return one_line(error)
+        return ""
+
+    def enough(self, clients: np.ndarray, batch: int | None) -> None:
+        """Raise if a mini-batch of these clients is a single sample and the model normalises by its batch."""
+        if batch == 1 and self._alone_fails:
+            raise SettingError(f"batch = 1: {self.name} normalises by its batch and needs two samples; use 2 or more")
+        if batch is None and self.shards.sizes[clients].min() == 1 and self._alone_fails:
+            client = int(clients[self.shards.sizes[clients].argmin()])
+            raise SettingError(
+                f"client {client} has one sample, and {self.name} normalises by its batch, which needs two; set "
+                'batch = 2 or more, or statistics = "frozen"'
+            )
 
     def initial(self) -> Vector:
         return self.flat.initial().to(self.device)
 
+    def samples_of(self, client: int) -> int:
+        """How many training samples a client has."""
+        return int(self.shards.sizes[client])
+
     def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> Rows:
         return Rows(self, clients, keys, steps, batch, shuffle)
+
+    @property
+    def averaged(self) -> tuple[int, int] | None:
+        """From where to where running statistics stand in the server's vector."""
+        return self.flat.averaged
+
+    @property
+    def owned(self) -> bool:
+        """Whether clients keep a part of the model to themselves."""
+        return self.flat.dim < self.flat.size
+
+    def pair(self, local: Local) -> Local:
+        """The local trainer as this model needs it, see `offbeat.problems.parted`."""
+        return parted(local, self.flat, self.name)
 
     @property
     def kin(self) -> Hashable:
         """Problems of equal kin differ in their shards and starting points alone: their clients can be stacked."""
         if self.flat.constants:
             return id(self)
-        return (type(self), id(self.data), _function(self.flat.module), self.l2, self.device)
+        parts = repr(self.parts_given)
+        return (type(self), id(self.data), _function(self.flat.module), parts, self.objective, self.l2, self.device)
 
     def union(self, problems: Sequence[Supervised]) -> Supervised:
         """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
@@ -158,42 +317,81 @@ class Supervised:
 
     @cached_property
     def _inputs(self) -> np.ndarray:
-        return self.train_x.flatten(1).numpy()
+        return self.train[self.data.inputs[0]].flatten(1).numpy()
 
     @cached_property
     def _labels(self) -> np.ndarray:
-        return self.train_y.numpy()
+        return self.train[self.data.target].numpy()
 
-    def samples(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of training samples, in the shape of their indices."""
-        flat = indices.reshape(-1)
-        x = self.inputs(self.train_x.index_select(0, flat))
-        return x.view(*indices.shape, *x.shape[1:]), self.train_y.index_select(0, flat).view(indices.shape)
+    def samples(self, indices: Tensor) -> tuple[Tensor, ...]:
+        """The objective's columns of training samples, in the shape of their indices."""
+        return self.parts(self.train, indices)
 
-    def inputs(self, stored: Tensor) -> Tensor:
-        """Stored samples as the model wants them."""
-        return stored.long() if self.data.scale is None else stored.float().mul_(self.scale)
+    def parts(self, samples: Samples, indices: Tensor) -> tuple[Tensor, ...]:
+        found = samples.take(indices, self.objective.columns)
+        return tuple(found[name] for name in self.objective.columns)
 
-    def loss(self, w: Vector, x: Tensor, y: Tensor, weight: Tensor | float, share: Tensor | float) -> Tensor:
-        """One client's stochastic function: share · (Σ weight · loss + l2/2·|w|²)."""
-        losses = cross_entropy(self.flat(w, x), y, reduction="none")
-        value = (losses * weight).sum()
+    def loss(self, w: Vector, *given: Tensor) -> Tensor:
+        """One client's stochastic function, share · (Σ weight · loss + l2/2·|w|²).
+
+        given: the objective's columns, then the weights of the samples, the client's share and, for models that drop,
+        the key of their masks.
+        """
+        return self._value(self.objective.values, w, *given)[0]
+
+    def loss_apart(self, w: Vector, *given: Tensor) -> Tensor:
+        """The same where some of the samples may be padding, which weighs nothing."""
+        return self._value(self.objective.apart, w, *given)[0]
+
+    def _noted(self, w: Vector, *given: Tensor) -> tuple[Tensor, Tensor]:
+        return self._value(self.objective.values, w, *given)
+
+    def _value(self, values: Callable[..., Any], w: Vector, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """(the function, the model's statistics after it)."""
+        key = None
+        if self.flat.random:
+            *given, key = given  # type: ignore[assignment]
+        *parts, weights, share = given
+        found, statistics = self.flat.noted(w, values, *parts, key=key)
+        value = total(found, weights)
         if self.l2:
-            value = value + (0.5 * self.l2) * (w * w).sum()
-        return value * share
+            parameters = self.flat.parameters(w)
+            value = value + (0.5 * self.l2) * (parameters * parameters).sum()
+        return value * share, statistics
 
-    def slopes(self, w: Vector, x: Tensor, y: Tensor, weights: Tensor, shares: Tensor) -> Vector:
-        """The gradients [n, d] of n clients' stochastic functions, stacked."""
-        if self.adds:
-            return self._added(w, self.l2 * shares, x, y, weights * shares.unsqueeze(1))
-        if not self.flat.own:
-            rows: Vector = vmap(grad(self.loss))(w, x, y, weights, shares)
+    def stacked_slopes(self, w: Vector, *given: Tensor) -> Vector:
+        """Those by torch.vmap. Statistics stand in them with their new values."""
+        if self.flat.running is None:
+            rows: Vector = vmap(grad(self.loss))(w, *given)
             return rows
+        rows, statistics = vmap(grad(self._noted, has_aux=True))(w, *given)
+        rows[:, self.flat.running] = statistics
+        return rows
+
+    def slopes(self, w: Vector, *given: Tensor) -> Vector:
+        """The gradients [n, d] of n clients' stochastic functions, stacked."""
+        if not (self.adds or self.own):
+            return self.stacked_slopes(w, *given)
+        *parts, weights, shares = given
+        if self.adds:
+            x, y = parts
+            return self._added(w, self.l2 * shares, x, y, weights * shares.unsqueeze(1))
         w = w.detach().requires_grad_()
-        losses = cross_entropy(self.flat.stacked(w, x).flatten(0, 1), y.flatten(), reduction="none").view_as(y)
-        values = (losses * weights).sum(1)
+        outputs = self.flat.stacked(w, parts[0]).flatten(0, 1)
+        found = self.objective.compare(outputs, *(part.flatten(0, 1) for part in parts))
+        if isinstance(found, tuple):
+            found = found[0].view_as(weights), found[1].view_as(weights)
+        else:
+            found = found.view_as(weights)
+        values = total(found, weights)
         g = torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
         return g.add_(w.detach() * shares.unsqueeze(1), alpha=self.l2) if self.l2 else g
+
+    @property
+    def own(self) -> bool:
+        """Whether the model's own form for many vectors serves this objective."""
+        objective = self.objective
+        return self.flat.own and not objective.whole and objective.form in ("each", "counted")
 
     def stepped(self, w: Vector, indices: Tensor, pace: Tensor) -> Vector:
         """w − pace · the gradients at mini-batches of these training samples, indices [n, b]; pace [n].
@@ -211,92 +409,35 @@ class Supervised:
         module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights)
         return to
 
-    @torch.no_grad()
+    # Measuring
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """How models are measured; made when one is."""
+        return Evaluation(self)
+
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
-        """Accuracy on the test set and the global objective on all training data."""
-        right = torch.zeros(len(models), device=self.device)
-        for which in torch.split(self.tested, self._chunk):
-            outputs = self._outputs(models, self.inputs(self.test_x[which]))
-            right += (outputs.argmax(dim=-1) == self.test_y[which]).sum(dim=-1)
-        loss = 0.5 * self.l2 * (models * models).sum(dim=1) if self.l2 else torch.zeros_like(right)
-        for which, counts in zip(
-            torch.split(self.used, self._chunk), torch.split(self.counts, self._chunk), strict=True
-        ):
-            outputs = self._outputs(models, self.inputs(self.train_x[which]))  # [v, m, classes]
-            chosen = self.train_y[which].expand(len(models), -1).unsqueeze(2)
-            losses = torch.logsumexp(outputs, dim=2) - outputs.gather(2, chosen).squeeze(2)
-            loss = loss + losses @ counts
-        both = zip(right.tolist(), loss.tolist(), strict=True)  # to the CPU in one piece
-        return [{"accuracy": hits / len(self.tested), "loss": f} for hits, f in both]
+        """The metrics on the test samples, and the global objective on a sample of the training samples."""
+        return self.evaluation.measure(models)
 
     @property
-    def _chunk(self) -> int:
-        """Samples evaluated at a time."""
-        on_cpu, on_gpu = _NETWORK if self.closed is None else _CLOSED
-        return on_cpu if self.device.type == "cpu" else on_gpu
+    def sample(self) -> int | None:
+        """How many training samples the objective is measured on; None: all."""
+        return self.evaluation.sample
 
-    @torch.no_grad()
+    def exact(self, model: Vector) -> float:
+        """The global objective on all training samples."""
+        return self.evaluation.exact(model)
+
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """Accuracy of row i on the test share of client i."""
-        found = []
-        for w, client in zip(models, clients, strict=True):
-            share, right = self.test_shares[client], 0.0
-            for which in torch.split(share, self._chunk):
-                outputs = self.flat.alone(self.flat.pieces(w), self.inputs(self.test_x[which]))
-                right += float((outputs.argmax(dim=-1) == self.test_y[which]).sum())
-            found.append(right / len(share))
-        return found
+        """The task's own metric of row i on the test share of client i."""
+        return [self.evaluation.own(w, self.test_shares[c]) for w, c in zip(models, clients, strict=True)]
 
     @cached_property
     def test_shares(self) -> list[Tensor]:
-        """Test samples of each client: its owner's if every client is one natural owner, else a part of each class as
-        large as its part of the training samples of that class. A client too small for any gets one sample, of the
-        commonest of its classes that are tested at all."""
+        """Test samples of each client, see `offbeat.problems.shares`."""
         shards = [self.shards[client] for client in range(self.clients)]
-        shares = self._owned(shards) or self._by_class(shards)
-        return [torch.from_numpy(share).to(self.device) for share in shares]
-
-    def _owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The test samples of each client's owner; nothing where a client is not one owner."""
-        if self.data.owner is None or self.data.test_owner is None:
-            return []
-        owner, tested = self.data.owner.numpy(), self.data.test_owner.numpy()
-        owners = [np.unique(owner[shard]) for shard in shards]
-        if any(len(names) > 1 for names in owners):
-            return []
-        order = np.argsort(tested, kind="stable")
-        edges = [np.searchsorted(tested, [names[0], names[0] + 1], sorter=order) for names in owners]
-        return [order[first:last] for first, last in edges]
-
-    def _by_class(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        train, test, owner = self.data.train_y.numpy(), self.data.test_y.numpy(), self.data.test_owner
-        counts = np.stack([np.bincount(train[s], minlength=self.data.classes) for s in shards])  # [n, classes]
-        rng = np.random.default_rng(key(0, SHARE))
-        real = True if owner is None else owner.numpy() >= 0
-        members = [rng.permutation(np.flatnonzero((test == c) & real)) for c in range(self.data.classes)]
-        parts: list[list[np.ndarray]] = [[] for _ in shards]
-        for c, samples in enumerate(members):
-            total = counts[:, c].sum()
-            cuts = np.rint(np.cumsum(counts[:, c]) / max(total, 1) * len(samples)).astype(np.int64)
-            for client, piece in enumerate(np.split(samples, cuts[:-1])):
-                if total:
-                    parts[client].append(piece)
-        shares = [np.concatenate(p) for p in parts]
-        commonest = (counts * [len(m) > 0 for m in members]).argmax(axis=1)
-        return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
-
-    def _outputs(self, models: Vector, x: Tensor) -> Tensor:
-        """Of every model for all samples: of several at once only where samples are few."""
-        if self.closed is not None:
-            return self.closed.outputs(models, x)
-        together = max(1, self._chunk // len(x)) if self.stacks and not self.flat.own else 1
-        return torch.cat([self._by_network(group, x) for group in torch.split(models, together)])
-
-    def _by_network(self, models: Vector, x: Tensor) -> Tensor:
-        if len(models) == 1:
-            return self.flat.alone(self.flat.pieces(models[0]), x).unsqueeze(0)
-        outputs: Tensor = vmap(self.flat, (0, None))(models, x)
-        return outputs
+        return [torch.from_numpy(share).to(self.device) for share in test_shares(self.data, shards)]
 
 
 def _function(module: nn.Module) -> Hashable:
@@ -318,10 +459,3 @@ def _plain(value: Any) -> Hashable:
     if isinstance(value, list | tuple | set | frozenset):
         return tuple(_plain(v) for v in value)
     return id(value)
-
-
-def _some(which: np.ndarray, most: int | None) -> np.ndarray:
-    """All of them, or a fixed random choice."""
-    if most is None or most >= len(which):
-        return which
-    return np.sort(np.random.default_rng(0).choice(which, most, replace=False))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from offbeat.core.metric import LOSS, Metric
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
-from offbeat.report.communication import bytes_by, messages_of
 from offbeat.report.comparison import PaperComparison, comparison
 from offbeat.report.read import ExperimentFolder, read
 from offbeat.report.run import Columns, Floats, RecordedRun
 from offbeat.report.timeline import Timeline, timeline
 from offbeat.report.work import (
     Fan,
+    bytes_by,
     concurrency,
-    last_accuracies,
-    own_accuracies,
+    last_values,
+    messages_of,
+    own_values,
     participation,
     staleness,
     updates_of,
@@ -68,11 +71,31 @@ class Content:
     omitted: list[str]
     comparisons: list[PaperComparison]  # what reproductions among them found
 
+    @cached_property
+    def measured(self) -> dict[int, dict[str, Metric]]:
+        """By task, what is known of each metric, the task's own first."""
+        found: dict[int, dict[str, Metric]] = {}
+        for series in self.series:
+            for run in series.runs:
+                for place, metrics in zip(series.places, run.measured, strict=False):
+                    found.setdefault(place, {}).update({m.name: m for m in metrics})
+        for series in self.drawn:  # those of which nothing is known
+            for place, names in series.progress.items():
+                found.setdefault(place, {}).update({n: Metric(n) for n in names if n not in found.get(place, {})})
+        return found
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """All metrics that were measured: the tasks' own first, then in their order."""
+        shown = {name for s in self.drawn for by in s.progress.values() for name in by}
+        own = [next(iter(each.values())) for each in self.measured.values() if each]
+        everything = [*own, *(metric for each in self.measured.values() for metric in each.values())]
+        return {metric.name: metric for metric in everything if metric.name in shown}
+
     @property
-    def metrics(self) -> list[str]:
-        """The names of all metrics, accuracy first."""
-        found = [m for s in self.drawn for by in s.progress.values() for m in by]
-        return sorted(dict.fromkeys(found), key=lambda name: (name != "accuracy", name != "loss"))
+    def own(self) -> Metric:
+        """The first task's own metric."""
+        return next((metric for each in self.measured.values() for metric in each.values()), LOSS)
 
     @property
     def results(self) -> list[Result]:
@@ -135,9 +158,11 @@ def _best(series: Sequence[Series]) -> list[Series]:
     """The series to draw, in order: all of them, or those with the best final metrics."""
 
     def grade(each: Series) -> tuple[float, float]:
-        ends = [run.result.overall for run in each.runs if run.result]
-        accuracy, loss = ([end[name] for end in ends if name in end] for name in ("accuracy", "loss"))
-        return (-float(np.mean(accuracy)) if accuracy else 0.0, float(np.mean(loss)) if loss else np.inf)
+        ends = [run.result for run in each.runs if run.result]
+        own = [r.overall[r.own.name] for r in ends if r.own.name in r.overall]
+        loss = [r.overall["loss"] for r in ends if "loss" in r.overall]
+        sign = -1.0 if ends and ends[0].own.higher else 1.0
+        return (sign * float(np.mean(own)) if own else np.inf, float(np.mean(loss)) if loss else np.inf)
 
     if len(series) <= SERIES:
         return list(series)
@@ -171,7 +196,8 @@ def _fill(series: Series, with_timeline: bool, points: int) -> None:
     series.concurrency = concurrency(series.runs)
     personal = [table for run in series.runs if (table := run.personal()) is not None]
     if personal:
-        series.personal, series.last = own_accuracies(personal), last_accuracies(personal)
+        own = next((run.measured[0][0] for run in series.runs if run.measured), LOSS)
+        series.personal, series.last = own_values(personal), last_values(personal, own)
     series.allocation, series.ends, series.until = _allocation(series.runs)
 
 

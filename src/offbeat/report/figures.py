@@ -12,7 +12,6 @@ import numpy.typing as npt
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.report.bands import Band
 from offbeat.report.content import AXES, Content, Series
-from offbeat.report.tables import SHARES
 from offbeat.report.timeline import TICKS, Timeline
 
 if TYPE_CHECKING:
@@ -64,20 +63,20 @@ def _save(figure: Figure, path: Path) -> Path:
 def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
     drawn = content.drawn
     for task, name in enumerate(content.tasks):
-        for metric in content.metrics:
+        for metric, known in content.metrics.items():
             for axis in AXES:
                 bands = [s.progress.get(task, {}).get(metric, {}).get(axis) for s in drawn]
                 subject = f"{metric}-{_file(name)}" if len(content.tasks) > 1 else metric
-                labels = _AXIS[axis], metric.replace("_", " ")
+                labels = _AXIS[axis], _words(metric)
                 if any(bands):
-                    yield f"{subject}-by-{axis}", _bands(drawn, bands, *labels, (False, metric in SHARES))
+                    yield f"{subject}-by-{axis}", _bands(drawn, bands, *labels, (False, known.share))
     if any(s.staleness for s in drawn):
         yield "staleness", _staleness([s for s in drawn if s.staleness])
-    relative = "updates relative to the mean"
+    relative, personal = "updates relative to the mean", f"{_words(content.own.name)} of personalised models"
     for name, bands, x, y, percent in (  # in which shares are in per cent
         ("concurrency", [s.concurrency for s in drawn], "virtual time", "busy clients", (False, True)),
         ("participation", [s.participation for s in drawn], "clients, busiest first", relative, (True, False)),
-        ("personal", [s.last for s in drawn], "clients, worst first", "accuracy of personalised models", (True, True)),
+        ("personal", [s.last for s in drawn], "clients, worst first", personal, (True, content.own.share)),
     ):
         if any(bands):
             yield name, _bands(drawn, bands, x, y, percent)
@@ -199,6 +198,10 @@ def _look(at: int) -> dict[str, Any]:
 
 def _colour(at: int) -> str:
     return _COLOURS[at % len(_COLOURS)]
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 def _file(name: str) -> str:

@@ -69,7 +69,9 @@ def _run(home: Path, result: Result) -> RecordedRun:
     settings = ", ".join(f"{name} = {text}" for name, text in brief(result.settings).items())
     label = f"{result.algorithm}{', ' if settings else ''}{settings}"
     place, curve = place_of(home, result.number or 0), _curve(result.history)
-    return RecordedRun(place, label, result.seed, None if result.unfinished else replace(result, curve=None), curve)
+    known = tuple(task.measured for task in result.tasks)
+    finished = None if result.unfinished else replace(result, curve=None)
+    return RecordedRun(place, label, result.seed, finished, curve, known)
 
 
 def _curve(history: Sequence[Measurement]) -> Columns:

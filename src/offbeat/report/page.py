@@ -15,11 +15,23 @@ from typing import Any
 import numpy as np
 
 from offbeat import __version__
+from offbeat.core.metric import Metric
 from offbeat.report import comparison, toml
 from offbeat.report.content import AXES, LINES, Content, of_task
 from offbeat.report.read import ExperimentFolder
-from offbeat.report.tables import UNEQUAL_SHARES, TableCell, megabytes, note, number, rows, task_rows, work_rows
-from offbeat.report.targets import cell, ladder
+from offbeat.report.tables import (
+    UNEQUAL_SHARES,
+    TableCell,
+    cell,
+    ladder,
+    megabytes,
+    note,
+    number,
+    rows,
+    task_rows,
+    value_of,
+    work_rows,
+)
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
 _DIGITS = 7  # of every number on the page; metrics are single precision
@@ -50,7 +62,9 @@ def data(content: Content) -> dict[str, Any]:
         "series": [s.name for s in content.drawn],
         "totals": [len(s.histories) for s in content.drawn],
         "tasks": content.tasks,
-        "metrics": content.metrics,
+        "metrics": list(content.metrics),
+        "shares": [name for name, metric in content.metrics.items() if metric.share],
+        "own": content.own.name,
         "axes": [
             a for a in AXES if any(a in by for s in content.drawn for m in s.progress.values() for by in m.values())
         ],
@@ -116,7 +130,10 @@ def _sections(content: Content) -> Iterator[str]:
             "progress",
             "Progress",
             "Lines are means over seeds, dotted where some seeds have already ended.",
-            _bar("progress") + '<div id="progress-plots"></div>' + _notes(content.omitted) + _targets(content),
+            _bar("progress")
+            + '<div id="progress-plots"></div>'
+            + _notes([*_sampled(content), *content.omitted])
+            + _targets(content),
         )
     if any(s.timeline for s in drawn):
         yield _section(
@@ -148,43 +165,59 @@ def _sections(content: Content) -> Iterator[str]:
         yield _section(
             "personal",
             "Personalised models",
-            "Accuracy of each client's personalised model on its own test data: at the end, from the worst client to "
-            "the best, and over time (median, middle 50 % and middle 80 % of the clients).",
+            f"{_title(content.own)} of each client's personalised model on its own test data: at the end, from the "
+            "worst client to the best, and over time (median, middle 50 % and middle 80 % of the clients).",
             '<div id="personal-last"></div><div id="personal-plots"></div>',
         )
     yield from (_experiment(folder, at, len(content.folders) > 1) for at, folder in enumerate(content.folders))
 
 
+def _sampled(content: Content) -> list[str]:
+    """What the plotted loss was measured on, where that is not all training samples."""
+    sizes = sorted({result.sample for result in content.results if result.sample is not None})
+    if not sizes:
+        return []
+    some = " or ".join(f"{size:,}" for size in sizes)
+    return [
+        f"The plotted loss is measured on {some} training samples, the same ones every time. The loss in the table of "
+        f"results is that of the final model on all training samples."
+    ]
+
+
 def _results(content: Content) -> str:
-    """One row per algorithm; with several tasks, when each finished and its accuracy then."""
+    """One row per algorithm; with several tasks, when each finished and its own metric then."""
     single = [r for r in content.results if not r.several]
     several = [r for r in content.results if r.several]
-    parts = [_table(*rows(single, _asked(content)), content)] if single else []
+    parts = [_table(*rows(single), content)] if single else []
     if several:
         labels = [r.algorithm for r in several]
         parts.append(_table(*task_rows(several, "sync-st" if "sync-st" in labels else labels[-1]), content))
-        parts.append(_notes(["The times at which tasks finished, and their accuracy then."]))
+        parts.append(_notes(["The times at which tasks finished, and their own metrics then."]))
     return "".join(parts) or '<p class="empty">No run is finished yet.</p>'
 
 
 def _targets(content: Content) -> str:
-    """When accuracies were reached, in the unit of the selected axis."""
+    """When values of each metric were reached, in the unit of the selected axis."""
     write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": megabytes}
     units = {"time": "Virtual time", "updates": "Updates", "bytes": "MB sent and received"}
     found = []
     for task, name in enumerate(content.tasks):
         able = [s for s in content.drawn if s.histories and task in s.places]
         histories = {s.name: [of_task(task, h) for h in s.histories] for s in able}
-        steps = ladder([h for each in histories.values() for h in each], _asked(content, name))
-        if not steps:
-            continue
-        title = f"Time to accuracy{f', {escape(name)}' if len(content.tasks) > 1 else ''}"
-        for axis in AXES:
-            body = [[TableCell(s), *(cell(each, t, axis, write[axis]) for t in steps)] for s, each in histories.items()]
-            table = _table(["algorithm", *(f"{100 * t:g} %" for t in steps)], body, content)
-            lead = f'<p class="note">{units[axis]} until an evaluation first reached it.</p>'
-            hide = "" if axis == "time" else " hidden"
-            found.append(f'<div data-axis="{axis}"{hide}><h3 class="over">{title}</h3>{lead}{table}</div>')
+        everything = [h for each in histories.values() for h in each]
+        for metric in content.measured.get(task, {}).values():
+            steps = ladder(everything, metric, _asked(content, task, metric))
+            title = f"Time to {escape(_words(metric))}{f', {escape(name)}' if len(content.tasks) > 1 else ''}"
+            for axis in AXES if steps else ():
+                body = [
+                    [TableCell(s), *(cell(each, metric, t, axis, write[axis]) for t in steps)]
+                    for s, each in histories.items()
+                ]
+                table = _table(["algorithm", *(value_of(metric, t) for t in steps)], body, content)
+                lead = f'<p class="note">{units[axis]} until an evaluation first reached it.</p>'
+                hide = "" if axis == "time" and metric.name == next(iter(content.metrics), "") else " hidden"
+                which = f'data-metric="{escape(metric.name)}" data-axis="{axis}"{hide}'
+                found.append(f'<div {which}><h3 class="over">{title}</h3>{lead}{table}</div>')
     return "".join(found)
 
 
@@ -217,7 +250,8 @@ def _experiment(folder: ExperimentFolder, at: int, several: bool) -> str:
         button = f'<button type="button" class="tool" data-copy="file{at}">Copy as {language}</button>'
         parts.append(f'<div class="code"><pre id="file{at}" tabindex="0">{escape(text)}</pre>{button}</div>')
     if folder.resolved:
-        settings = "".join(f"<p>{escape(line)}</p>" for line in _flat(folder.resolved))
+        lines = [each for value in folder.resolved.values() for each in (value if isinstance(value, list) else [value])]
+        settings = "".join(f"<p>{escape(str(line))}</p>" for line in lines)
         summary = "<summary>All settings, with defaults</summary>"
         parts.append(f'<details>{summary}<div class="resolved">{settings}</div></details>')
     pairs = {"folder": str(folder.path.resolve()), **folder.versions}
@@ -303,19 +337,31 @@ def _notes(lines: Sequence[str]) -> str:
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)
 
 
-def _asked(content: Content, task: str = "") -> list[float]:
-    """The target accuracies of the experiments, including that of the given task."""
+def _asked(content: Content, task: int, metric: Metric) -> list[float]:
+    """The values of a metric that the experiments ask for: targets, and where runs and the task end."""
     found: list[Any] = []
+    own = next(iter(content.measured[task])) == metric.name
     for folder in content.folders:
         experiment = folder.experiment or {}
-        tasks = experiment.get("task")
-        usual = [] if tasks else [_inside(experiment, "until", "accuracy") or 0.8]
+        tables = experiment.get("task")
         targets = _inside(experiment, "evaluate", "targets")
-        found += targets if isinstance(targets, list) else usual
-        for table in tasks if isinstance(tasks, list) else ():
-            if _inside(table, "name") == task:
-                found.append(_inside(table, "target", "accuracy"))
+        if own and isinstance(targets, list):
+            found += targets
+        elif end := _inside(experiment, "until", metric.name):
+            found.append(end)
+        elif own and not tables and metric.share and metric.higher:
+            found.append(0.8)
+        named = tables.items() if isinstance(tables, dict) else [(_inside(t, "name"), t) for t in tables or ()]
+        found += [_inside(table, "target", metric.name) for name, table in named if name == content.tasks[task]]
     return sorted({float(target) for target in found if isinstance(target, int | float)})
+
+
+def _words(metric: Metric) -> str:
+    return metric.name.replace("_", " ")
+
+
+def _title(metric: Metric) -> str:
+    return _words(metric)[:1].upper() + _words(metric)[1:]
 
 
 def _inside(value: Any, *path: str) -> Any:
@@ -323,11 +369,6 @@ def _inside(value: Any, *path: str) -> Any:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value
-
-
-def _flat(resolved: dict[str, Any]) -> Iterator[str]:
-    for value in resolved.values():
-        yield from (str(each) for each in value) if isinstance(value, list) else (str(value),)
 
 
 def _count(amount: int, noun: str) -> str:

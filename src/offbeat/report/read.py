@@ -42,7 +42,10 @@ def read(path: Path) -> ExperimentFolder:
         raise FolderError(f"{path} holds no run: neither {EXPERIMENT} nor a folder with events or metrics in it")
     experiment = content.get("experiment")
     experiment = experiment if isinstance(experiment, dict) else None
-    runs = sweep_runs(home, warnings) if swept else _in_order([_run(child) for child in found], _labels(experiment))
+    order = {label: at for at, label in enumerate(_labels(experiment))}  # runs that the file does not name come last
+    runs = sweep_runs(home, warnings) if swept else [_run(child) for child in found]
+    if not swept:
+        runs.sort(key=lambda run: (order.get(run.label, len(order)), run.label, run.seed))
     if not alone and not swept:
         warnings += _absent(home, runs)
     if not runs:
@@ -51,12 +54,6 @@ def read(path: Path) -> ExperimentFolder:
     return ExperimentFolder(
         path, path.resolve().name, experiment, _dict(content.get("resolved")), versions, runs, warnings
     )
-
-
-def _in_order(runs: list[RecordedRun], labels: Sequence[str]) -> list[RecordedRun]:
-    """In the order of the experiment's file; runs that it does not name come last."""
-    order = {label: at for at, label in enumerate(labels)}
-    return sorted(runs, key=lambda run: (order.get(run.label, len(order)), run.label, run.seed))
 
 
 def _run(path: Path) -> RecordedRun:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, METRICS, PERSONAL, UNDERWAY, part_name
-from offbeat.watch.results import Result
+from offbeat.core.errors import FolderError
+from offbeat.core.metric import Metric
+from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, MEASURED, METRICS, PERSONAL, UNDERWAY, part_name
+from offbeat.watch.results import Result, to_metrics
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 _REAL, _WHOLE = pa.float64(), pa.int64()
-_KINDS = {"int32": _WHOLE, "int64": _WHOLE, "float64": _REAL, "word": pa.string()}
+_KINDS = {"int32": _WHOLE, "int64": _WHOLE, "float64": _REAL, "word": pa.string(), "text": pa.string()}
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.ArrowException)
 
 
@@ -29,6 +33,7 @@ class RecordedRun:
 
     warnings: a line for everything that could not be read.   result: None while the run is not finished.
     curve: its evaluations, if they are not in a separate file; such a run may have no other files either.
+    known: by task, what is known of each metric, if that is not in its files.
     """
 
     path: Path
@@ -36,6 +41,7 @@ class RecordedRun:
     seed: int
     result: Result | None
     curve: Columns | None = None
+    known: tuple[tuple[Metric, ...], ...] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -51,6 +57,19 @@ class RecordedRun:
     def time(self) -> float | None:
         """When it ended, if it did."""
         return self.result.time if self.result else None
+
+    @cached_property
+    def measured(self) -> tuple[tuple[Metric, ...], ...]:
+        """By task, what is known of each metric, its own first; empty if nothing is."""
+        if self.known or self.curve is not None:
+            return self.known
+        if self.result is not None and self.result.tasks[0].measured:
+            return tuple(task.measured for task in self.result.tasks)
+        try:
+            said = (pq.read_schema(self.path / METRICS).metadata or {}).get(MEASURED.encode(), b"[]")
+            return to_metrics(json.loads(said), MEASURED)
+        except (*DAMAGE, FolderError, RecursionError):
+            return ()
 
     def metrics(self) -> Columns | None:
         """One row per evaluation: task, time, updates, version and one column per metric."""

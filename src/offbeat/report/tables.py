@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from typing import NamedTuple
 
-from offbeat.watch.results import Measures, Result, TaskResult
+import numpy as np
+
+from offbeat.core.metric import LOSS, Metric
+from offbeat.report.run import Columns
+from offbeat.watch.results import Measures, Result, TaskResult, first_reached
 
 Getter = Callable[[Result], float | None]
 
-SHARES = ("accuracy", "personal", "personal_worst")  # written in per cent
 NOTHING = "–"
+_LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # shares that get a column besides the targets
+_DECADES = tuple(m * 10.0**k for k in range(-9, 10) for m in (1, 2, 5))  # and other numbers
+_RUNGS = 6  # of them, the highest
 UNEQUAL_SHARES = "unequal shares: 0 = all clients contribute equally, 1 = one client does all the work"
 
 
@@ -22,20 +28,27 @@ class TableCell(NamedTuple):
     detail: str = ""
 
 
-def rows(results: Sequence[Result], targets: Sequence[float]) -> tuple[list[str], list[list[TableCell]]]:
+def metrics_of(results: Sequence[Result]) -> dict[str, Metric]:
+    """What is known of the metrics of these runs, the task's own first."""
+    found = {m.name: m for r in results for task in r.tasks for m in task.measured}
+    return found | {name: Metric(name) for r in results for name in r.metrics if name not in found}
+
+
+def rows(results: Sequence[Result]) -> tuple[list[str], list[list[TableCell]]]:
     """The head (with line breaks) and the body: one row per algorithm, with means over its seeds."""
     finished = [r for r in results if r.error is None]
-    metrics = list(dict.fromkeys(name for r in finished for name in r.metrics))
-    targets = targets if "accuracy" in metrics else ()
+    metrics = {name: m for name, m in metrics_of(finished).items() if any(name in r.metrics for r in finished)}
+    own = next(iter(metrics.values()), LOSS)
+    targets = list(dict.fromkeys(target for r in finished for target in r.targets))
     names = [name.replace("_", "\n") for name in metrics]
-    head = ["algorithm", *names, *(f"time\nto {100 * target:g} %" for target in targets)]
+    head = ["algorithm", *names, *(f"time\nto {value_of(own, float(target))}" for target in targets)]
     body = []
     for label in _labels(results):
         mine = [r for r in finished if r.algorithm == label]
         asked = sum(1 for r in results if r.algorithm == label)
         line = [TableCell(label, "" if len(mine) == asked else f"{asked - len(mine)} of {asked} failed")]
-        line += [_mean((r.metrics.get(name) for r in mine), _share if name in SHARES else number) for name in metrics]
-        line += [_reached(mine, f"{target:g}") for target in targets]
+        line += [_mean((r.metrics.get(name) for r in mine), writer(metric)) for name, metric in metrics.items()]
+        line += [_reached(mine, target) for target in targets]
         line.append(TableCell(_mean((r.updates for r in mine), number).main))
         line.append(TableCell(_mean((r.versions for r in mine), number).main))
         body.append([*line, _staleness(mine)])
@@ -89,13 +102,14 @@ def _all_done(results: Sequence[Result]) -> float | None:
 
 
 def _task_cell(tasks: Sequence[TaskResult]) -> TableCell:
-    accuracy = _mean((task.metrics.get("accuracy") for task in tasks), _share).main
-    done = [task.time for task in tasks if task.time is not None]
     if not tasks:
         return TableCell(NOTHING)
+    own = next((task.measured[0] for task in tasks if task.measured), LOSS)
+    then = _mean((task.metrics.get(own.name) for task in tasks), writer(own)).main
+    done = [task.time for task in tasks if task.time is not None]
     if len(done) < len(tasks):
-        return TableCell(f"{len(done)} of {len(tasks)} done", accuracy)
-    return TableCell(_mean(done, number).main, accuracy)
+        return TableCell(f"{len(done)} of {len(tasks)} done", then)
+    return TableCell(_mean(done, number).main, then)
 
 
 def note(results: Sequence[Result]) -> str:
@@ -129,6 +143,46 @@ def _reached(results: Sequence[Result], target: str) -> TableCell:
     return cell if len(found) == len(asked) else TableCell(cell.main, f"by {len(found)} of {len(asked)}")
 
 
+def first(history: Columns, metric: Metric, target: float, axis: str) -> float | None:
+    """Where on the axis an evaluation first reached this value of a metric; None: never."""
+    at = first_reached(history[metric.name], metric, target)
+    value = np.nan if at is None else float(history[axis][at])
+    return value if np.isfinite(value) else None
+
+
+def ladder(histories: Sequence[Columns], metric: Metric, asked: Sequence[float]) -> list[float]:
+    """Values of a metric worth a column, the best last: the targets, and those that some run reached but not all
+    started with."""
+    judged = _judged(histories, metric)
+    if not judged:
+        return []
+    sign = 1.0 if metric.higher else -1.0
+    curves = [sign * h[metric.name].astype(np.float64) for h in judged]
+    first = min((float(curve[0]) for curve in curves if np.isfinite(curve[0])), default=np.inf)
+    best = max((float(curve[np.isfinite(curve)].max(initial=-np.inf)) for curve in curves), default=-np.inf)
+    choice = _LADDER if metric.share or (metric.higher and best <= 1) else _DECADES
+    steps = sorted(step for step in (sign * value for value in choice) if first < step <= best)
+    return [sign * step for step in sorted({*steps[-_RUNGS:], *(sign * value for value in asked)})]
+
+
+def cell(
+    histories: Sequence[Columns], metric: Metric, target: float, axis: str, write: Callable[[float], str]
+) -> TableCell:
+    """Mean and range over seeds, and how many seeds reached the target if not all did."""
+    judged = _judged(histories, metric)
+    found = [value for h in judged if (value := first(h, metric, target, axis)) is not None]
+    if not judged or not any(np.isfinite(h[axis]).any() for h in judged):
+        return TableCell(NOTHING)
+    if not found:
+        return TableCell("never")
+    shown = spread(found, write)
+    return shown if len(found) == len(judged) else TableCell(shown.main, f"by {len(found)} of {len(judged)}")
+
+
+def _judged(histories: Sequence[Columns], metric: Metric) -> list[Columns]:
+    return [h for h in histories if metric.name in h and len(h[metric.name])]
+
+
 def _staleness(results: Sequence[Result]) -> TableCell:
     if not results:
         return TableCell(NOTHING)
@@ -139,6 +193,16 @@ def _staleness(results: Sequence[Result]) -> TableCell:
 def megabytes(value: float) -> str:
     """From bytes."""
     return number(value / 1e6)
+
+
+def writer(metric: Metric) -> Callable[[float], str]:
+    """How a value of a metric is written: a share in per cent."""
+    return _share if metric.share else number
+
+
+def value_of(metric: Metric, value: float) -> str:
+    """A value that was asked for, with all of its digits."""
+    return f"{100 * value:g} %" if metric.share else f"{value:g}"
 
 
 def _share(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How the clients worked: staleness, participation, concurrency, accuracy of personalised models."""
+"""How the clients worked: staleness, participation, concurrency, bytes, personalised models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from offbeat.core.metric import Metric
 from offbeat.core.watcher import ARRIVED
 from offbeat.report.bands import Band, Curve, band, clean
 from offbeat.report.run import Columns, Floats, Ints, RecordedRun
+from offbeat.watch.results import Messages
 
 WINDOWS = 60  # of equal length, over a run's time
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_MOST = {"down": 10**12, "up": 10**12, "jobs": 10**8}  # beyond it, a number in a message's sizes is damage
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ def staleness(logs: Sequence[Columns]) -> Fan | None:
     return _fan((np.arange(WINDOWS) + 0.5) * span / WINDOWS, window, values)
 
 
-def own_accuracies(tables: Sequence[Columns]) -> Fan | None:
-    """The accuracy of personalised models at each evaluation, over all clients and seeds."""
+def own_values(tables: Sequence[Columns]) -> Fan | None:
+    """The metric of personalised models at each evaluation, over all clients and seeds."""
     times = _joined(table["time"] for table in tables)
-    values = _joined(table["accuracy"] for table in tables)
+    values = _joined(table["value"] for table in tables)
     good = np.isfinite(values) & np.isfinite(times)
     if not good.any():
         return None
@@ -52,10 +55,11 @@ def own_accuracies(tables: Sequence[Columns]) -> Fan | None:
     return _fan(x, at, values[good])
 
 
-def last_accuracies(tables: Sequence[Columns]) -> Band | None:
-    """The final accuracy of personalised models by share of clients, worst first."""
-    last = [table["accuracy"][table["time"] == table["time"].max()] for table in tables if len(table["time"])]
-    return band([_ranked(np.sort(values[np.isfinite(values)])) for values in last])
+def last_values(tables: Sequence[Columns], metric: Metric) -> Band | None:
+    """The final metric of personalised models by share of clients, worst first."""
+    sign = 1.0 if metric.higher else -1.0
+    last = [table["value"][table["time"] == table["time"].max()] for table in tables if len(table["time"])]
+    return band([_ranked(sign * np.sort(sign * values[np.isfinite(values)])) for values in last])
 
 
 def participation(counts: Sequence[Floats]) -> Band | None:
@@ -77,6 +81,39 @@ def updates_of(run: RecordedRun, log: Columns | None) -> Floats | None:
 def concurrency(runs: Sequence[RecordedRun]) -> Band | None:
     """The share of busy clients in each time window."""
     return band([curve for run in runs if (curve := _windows(run)) is not None])
+
+
+def messages_of(run: RecordedRun) -> tuple[Messages, ...] | None:
+    """The message sizes of each task; None if the result has no plausible ones."""
+    found = run.result.measures.messages if run.result and run.result.measures else ()
+    good = all(0 <= getattr(each, name) < most for each in found for name, most in _MOST.items())
+    return found if good and found else None
+
+
+def bytes_by(times: Floats, events: Columns, messages: Sequence[Messages]) -> Floats:
+    """Bytes sent to clients and received from them by each of these times.
+
+    Jobs are numbered in the order of their sending. One that never ended is in no log: it counts from when the one
+    before it was sent, with the mean size of such jobs, so that the end has all that the run sent.
+    """
+    ended = np.isin(events["event"], (ARRIVED, "Lost"))
+    job, sent, task = events["job"][ended], events["sent"][ended], events["task"][ended]
+    down, up = (np.array([getattr(m, way) for m in messages], dtype=np.float64) for way in ("down", "up"))
+    total = max(sum(m.jobs for m in messages), int(job.max(initial=-1)) + 1)
+    size, when = np.full(total, np.nan), np.full(total, np.nan)
+    size[job], when[job] = down[task], sent
+    unknown = np.isnan(size)
+    rest = float(sum(m.jobs * m.down for m in messages) - down[task].sum())
+    size[unknown] = max(rest, 0.0) / max(int(unknown.sum()), 1)
+    when = np.maximum.accumulate(np.nan_to_num(when))
+    arrived = events["event"] == ARRIVED
+    return _by(times, when, size) + _by(times, events["time"][arrived], up[events["task"][arrived]])
+
+
+def _by(times: Floats, when: Floats, sizes: Floats) -> Floats:
+    """The sum of the sizes up to each time."""
+    sums = np.concatenate([[0.0], np.cumsum(sizes)])
+    return np.asarray(sums[np.searchsorted(when, times, side="right")])
 
 
 def _windows(run: RecordedRun) -> Curve | None:

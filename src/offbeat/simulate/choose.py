@@ -1,4 +1,7 @@
-"""Which executor: the one that is named, the one that a saved run began with, or the one that is faster in a trial."""
+"""Which executor: the one that is named, the one that a saved run began with, or the one that is faster in a trial.
+
+The trial takes place when the first jobs have been sent, so that mistakes in a run's settings show before it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ def executor(
 ) -> Executor:
     """The executor of this name.
 
-    locals_: the local trainers, by task; with them, `auto` tries both ways of computing.   workers: processes, by
-    default one a core.   address: of a Ray cluster.   world: a saved run, which goes on as it began unless a name is
-    given.
+    locals_: the local trainers, by task; with them, `auto` tries both ways of computing once there are jobs.   workers:
+    processes, by default one a core.   address: of a Ray cluster.   world: a saved run, which goes on as it began
+    unless a name is given.
     """
     if name not in NAMES:
         raise SettingError(f"executor = {name!r}: must be one of {', '.join(NAMES)}")
@@ -60,38 +63,55 @@ def executor(
         return Executor(stacked=world.executor == "batched", reason=f"the run began as {world.executor}")
     if world is not None and world.executor == "processes":
         return Pool(reason="the run began in processes")
-    try:
-        return _faster(problems, locals_)
-    except Exception as error:  # a mistake in a model or a local trainer shows in the run, with its event
-        return _known(all(problem.stacks for problem in problems), f"no trial ({type(error).__name__}: {error})")
+    return Auto(problems, locals_)
 
 
-def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> Executor:
-    """Serial or batched: by what is known of the problems, and by a trial where that may be wrong."""
+class Auto(Executor):
+    """Serial or batched: `settle` tells which, the same for all runs that it serves."""
+
+    name = "auto"
+
+    def __init__(self, problems: Sequence[Problem], locals_: Sequence[Local]) -> None:
+        super().__init__(stacked=False)
+        self.problems, self.locals = problems, locals_
+        self.found: tuple[bool, str] | None = None  # (stacked, why)
+
+    def settle(self) -> Executor:
+        if self.found is None:
+            try:
+                self.found = _faster(self.problems, self.locals)
+            except Exception as error:  # a mistake in a model or a local trainer shows in the run, with its event
+                stacks = all(problem.stacks for problem in self.problems)
+                self.found = stacks, f"no trial ({type(error).__name__}: {error})"
+        stacked, reason = self.found
+        return Executor(stacked, self.memory, f"{'batched' if stacked else 'serial'}: {reason}")
+
+
+def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> tuple[bool, str]:
+    """(stacked, why), by what is known of the problems, and by a trial where that may be wrong."""
     known = all(problem.stacks for problem in problems)
+    for local in locals_:
+        if local.alone:
+            return False, local.alone
     for problem in problems:
-        if isinstance(problem, Supervised) and not (problem.flat.vmappable or problem.stacks):
-            return Executor(False, reason=f"serial: the model of {problem.name} cannot be stacked")
+        if isinstance(problem, Supervised) and problem.unstackable and not problem.stacks:
+            return False, f"{problem.name} cannot be stacked: {problem.unstackable}"
     models = [(p, local) for p, local in zip(problems, locals_, strict=False) if isinstance(p, Supervised)]
-    clients = min(_STACK, *[problem.clients for problem in problems])
-    if len(models) < len(problems) or clients < 2:
-        return _known(known, "known without a trial")
+    fewest = min(problem.clients for problem in problems)
+    clients = min(_STACK, max(2, fewest // 2))  # of few clients, about half are computed at a time
+    if len(models) < len(problems) or fewest < 2:
+        return known, "known without a trial"
     alone = together = 0.0
     for problem, local in models:
         one = _trial(problem, local, 1, stacked=False)
         if not known and problem.device.type == "cpu" and one > _HEAVY:
-            return _known(known, f"a local step takes {_short(one)}, of which stacking would save little")
+            return known, f"a local step takes {_short(one)}, of which stacking would save little"
         if one * clients > _SECONDS:
-            return _known(known, f"a local step takes {_short(one)}, too long for a trial")
+            return known, f"a local step takes {_short(one)}, too long for a trial"
         alone += local.steps * one
         together += local.steps * _trial(problem, local, clients, stacked=True)
     stacked = together < alone * _CLEARLY if known else together * _CLEARLY < alone
-    reason = f"{_short(together)} an update stacked by {clients}, {_short(alone)} one by one"
-    return _known(stacked, reason)
-
-
-def _known(stacked: bool, reason: str) -> Executor:
-    return Executor(stacked, reason=f"{'batched' if stacked else 'serial'}: {reason}")
+    return stacked, f"{_short(together)} an update stacked by {clients}, {_short(alone)} one by one"
 
 
 def _trial(problem: Supervised, local: Local, clients: int, stacked: bool) -> float:

@@ -44,14 +44,14 @@ class Computing:
     def __init__(
         self,
         world: World,
-        teams: Sequence[Team],
         firsts: Sequence[Payload],
         executor: Executor,
         seed: int,
         until: Until,
     ) -> None:
-        self.world, self.teams, self.firsts = world, teams, firsts
+        self.world, self.firsts = world, firsts
         self.executor, self.until = executor, until
+        self.teams: Sequence[Team] = ()
         self.keys = [key(seed, SAMPLE, client) for client in range(len(world.numbers))]
 
     def result(self, flight: Flight) -> Result:

@@ -6,7 +6,7 @@ server's arithmetic: one at a time it is done at once, stacked it may be lazy (l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple, Self
 
@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core.errors import DivergedError, positive
 from offbeat.core.events import Job
-from offbeat.core.local import Carry, Local, Work
+from offbeat.core.local import Carry, Local, Work, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
@@ -64,9 +64,7 @@ class Executor:
         results: dict[int, Result] = {}
         errors: Errors = []
         order = sorted(range(len(group)), key=lambda at: -group[at][1].job.steps)  # long jobs with long ones
-        size = even(len(group), most)
-        for at in range(0, len(group), size):
-            chosen = order[at : at + size]
+        for chosen in _chunks(problem, local, group, order, most):
             some = [group[i] for i in chosen]
             done, rows = train(problem, local, arena, [ready for _, ready in some])
             results.update(zip(chosen, done, strict=True))
@@ -75,6 +73,10 @@ class Executor:
             else:
                 errors += faults(problem, some, rows)
         return [results[i] for i in range(len(group))], errors
+
+    def settle(self) -> Executor:
+        """The executor to compute with, now that there are jobs: this one, unless it has yet to choose."""
+        return self
 
     def expect(self, run: Any, todo: Container[int], jobs: Iterable[tuple[Problem, Local, Ready]]) -> None:
         """A run will need these next, in this order; of what it was said to need before, what is in `todo` still is."""
@@ -94,6 +96,22 @@ class Executor:
         return [error for look in late for error in look()]
 
 
+def _chunks(problem: Problem, local: Local, group: Group, order: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    """Which jobs are computed together: at most so many, of one batch size."""
+    if local.batch is None or isinstance(local.batch, int):
+        parts = [order]
+    else:
+        sizes: dict[int | None, list[int]] = {}
+        for i in order:
+            ready = group[i][1]
+            sizes.setdefault(batch_size(local, problem, ready.job.client, ready.client), []).append(i)
+        parts = [*sizes.values()]
+    for part in parts:
+        size = even(len(part), most)
+        for at in range(0, len(part), size):
+            yield part[at : at + size]
+
+
 def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[Ready]) -> tuple[list[Result], Payload]:
     """(the results, everything that clients sent or keep as stacked rows); without an arena, of one job.
 
@@ -107,11 +125,18 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     upload, stays = local.final(carry, work)
     rows = {**upload, **stays, **upload}  # what is sent comes first
     if arena is None:
-        return [({k: _one(v, problem) for k, v in upload.items()}, {k: v[0] for k, v in stays.items()})], rows
+        sent: dict[str, Any] = {k: v[0] if v.shape[1] == problem.dim else float(v) for k, v in upload.items()}
+        return [(sent, {k: v[0] for k, v in stays.items()})], rows
     kept: dict[int, list[Any]] = {}
     for values in (*upload.values(), *stays.values()):
-        if id(values) not in kept:
-            kept[id(values)] = arena.keep(values) if values.shape[1] == problem.dim else values.flatten().tolist()
+        if id(values) in kept:
+            continue
+        if values.shape[1] == problem.dim:
+            kept[id(values)] = arena.keep(values)
+        elif any(values is note for note in upload.values()):
+            kept[id(values)] = values.flatten().tolist()
+        else:  # vectors of a memory that are longer or shorter than the model
+            kept[id(values)] = [row.clone() for row in values]
     return list(zip(_apart(upload, kept, len(ready)), _apart(stays, kept, len(ready)), strict=True)), rows
 
 
@@ -120,13 +145,16 @@ def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Paylo
     jobs, drawn = [r.job for r in ready], _Keys(ready)
     given = payload or memory  # a client by itself is sent nothing
     clients = np.array([r.client for r in ready], dtype=np.int64)
+    batch = batch_size(local, problem, jobs[0].client, ready[0].client)
     return Work(
         payload=payload,
         memory=memory,
         lr=_column([job.lr for job in jobs], given),
         steps=_column([job.steps for job in jobs], given),  # type: ignore[arg-type]
-        oracle=problem.oracle(clients, drawn, jobs[0].steps, local.batch, local.shuffle),  # type: ignore[arg-type]
+        oracle=problem.oracle(clients, drawn, jobs[0].steps * local.accumulate, batch, local.shuffle),  # type: ignore[arg-type]
         keys=drawn,  # type: ignore[arg-type]
+        accumulate=local.accumulate,
+        jobs=jobs,
     )
 
 
@@ -179,11 +207,6 @@ class _Keys:
             jobs = [r.job for r in self.ready]
             self.found = further([r.key for r in self.ready], [j.number for j in jobs], [j.task for j in jobs])
         return self.found
-
-
-def _one(rows: Vector, problem: Problem) -> Any:
-    """The only row; a number where a client sends one number."""
-    return rows[0] if rows.shape[1] == problem.dim else float(rows)
 
 
 def _column(values: Sequence[float], given: Payload) -> float | Vector:

@@ -1,11 +1,14 @@
 """Lazy arithmetic: what servers do with vectors is noted on a GPU and done later, for many runs at once.
 
-Servers only add vectors and scale them (core/vectors.py). Here a server's vector is a `LazyVector`: a row of one large
-matrix, and a number that it is multiplied with. Adding two of them takes a new row. On a CPU the row is filled at once,
-which takes no longer than a note of it would (`Arena`). On a GPU it is noted that the row is still to be filled
+Servers mostly add vectors and scale them (core/vectors.py). Here a server's vector is a `LazyVector`: a row of one
+large matrix, and a number that it is multiplied with. Adding two of them takes a new row. On a CPU the row is filled at
+once, which takes no longer than a note of it would (`Arena`). On a GPU it is noted that the row is still to be filled
 (`LazyArena`); `materialise` fills all such rows, those that do not depend on each other in one operation. So thousands
 of small additions, each of which would have to be launched, become a few large ones; the order of the roundings is the
 same as if each had been done at once.
+
+Elementwise functions that optimisers need (`OPERATIONS`) are noted in the same way. Any other function of torch sees
+the value, as a plain tensor, and gives one.
 
 A row that nobody holds any longer is used again; a lazy one only after the next `materialise`: until then what was
 noted may still read it. So in between every row is written once, and nothing has to be ordered but by what it reads.
@@ -13,17 +16,50 @@ noted may still read it. So in between every row is written once, and nothing ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from offbeat.core.errors import OffbeatError
 from offbeat.core.vectors import Vector
 
 _ROWS = 64  # at first
 _MOVED = 256e6  # bytes of one gather, at most
 _add, _multiply = np.add, np.multiply  # with a third argument: into it
+
+
+def _root(row: Any, out: Any) -> None:
+    torch.sqrt(torch.from_numpy(row), out=torch.from_numpy(out))  # on a CPU, the last bit is not always numpy's
+
+
+def _sign(row: Any, out: Any) -> None:
+    np.copyto(out, row > 0)  # of nan it is 0, as for torch
+    out -= row < 0
+
+
+class Operation(NamedTuple):
+    """An elementwise function of a row, or of a row and something else: another `row`, or a `number`."""
+
+    rows: Callable[..., Any]  # of numpy, into `out`
+    tensors: Callable[..., Any]
+    takes: str = ""
+
+
+_SUM = "sum"
+OPERATIONS: Mapping[str, Operation] = {
+    "product": Operation(np.multiply, torch.mul, "row"),
+    "quotient": Operation(np.divide, torch.div, "row"),
+    "maximum": Operation(np.maximum, torch.maximum, "row"),
+    "minimum": Operation(np.minimum, torch.minimum, "row"),
+    "shifted": Operation(np.add, torch.add, "number"),
+    "divided": Operation(np.divide, torch.div, "number"),
+    "root": Operation(_root, torch.sqrt),
+    "size": Operation(np.absolute, torch.abs),
+    "sign": Operation(_sign, torch.sign),
+}
 
 
 class LazyVector:
@@ -46,7 +82,7 @@ class LazyVector:
 
     def __add__(self, other: Any) -> Any:
         if type(other) is not LazyVector:
-            return self.tensor() + other
+            return self._apply("shifted", other, torch.add)
         if other.arena is not self.arena:
             return self.tensor() + other.tensor()
         if other.scale == 0.0:
@@ -56,18 +92,20 @@ class LazyVector:
         return self.arena.add(self.slot, self.scale, other.slot, other.scale)
 
     def __radd__(self, other: Any) -> Any:
-        return other + self.tensor()
+        return self + other
 
     def __sub__(self, other: Any) -> Any:
         return self + -other
 
     def __rsub__(self, other: Any) -> Any:
-        return other - self.tensor()
+        return -self + other
 
     def __neg__(self) -> LazyVector:
         return self._scaled(-self.scale)
 
-    def __mul__(self, factor: float) -> LazyVector:
+    def __mul__(self, factor: Any) -> Any:
+        if not isinstance(factor, float | int):
+            return self._apply("product", factor, torch.mul)
         scale = self.scale
         if scale == 1.0 or factor in (0.0, -1.0):
             return self._scaled(scale * float(factor))
@@ -78,8 +116,57 @@ class LazyVector:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float) -> LazyVector:
-        return self * (1.0 / divisor)
+    def __truediv__(self, divisor: Any) -> Any:
+        if not isinstance(divisor, Real):
+            return self._apply("quotient", divisor, torch.div)
+        if self.arena.matrix.is_cuda:  # where torch multiplies with the reciprocal, too
+            one = torch.ones((), dtype=self.arena.matrix.dtype)
+            return self * float(one / torch.tensor(float(divisor), dtype=one.dtype))
+        return self._apply("divided", divisor, torch.div)
+
+    def __pow__(self, power: Any) -> Any:
+        if power == 2:
+            return self * self
+        return self.sqrt() if power == 0.5 else self.tensor() ** power
+
+    def __abs__(self) -> LazyVector:
+        return self._unary("size")
+
+    def sqrt(self) -> LazyVector:
+        """Its square root, elementwise."""
+        return self._unary("root")
+
+    def square(self) -> Any:
+        """Its square, elementwise."""
+        return self * self
+
+    def abs(self) -> LazyVector:
+        """Its absolute values."""
+        return self._unary("size")
+
+    def sign(self) -> LazyVector:
+        """The sign of each number: −1, 0 or 1."""
+        return self._unary("sign")
+
+    def maximum(self, other: Any) -> Any:
+        """The larger of two, elementwise."""
+        return self._apply("maximum", other, torch.maximum)
+
+    def minimum(self, other: Any) -> Any:
+        """The smaller of two, elementwise."""
+        return self._apply("minimum", other, torch.minimum)
+
+    def _unary(self, name: str) -> LazyVector:
+        return self.arena.apply(name, self.slot, self.scale, self.slot, 1.0)
+
+    def _apply(self, name: str, other: Any, function: Callable[..., Any]) -> Any:
+        """An operation on this and another row or a number; anything else sees the value."""
+        if OPERATIONS[name].takes == "number":
+            if isinstance(other, Real):
+                return self.arena.apply(name, self.slot, self.scale, self.slot, float(other))
+        elif type(other) is LazyVector and other.arena is self.arena:
+            return self.arena.apply(name, self.slot, self.scale, other.slot, other.scale)
+        return function(self.tensor(), _plain(other))
 
     def tensor(self) -> torch.Tensor:
         """A copy of its value; reading it changes nothing."""
@@ -104,18 +191,56 @@ class LazyVector:
 
     @classmethod
     def __torch_function__(cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Any function of torch sees the value."""
+        """Those that can be noted are; any other function of torch sees the value."""
+        noted = _NOTED.get(function)
+        if noted is not None and len(args) == noted[1] and not kwargs and type(args[0]) is LazyVector:
+            return noted[0](*args)
+        written = function.__name__.endswith("_") and not function.__name__.endswith("__")
+        if (written and type(args[0]) is LazyVector) or type((kwargs or {}).get("out")) is LazyVector:
+            raise _in_place(function.__name__)
         return function(*_plain(args), **_plain(kwargs or {}))
+
+
+_NOTED: Mapping[Any, tuple[Callable[..., Any], int]] = {  # functions of torch: what does the same here, of how many
+    torch.add: (LazyVector.__add__, 2),
+    torch.sub: (LazyVector.__sub__, 2),
+    torch.mul: (LazyVector.__mul__, 2),
+    torch.div: (LazyVector.__truediv__, 2),
+    torch.maximum: (LazyVector.maximum, 2),
+    torch.minimum: (LazyVector.minimum, 2),
+    torch.neg: (LazyVector.__neg__, 1),
+    torch.sqrt: (LazyVector.sqrt, 1),
+    torch.square: (LazyVector.square, 1),
+    torch.abs: (LazyVector.abs, 1),
+    torch.sign: (LazyVector.sign, 1),
+}
 
 
 def _read(name: str) -> Any:
     return property(lambda self: getattr(self.tensor(), name))
 
 
+def _in_place(name: str) -> OffbeatError:
+    return OffbeatError(
+        f"{name} writes into a server's vector, which others may hold: make a new one, as in v = v + w, or take a copy "
+        f"to write into, v = materialise(v).clone() of offbeat.core.vectors"
+    )
+
+
+def _refused(name: str) -> Any:
+    def refuse(self: LazyVector, *args: Any, **kwargs: Any) -> Any:
+        raise _in_place(name)
+
+    return refuse
+
+
 # Whatever else tensors have is asked of the value. A `__getattr__` would do, but slow down every look at a slot.
-for _name in {"__array__", "__deepcopy__", *(name for name in dir(torch.Tensor) if not name.startswith("_"))}:
+_ASKED = {"__array__", "__deepcopy__", "__lt__", "__le__", "__gt__", "__ge__", "__rtruediv__", "__rpow__", "__matmul__"}
+for _name in _ASKED.union(name for name in dir(torch.Tensor) if not name.startswith("_")):
     if _name not in vars(LazyVector):
-        setattr(LazyVector, _name, _read(_name))
+        setattr(LazyVector, _name, _refused(_name) if _name.endswith("_") and _name[0] != "_" else _read(_name))
+for _name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"):
+    setattr(LazyVector, _name, _refused(_name))
 
 
 def _plain(value: Any) -> Any:
@@ -149,6 +274,20 @@ class Arena:
             _multiply(lines[left], a, row)
             if b != 0.0:
                 _add(row, lines[right] * b, row)
+        return LazyVector(self, out)
+
+    def apply(self, name: str, left: int, a: float, right: int, b: float) -> LazyVector:
+        """A vector that is an operation on a · left, and on b · right, or on the number b."""
+        out = self.free.pop() if self.free else self._more()
+        lines, operation = self.lines, OPERATIONS[name]
+        row = lines[out]
+        first = lines[left] if a == 1.0 else lines[left] * a
+        with np.errstate(all="ignore"):  # what is not finite is found where everything else is
+            if not operation.takes:
+                operation.rows(first, out=row)
+            else:
+                second = b if operation.takes == "number" else lines[right] if b == 1.0 else lines[right] * b
+                operation.rows(first, second, out=row)
         return LazyVector(self, out)
 
     def keep(self, rows: Vector) -> list[LazyVector]:
@@ -196,22 +335,30 @@ class Arena:
 
 
 class LazyArena(Arena):
-    """Rows on any device, and the sums that are still to be put into some of them."""
+    """Rows on any device, and what is still to be put into some of them."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dim, dtype, device)
         self.returned = []
-        self.levels: list[tuple[list[int], list[float]]] = []  # (out, left, right) and their two factors, one by one
+        # by level, for each operation: (out, left, right) and their two factors, one by one
+        self.levels: list[dict[str, tuple[list[int], list[float]]]] = []
         self.depth: dict[int, int] = {}  # of rows that are still to be filled
 
     def add(self, left: int, a: float, right: int, b: float) -> LazyVector:
         """A vector that will be a · left + b · right."""
+        return self.apply(_SUM, left, a, right, b)
+
+    def apply(self, name: str, left: int, a: float, right: int, b: float) -> LazyVector:
+        """A vector that will be an operation on a · left, and on b · right, or on the number b."""
         out = self.free.pop() if self.free else self._more()
         depth = self.depth
         level = max(depth.get(left, 0), depth.get(right, 0)) if depth else 0
         if level == len(self.levels):
-            self.levels.append(([], []))
-        slots, factors = self.levels[level]
+            self.levels.append({})
+        noted = self.levels[level]
+        if name not in noted:
+            noted[name] = [], []
+        slots, factors = noted[name]
         slots += (out, left, right)
         factors += (a, b)
         depth[out] = level + 1
@@ -221,26 +368,39 @@ class LazyArena(Arena):
         """Fill all rows that are still to be filled."""
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
-            self._fill(levels)
+            self._fill([(name, *noted) for level in levels for name, noted in level.items()])
         back, self.returned = self.returned, []  # one step: rows may come back at any moment
         self.free += back
 
-    def _fill(self, levels: Sequence[tuple[list[int], list[float]]]) -> None:
-        slots = self._index([slot for some, _ in levels for slot in some]).view(-1, 3)
-        numbers = [number for _, some in levels for number in some]
+    def _fill(self, noted: Sequence[tuple[str, list[int], list[float]]]) -> None:
+        """What was noted, one kind of operation of a level after the other."""
+        slots = self._index([slot for _, some, _ in noted for slot in some]).view(-1, 3)
+        numbers = [number for _, _, some in noted for number in some]
         factors = torch.tensor(numbers, dtype=self.matrix.dtype).to(self.matrix.device, non_blocking=True).view(-1, 2)
         most = max(1, int(_MOVED / (self.matrix.shape[1] * self.matrix.element_size())))
         begin = 0
-        for some, _ in levels:
+        for name, some, _ in noted:
             end = begin + len(some) // 3
             for at in range(begin, end, most):
                 part = slice(at, min(at + most, end))
                 out, left, right = slots[part].unbind(1)
                 a, b = factors[part].unsqueeze(2).unbind(1)
-                total = self.matrix.index_select(0, left).mul_(a)
-                total += self.matrix.index_select(0, right).mul_(b)
-                self.matrix.index_copy_(0, out, total)
+                self.matrix.index_copy_(0, out, self._outcome(name, left, a, right, b))
             begin = end
+
+    def _outcome(self, name: str, left: Vector, a: Vector, right: Vector, b: Vector) -> Vector:
+        """One operation on the rows left and right, with a column of factors each."""
+        first = self.matrix.index_select(0, left).mul_(a)
+        if name == _SUM:
+            first += self.matrix.index_select(0, right).mul_(b)
+            return first
+        operation = OPERATIONS[name]
+        if not operation.takes:
+            found: Vector = operation.tensors(first)
+        else:
+            second = b if operation.takes == "number" else self.matrix.index_select(0, right).mul_(b)
+            found = operation.tensors(first, second)
+        return found
 
     def _more(self) -> int:
         if len(self.returned) * 4 >= len(self.matrix):

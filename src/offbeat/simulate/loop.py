@@ -9,7 +9,8 @@ from typing import Any
 from offbeat.core.course import Course, Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Started, Update
-from offbeat.core.local import Local
+from offbeat.core.local import Local, planned_steps
+from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
 from offbeat.core.state import exchange
@@ -18,7 +19,7 @@ from offbeat.core.watcher import Measurement, Watcher
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arena, Arenas
-from offbeat.simulate.personal import Personal, PersonalProblem, personal_models, summarise
+from offbeat.simulate.personal import Personal, PersonalProblem, counted, personal_models, summarise
 from offbeat.simulate.traffic import SimulatedTraffic
 from offbeat.simulate.view import WorldView
 from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, ClientSet, Flight, PendingEvaluation, World
@@ -47,7 +48,7 @@ class Simulation(Course[Flight]):
         terms: Sequence[tuple[float, float]] = (),
         arenas: Arenas | None = None,
     ) -> None:
-        self.problems, self.clock, self.executor, self.seed = problems, clock, executor, seed
+        self.problems, self.clock, self.seed = problems, clock, seed
         self.every, self.judged = every, personal
         self.clients = problems[0].clients
         for problem in problems:
@@ -57,30 +58,45 @@ class Simulation(Course[Flight]):
                     f"{self.clients}: tasks share their clients"
                 )
         initial = [p.initial() for p in problems]
-        self.arenas: list[Arena | None] = [None] * len(problems)
-        if executor.stacked:  # vectors are rows, and what servers do with them may be lazy
-            arenas = Arenas() if arenas is None else arenas
-            self.arenas = [arenas.like(x) for x in initial]
-            initial = [arenas.adopt(x) for x in initial]
         firsts = [local.remember(x) for local, x in zip(locals_, initial, strict=True)]
         self.world = self._empty() if world is None else world
         for flight in self.world.flights.values():
             flight.job = Job(*flight.job)  # a saved one comes back as a plain tuple
-        if world is not None and arenas is not None:
-            exchange(world, arenas.adopt)
         self.limit = _FOREVER if until.time is None else until.time
-        teams = [Team(*parts) for parts in zip(problems, locals_, self.arenas, strict=True)]
-        self.computing = Computing(self.world, teams, firsts, executor, seed, until)
+        self.computing = Computing(self.world, firsts, executor, seed, until)
         wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
-        self.traffic = SimulatedTraffic(self.world, clock, locals_, wires, [bool(m) for m in firsts])
+        planned = [planned_steps(local, p) for local, p in zip(locals_, problems, strict=True)]
+        self.traffic = SimulatedTraffic(self.world, clock, locals_, wires, [bool(m) for m in firsts], planned)
         super().__init__(
-            self.world, server, locals_, until, terms, WorldView(self.world, clock, seed), self.traffic, watchers
+            self.world,
+            server,
+            locals_,
+            until,
+            [all_metrics(p.metrics, personal is not None) for p in problems],
+            terms,
+            WorldView(self.world, clock, seed),
+            self.traffic,
+            watchers,
         )
         # Measurements may wait for each other unless somebody acts on them.
         self.at_once = _AT_ONCE
-        self.prompt = self.listens or until.accuracy is not None
+        self.prompt = self.listens or any(self.goals)
         if world is None:
             self.begin(initial)
+            self._compute_with(executor, arenas)
+        else:
+            self._compute_with(executor.settle(), arenas)
+
+    def _compute_with(self, executor: Executor, arenas: Arenas | None = None) -> None:
+        """Have jobs computed like this. Where they are stacked, vectors are rows and may be lazy."""
+        self.executor = self.computing.executor = executor
+        self.arenas: list[Arena | None] = [None] * len(self.problems)
+        if executor.stacked:
+            rows = Arenas() if arenas is None else arenas
+            self.arenas = [rows.like(problem.initial()) for problem in self.problems]
+            self.computing.firsts = exchange(self.computing.firsts, rows.adopt)
+            exchange(self.world, rows.adopt)
+        self.computing.teams = [Team(*parts) for parts in zip(self.problems, self.locals, self.arenas, strict=True)]
 
     # Running
 
@@ -108,6 +124,9 @@ class Simulation(Course[Flight]):
         if world.events == 0:
             self.handle(Started())
             events -= 1
+            if (chosen := self.executor.settle()) is not self.executor:
+                self._compute_with(chosen)
+                world.executor = chosen.name
         heap, flights, computing = world.heap, world.flights, self.computing
         last = world.events + events
         while not world.stopped and world.events < last:
@@ -171,26 +190,21 @@ class Simulation(Course[Flight]):
         world = self.world
         if kind == MEASURE:
             self._measure(int(ref))
-            if self.every is not None and int(ref) not in world.finished and not self._stuck():
+            # unless nothing but measurements would ever happen again, and no time limit would end that
+            stuck = self.until.time is None and all(entry[1] == MEASURE for entry in world.heap)
+            if self.every is not None and int(ref) not in world.finished and not stuck:
                 self.traffic.push(world.now + self.every, MEASURE, ref)
         elif kind == RING:
             self.handle(Rang(str(ref)))
         elif kind == TURN:
             self.turn(int(ref))
-        else:
-            self._flip(int(ref))
-
-    def _stuck(self) -> bool:
-        """Whether nothing but measurements will ever happen again, and no time limit would end that."""
-        return self.until.time is None and all(entry[1] == MEASURE for entry in self.world.heap)
-
-    def _flip(self, client: int) -> None:
-        """The client comes or goes."""
-        if self.view.present(client):
-            self.left(client)
-        else:
-            self.joined(client)
-        self.traffic.push_flip(client, self.world.now)
+        else:  # the client comes or goes
+            client = int(ref)
+            if self.view.present(client):
+                self.left(client)
+            else:
+                self.joined(client)
+            self.traffic.push_flip(client, world.now)
 
     # What the course of events leaves to a runtime
 
@@ -229,15 +243,15 @@ class Simulation(Course[Flight]):
             self.flush()
 
     def _judge(self, task: int, vector: Vector) -> list[float]:
-        """Accuracies of the clients' own models, made from this one; at once, because clients' memories change."""
+        """The own metric of the clients' own models, made from this one; at once, because clients' memories change."""
         problem = self.problems[task]
         if self.judged is None or not isinstance(problem, PersonalProblem):
             return []
-        clients = range(min(self.judged.clients or self.clients, self.clients))
+        clients = range(counted(self.judged, self.clients))
         return [
-            accuracy
+            value
             for some, models in self.personal(task, vector, clients, self.judged.steps)
-            for accuracy in problem.judge(models, some)
+            for value in problem.judge(models, some)
         ]
 
     def personal(
@@ -261,5 +275,5 @@ class Simulation(Course[Flight]):
     def measured(self, pending: PendingEvaluation, metrics: Mapping[str, float]) -> None:
         """A model that was waiting has been evaluated."""
         if pending.each:
-            metrics = {**metrics, **summarise(pending.each)}
+            metrics = {**metrics, **summarise(pending.each, self.metrics[pending.task][0])}
         self.scored(Measurement(pending.task, pending.time, pending.updates, pending.version, metrics, pending.each))

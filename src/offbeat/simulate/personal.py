@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from offbeat.core.errors import at_least
-from offbeat.core.local import Local, Work
+from offbeat.core.events import Job
+from offbeat.core.local import Local, Work, batch_size
+from offbeat.core.metric import Metric
 from offbeat.core.problem import Problem
 from offbeat.core.random import PERSONAL, key, signed
 from offbeat.core.vectors import Payload, Vector, stacked
@@ -38,7 +41,7 @@ class PersonalProblem(Protocol):
     """A problem whose clients have test shares of their own."""
 
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """Accuracy of row i on the test share of client i."""
+        """The task's own metric of row i on the test share of client i; nan: it has none."""
 
 
 def personal_models(
@@ -52,8 +55,9 @@ def personal_models(
 ) -> Iterator[tuple[Sequence[int], Vector]]:
     """(clients, their models [n, d]), a few clients at a time."""
     first = local.remember(problem.initial())
-    for at in range(0, len(clients), _ROWS):
-        some = clients[at : at + _ROWS]
+    rows_ = _ROWS if local.batch is None or isinstance(local.batch, int) else 1  # of one batch size
+    for at in range(0, len(clients), rows_):
+        some = clients[at : at + rows_]
         keys = [signed(key(seed, PERSONAL, c)) for c in some]
         kept = [memories.get(c, first) for c in some]
         rows = vector.expand(len(some), -1)
@@ -62,13 +66,29 @@ def personal_models(
             memory={name: stacked([m[name] for m in kept]) for name in first},
             lr=local.lr,
             steps=steps,
-            oracle=problem.oracle(some, keys, steps, local.batch, local.shuffle),
+            oracle=problem.oracle(
+                some, keys, steps * local.accumulate, batch_size(local, problem, some[0]), local.shuffle
+            ),
             keys=keys,
+            accumulate=local.accumulate,
+            jobs=[Job(-1, client, 0, -1, steps, local.lr, -1) for client in some],
         )
         yield some, local.personal(rows, work, steps)
 
 
-def summarise(accuracies: Sequence[float]) -> dict[str, float]:
-    """Mean over clients, and mean over the worst tenth of them."""
-    worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
-    return {"personal": sum(accuracies) / len(accuracies), "personal_worst": sum(worst) / len(worst)}
+def judged(personal: Personal | None, problems: Sequence[Problem]) -> Personal | None:
+    """How clients' own models are judged: as said; as they are, where clients keep a part of a model to themselves."""
+    kept = any(getattr(problem, "owned", False) for problem in problems)
+    return Personal(steps=0) if personal is None and kept else personal
+
+
+def counted(personal: Personal | None, clients: int) -> int:
+    """How many clients' own models are judged: the first ones."""
+    return 0 if personal is None else min(personal.clients or clients, clients)
+
+
+def summarise(values: Sequence[float | None], metric: Metric) -> dict[str, float]:
+    """Mean of the clients' values of a metric, and mean over the worst tenth of them."""
+    known = sorted((v for v in values if v is not None and not isnan(v)), reverse=not metric.higher)
+    worst = known[: max(1, len(known) // 10)]
+    return {"personal": sum(known) / len(known), "personal_worst": sum(worst) / len(worst)} if known else {}

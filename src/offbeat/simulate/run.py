@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from offbeat.core.course import Until
-from offbeat.core.errors import Checked, Count, Positive, SettingError, Share, share
+from offbeat.core.errors import Checked, Count, Positive, SettingError, finite, share
+from offbeat.core.metric import Goal, Metric, all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -14,7 +16,7 @@ from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
-from offbeat.simulate.personal import Personal, PersonalProblem
+from offbeat.simulate.personal import Personal, PersonalProblem, judged
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
@@ -24,25 +26,32 @@ class Evaluate(Checked):
     """When models are evaluated, and on what.
 
     every: virtual time between two evaluations.
-    targets: accuracies whose first time is reported; default: the one that ends the run, else 0.8.
-    samples: evaluate on at most so many training and test samples, always the same ones; default: all.
-    personal: also evaluate the clients' own models.
+    targets: values of the task's own metric whose first times are reported; default: the one that ends the run, else
+        0.8 of a share of which more is better.
+    samples: evaluate on at most so many training and test samples, always the same ones, or on "all"; default: on all
+        test samples, and the loss on 2,000 training samples, equally many of each client. The loss of a finished run
+        is that of all training samples.
+    personal: also evaluate the clients' own models; default: only where they keep a part of it to themselves, and then
+        as they are, { steps = 0 }.
     """
 
     every: Positive = 1.0
-    targets: tuple[Share, ...] | None = None
-    samples: Count | None = None
+    targets: tuple[float, ...] | None = None
+    samples: Count | Literal["all"] | None = None
     personal: Personal | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for target in self.targets or ():
-            share(targets=target)
 
     @classmethod
     def of(cls, value: Evaluate | float | None) -> Evaluate | None:
         """A plain number is the time between two evaluations."""
         return value if value is None or isinstance(value, Evaluate) else cls(value)
+
+    def goals(self, own: Metric, until: Until) -> tuple[Goal, ...]:
+        """The targets. own: the task's metric that they are values of."""
+        check = share if own.share else finite
+        for value in self.targets or ():
+            check(**{"evaluate.targets": value})
+        usual = (until.metrics[own.name],) if own.name in until.metrics else (0.8,) if own.share and own.higher else ()
+        return tuple(Goal(own, value) for value in (usual if self.targets is None else self.targets))
 
 
 def prepare(
@@ -67,19 +76,24 @@ def prepare(
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     evaluated = Evaluate.of(evaluate)
-    every, personal = (evaluated.every, evaluated.personal) if evaluated else (None, None)
-    if until.accuracy is not None and evaluated is None:
-        raise SettingError("until.accuracy needs evaluations: set how often, as in evaluate = { every = 0.5 }")
+    every, personal = (evaluated.every, judged(evaluated.personal, problems)) if evaluated else (None, None)
+    if until.metrics and evaluated is None:
+        name = next(iter(until.metrics))
+        raise SettingError(f"until.{name} needs evaluations: set how often, as in evaluate = {{ every = 0.5 }}")
     for each in problems:
         if personal is not None and not isinstance(each, PersonalProblem):
             raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
-    locals_ = algorithm.locals(len(problems))
+    measured = [all_metrics(each.metrics, personal is not None) for each in problems]
+    until.goals(measured)  # refuses what no task measures
+    if evaluated is not None and len(problems) == 1:
+        evaluated.goals(measured[0][0], until)  # refuses a target that is none
+    locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
-    server = algorithm.server.fit(clock)
+    server = algorithm.server_for(problems).fit(clock)
     simulation = Simulation(
         problems, server, locals_, clock, executor, until, seed, every, watchers, world, personal, terms, arenas
     )
-    simulation.world.executor = executor.name
+    simulation.world.executor = simulation.executor.name
     return simulation

@@ -10,14 +10,17 @@ import torch
 from offbeat.core.problem import Problem
 from offbeat.simulate.pool import cores
 
+_LARGE = 250_000  # parameters from which on an operation is worth several threads
+
 
 def use(problems: Sequence[Problem], threads: int | None = None, precision: str = "single", sharers: int = 1) -> None:
-    """Give PyTorch so many threads; None: one for models that stack, whose operations are small, else all cores.
+    """Give PyTorch so many threads; None: all cores for large models that do not stack, else one: the operations are
+    small, and threads that wait for each other made small networks ten times slower on a busy machine.
 
     precision: of matrix products on a GPU, "single" or "tf32".   sharers: processes that share the cores.
     """
-    stacks = all(problem.stacks for problem in problems)
-    torch.set_num_threads(threads or (1 if stacks else max(1, cores() // sharers)))
+    large = any(not problem.stacks and problem.dim >= _LARGE for problem in problems)
+    torch.set_num_threads(threads or (max(1, cores() // sharers) if large else 1))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 

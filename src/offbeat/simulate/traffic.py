@@ -8,6 +8,7 @@ from heapq import heappush
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
+from offbeat.core.server import cannot_hold
 from offbeat.simulate.world import ARRIVE, FLIP, Flight, World, made
 from offbeat.timing.base import Clock
 
@@ -18,7 +19,7 @@ class SimulatedTraffic:
     """Moves jobs through a world. All that changes is in the world.
 
     wires: bytes of a download and of an upload, by task.   chained: by task, whether clients have a memory, so that a
-    client's next job builds on its last.
+    client's next job builds on its last.   planned: by task, how many steps each client's jobs have, if they differ.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class SimulatedTraffic:
         locals_: Sequence[Local],
         wires: Sequence[tuple[int, int]],
         chained: Sequence[bool],
+        planned: Sequence[Sequence[int] | None],
     ) -> None:
         self.world, self.clock, self.locals = world, clock, locals_
+        self.planned, self.paced = planned, [local.paced for local in locals_]
         self.wires, self.chained = wires, chained
         self.absent: list[Flight] = []  # work that nobody is there to do
 
@@ -52,7 +55,11 @@ class SimulatedTraffic:
         if not 0 <= client < len(world.free):
             raise ValueError(f"work sent to client {client}, but there are {len(world.free)}, numbered from 0")
         local, number, now = self.locals[task], world.jobs, world.now
-        steps, lr = local.steps if steps is None else steps, local.lr if lr is None else lr
+        if steps is None:
+            steps = local.steps if (planned := self.planned[task]) is None else planned[client]
+        lr = local.lr if lr is None else lr
+        if self.paced[task]:
+            lr *= local.pace(version, world.numbers[client])
         job = made(Job, (number, client, task, version, steps, lr, world.numbers[client], hold))
         world.jobs = number + 1
         world.numbers[client] += 1
@@ -67,6 +74,8 @@ class SimulatedTraffic:
             raise SettingError(f"the timing model gave client {client} times of {download}, {compute} and {upload}")
         ready = now + download
         if hold:
+            if not local.stops:
+                raise SettingError(f"the server {cannot_hold(local)}")
             self._replace(client, task, ready)
         free = world.free[client]
         start = ready if ready > free else free

@@ -200,15 +200,12 @@ class Workers(Executor):
                     ticket = self.queue.pop(0)
                     worker.tickets.append(ticket)
                     try:
-                        self._hand(worker, ticket)
+                        if ticket.problem not in worker.known:
+                            worker.learn(ticket.problem, self.problems[ticket.problem])
+                            worker.known.add(ticket.problem)
+                        worker.give(ticket)
                     except DeadError as error:
                         self._bury(worker, error)
-
-    def _hand(self, worker: Worker, ticket: Ticket) -> None:
-        if ticket.problem not in worker.known:
-            worker.learn(ticket.problem, self.problems[ticket.problem])
-            worker.known.add(ticket.problem)
-        worker.give(ticket)
 
     def _take(self, worker: Worker, news: Answer | BaseException | None) -> None:
         if news is None:

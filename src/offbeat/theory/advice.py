@@ -38,7 +38,8 @@ class Advice:
         if self.changes:
             found.append("  to halve the time, one of")
             wide = max(len(change.name) for change in self.changes)
-            found += [f"    {c.name:<{wide}}  {_text(c.now)} → {_target(c)}" for c in self.changes]
+            to = ["no value of it" if c.to is None else _text(c.to) for c in self.changes]
+            found += [f"    {c.name:<{wide}}  {_text(c.now)} → {at}" for c, at in zip(self.changes, to, strict=True)]
         return found + [f"  note: {note}" for note in self.notes]
 
     def plain(self) -> dict[str, Any]:
@@ -58,10 +59,6 @@ def _text(value: Any) -> str:
     if not math.isfinite(value):
         return "never"
     return f"{value:,.0f}" if value == round(value) and 1 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-def _target(change: Halving) -> str:
-    return "no value of it" if change.to is None else _text(change.to)
 
 
 def largest_term(bound: Bound) -> str:

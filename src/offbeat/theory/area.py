@@ -283,16 +283,6 @@ def nonsmooth_bound(problem: Nonsmooth, events: Events, iterations: float, print
     return Bound({"start": whole / 2.0, "subgradients": whole / 2.0})
 
 
-def any_step_bound(problem: Nonsmooth, events: Events, iterations: float, alpha: float, printed: bool = True) -> Bound:
-    """The same for any constant step α: (1/p_s + 2q̄)·|x_0 − x*|²/(2αMK) + α·(σ² + (M+1)B²/2)/2."""
-    return Bound(
-        {
-            "start": delay(events) * problem.distance**2 / (2.0 * alpha * problem.steps * iterations),
-            "subgradients": alpha * problem.spread(printed) / 2.0,
-        }
-    )
-
-
 # Advice
 
 
@@ -314,7 +304,14 @@ def advise(
 
     needed = _iterations(problem, events, epsilon)
     if isinstance(problem, Smooth):
-        facts = _smooth_facts(problem, events)
+        steps, (largest, term) = schedule(problem, events), largest_step(problem)
+        facts: dict[str, Any] = {
+            "p_min": f"{events.least:.4g} ({'the server' if events.server == events.least else 'the slowest client'})",
+            "step size α_k": f"{steps.c:.4g} / (k + {steps.d:.4g})",
+            "largest step D": largest,
+            "which is": term,
+            "contraction at first (lemma 10)": f"1 − {1 - contraction(steps(0), problem, events):.3g} an iteration",
+        }
         best = _lowest(lambda r: time({**now, "server rate": r}), min(rates) / 100, 100 * sum(rates))
         facts |= {"server rate λ_s": rate, "best for this bound": best, "best for theorem 8, λ_s*": optimal_rate(rates)}
         theorem = "AREA, theorem 7 (strongly convex, smooth): E|x_K − x*|² ≤ ε"
@@ -347,17 +344,6 @@ def _iterations(problem: Smooth | Nonsmooth, events: Events, epsilon: float) -> 
     if isinstance(problem, Smooth):
         return horizon(lambda K: leading(problem, events, K).total, epsilon)
     return horizon(lambda K: nonsmooth_bound(problem, events, K, printed=problem.steps == 1).total, epsilon)
-
-
-def _smooth_facts(problem: Smooth, events: Events) -> dict[str, Any]:
-    steps, (largest, term) = schedule(problem, events), largest_step(problem)
-    return {
-        "p_min": f"{events.least:.4g} ({'the server' if events.server == events.least else 'the slowest client'})",
-        "step size α_k": f"{steps.c:.4g} / (k + {steps.d:.4g})",
-        "largest step D": largest,
-        "which is": term,
-        "contraction at first (lemma 10)": f"1 − {1 - contraction(steps(0), problem, events):.3g} an iteration",
-    }
 
 
 def _lowest(height: Callable[[float], float], low: float, high: float) -> float:

@@ -16,7 +16,8 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Wrapper
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.server import Algorithm, Stepping
+from offbeat.local.descent import Descent
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.theory import area, defedavg, estimate, fedast, fedbuff, persafl
@@ -72,7 +73,8 @@ def advise(
     problems = problem if isinstance(problem, Sequence) else [problem]
     local = _innermost(algorithm, len(problems))
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
-    known = estimate.constants(problems[0], local.batch, seed=seed) if constants is None else constants
+    batch = _covered(algorithm, local)
+    known = estimate.constants(problems[0], batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
     server = algorithm.server.fit(clock)
     for kind, compare in _BY_SERVER.items():
@@ -92,11 +94,11 @@ def report(
     found: list[str] = []
     known: dict[int | None, Constants] = {}  # by batch size
     for label, algorithm in algorithms.items():
-        batch = _innermost(algorithm, len(problems)).batch
-        if batch not in known:
-            known[batch] = estimate.constants(problems[0], batch, seed=seed)
-            found += known[batch].lines()
         try:
+            batch = _covered(algorithm, _innermost(algorithm, len(problems)))
+            if batch not in known:
+                known[batch] = estimate.constants(problems[0], batch, seed=seed)
+                found += known[batch].lines()
             compared = advise(problems, algorithm, timing, until, seed=seed, constants=known[batch])
         except SettingError as error:
             found.append(f"theory: {label}: {error}")
@@ -105,6 +107,17 @@ def report(
     if len(problems) > 1:
         found.append(f"theory: the constants are those of the first of {len(problems)} tasks, {problems[0].name}")
     return found
+
+
+def _covered(algorithm: Algorithm, local: Local) -> int | None:
+    """The mini-batch size of steps that the theorems are about; anything else is refused."""
+    if isinstance(algorithm.server, Stepping) and algorithm.server.server is not None:
+        raise SettingError("the theorems are about a server's own steps, not about those of an optimiser")
+    if isinstance(local, Descent) and (local.rule is not None or local.schedule is not None):
+        raise SettingError("the theorems are about plain local steps of one size, without optimiser and schedule")
+    if local.epochs is not None or local.accumulate > 1 or not isinstance(local.batch, int | None):
+        raise SettingError("the theorems are about one number of local steps and one batch size for all clients")
+    return local.batch
 
 
 def _innermost(algorithm: Algorithm, tasks: int) -> Local:
@@ -159,7 +172,7 @@ def _fedbuff(server: FedBuff, local: Local, c: Constants, rates: Sequence[float]
     arrivals = Arrivals(rates, when.count, server.concurrency)
     problem = fedbuff.FedBuffProblem(c.smoothness.value, local.steps, 0.0, c.clients, c.sigma, c.gamma, c.gap)
     found = _stale("FedBuff, theorem 1", fedbuff.THEOREM_1, problem, arrivals, local, server, until)
-    return replace(found, notes=[*found.notes, *_uneven(arrivals)])
+    return replace(found, notes=[*found.notes, *arrivals.warnings()])
 
 
 def _persafl(server: FedAsync, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
@@ -174,7 +187,7 @@ def _persafl(server: FedAsync, local: Local, c: Constants, rates: Sequence[float
         found = _stale("PersA-FL, theorem 3", persafl.THEOREM_3, moreau, *run)
     else:
         found = _stale("PersA-FL, theorem 1", persafl.THEOREM_1, base, *run)
-    return replace(found, notes=[*found.notes, *_uneven(arrivals)])
+    return replace(found, notes=[*found.notes, *arrivals.warnings()])
 
 
 def _fedast(server: FedAST, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
@@ -205,38 +218,32 @@ def _stale(
     return Comparison(name, choices, notes)
 
 
-def _defedavg(server: DeFedAvg, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    # client i is drawn n/N times a round and has λ_i results in a unit of time: no more than N·λ_i/n rounds
-    T = _count(until, c.clients * min(rates) / server.sampled, 1.0 / server.sampled, 1.0)
-    late = defedavg.delay_bound(c.clients, server.sampled, T, 0.01)
-    problem = _decoupled(c, local, server.sampled, late)
-    choices = [
-        Choice("global step η", f"{server.lr:g}", f"{defedavg.global_step(problem):.4g}"),
-        Choice("local step η̄", f"{local.lr:.4g}", f"{defedavg.local_step(problem, T):.4g}"),
-    ]
-    delay = f"delay λ ≤ {late:g} with probability 0.99 from the draws; clients that train on are less late"
-    least, why = defedavg.least_rounds(problem)
-    notes = _notes(f"T at most {T:,} rounds", T, least, f" ({why})", delay, defedavg.bound(problem, T))
-    return Comparison("DeFedAvg, theorem 1", choices, notes)
-
-
-def _defedavg_iid(server: DeFedAvgIID, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    T, tau = _steps(until, Arrivals(rates, server.size))
-    late = max(1.0, tau)
-    problem = _decoupled(c, local, server.size, late)
-    choices = [
-        Choice("global step η", f"{server.lr:g}", f"{defedavg.iid_global_step(problem):.4g}"),
-        Choice("local step η̄", f"{local.lr:.4g}", f"{defedavg.iid_local_step(problem, T):.4g}"),
-    ]
-    delay = f"delay λ ≤ {late:g} with probability 0.99; the theorem assumes that all clients have equal data"
-    least, why = defedavg.iid_least_rounds(problem)
-    notes = _notes(f"T at most {T:,} rounds", T, least, f" ({why})", delay, defedavg.iid_bound(problem, T))
-    return Comparison("DeFedAvg, theorem 2", choices, notes)
-
-
-def _decoupled(c: Constants, local: Local, sampled: int, delay: float) -> defedavg.DeFedAvgProblem:
+def _defedavg(
+    server: DeFedAvg | DeFedAvgIID, local: Local, c: Constants, rates: Sequence[float], until: Until
+) -> Comparison:
+    if isinstance(server, DeFedAvg):
+        # client i is drawn n/N times a round and has λ_i results in a unit of time: no more than N·λ_i/n rounds
+        theorem, n = "theorem 1", server.sampled
+        T = _count(until, c.clients * min(rates) / n, 1.0 / n, 1.0)
+        late, said = defedavg.delay_bound(c.clients, n, T, 0.01), " from the draws; clients that train on are less late"
+        eta, eta_bar = defedavg.global_step, defedavg.local_step
+        least_rounds = defedavg.least_rounds
+        bound: Callable[[defedavg.DeFedAvgProblem, float], Bound] = defedavg.bound
+    else:
+        theorem, n = "theorem 2", server.size
+        T, tau = _steps(until, Arrivals(rates, n))
+        late, said = max(1.0, tau), "; the theorem assumes that all clients have equal data"
+        eta, eta_bar = defedavg.iid_global_step, defedavg.iid_local_step
+        least_rounds, bound = defedavg.iid_least_rounds, defedavg.iid_bound
     L, K = c.smoothness.value, local.steps
-    return defedavg.DeFedAvgProblem(L, K, sampled, delay, c.sigma, c.farthest, c.gradient, c.gap)
+    problem = defedavg.DeFedAvgProblem(L, K, n, late, c.sigma, c.farthest, c.gradient, c.gap)
+    choices = [
+        Choice("global step η", f"{server.lr:g}", f"{eta(problem):.4g}"),
+        Choice("local step η̄", f"{local.lr:.4g}", f"{eta_bar(problem, T):.4g}"),
+    ]
+    delay, (least, why) = f"delay λ ≤ {late:g} with probability 0.99{said}", least_rounds(problem)
+    notes = _notes(f"T at most {T:,} rounds", T, least, f" ({why})", delay, bound(problem, T))
+    return Comparison(f"DeFedAvg, {theorem}", choices, notes)
 
 
 _BY_SERVER: Mapping[type, Callable[..., Comparison]] = {
@@ -245,7 +252,7 @@ _BY_SERVER: Mapping[type, Callable[..., Comparison]] = {
     FedAsync: _persafl,
     FedAST: _fedast,
     DeFedAvg: _defedavg,
-    DeFedAvgIID: _defedavg_iid,
+    DeFedAvgIID: _defedavg,
 }
 
 
@@ -256,13 +263,6 @@ def _notes(steps: str, T: int, least: float, why: str, late: str, bound: Bound) 
         late,
         f"mean squared gradient ≤ {bound.total:.4g}, mostly {bound.largest}",
     ]
-
-
-def _uneven(arrivals: Arrivals) -> list[str]:
-    most = arrivals.imbalance
-    if most <= 1.05:
-        return []
-    return [f"the theorem assumes uniform arrivals; the most frequent client has {most:.2f} times its share"]
 
 
 def _steps(until: Until, arrivals: Arrivals) -> tuple[int, float]:

@@ -145,27 +145,17 @@ def drawn(clients: int, sampled: int) -> float:
     return 1.0 if clients == 1 else -math.expm1(sampled * math.log1p(-1.0 / clients))
 
 
-def delay_order(clients: int, sampled: int, rounds: float, failure: float) -> float:
-    """(1/p)·(1 + ln(N·T/δ)): λ up to the constant that the paper leaves in O(·), with probability 1 − δ."""
-    _failure(failure)
-    return (1.0 + math.log(clients * rounds / failure)) / drawn(clients, sampled)
-
-
 def delay_bound(clients: int, sampled: int, rounds: float, failure: float) -> float:
     """A λ with every constant: no client goes undrawn for λ rounds in a row, with probability 1 − δ.
 
     A union bound: N·T stretches of m rounds, each missed by a client with probability (1 − p)^m.
     """
-    _failure(failure)
+    if not 0 < failure < 1:
+        raise SettingError(f"failure = {failure:g}: a probability between 0 and 1")
     p = drawn(clients, sampled)
     if p >= 1.0:
         return 1.0
     return max(1.0, math.ceil(math.log(clients * rounds / failure) / -math.log1p(-p)))
-
-
-def _failure(failure: float) -> None:
-    if not 0 < failure < 1:
-        raise SettingError(f"failure = {failure:g}: a probability between 0 and 1")
 
 
 # Advice

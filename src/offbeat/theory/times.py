@@ -51,13 +51,6 @@ def staleness(in_flight: float, size: float) -> float:
     return max(0.0, in_flight - 1.0) / size
 
 
-def client_staleness(rates: Sequence[float], size: float) -> list[float]:
-    """(Σλ − λ_i)/(λ_i·K): mean staleness of each client's own updates, client-driven."""
-    _rates(rates)
-    total = sum(rates)
-    return [(total - rate) / (rate * size) for rate in rates]
-
-
 def worst_staleness(
     rates: Sequence[float], size: int, arrivals: float, failure: float = 0.01, concurrency: int | None = None
 ) -> float:
@@ -85,13 +78,6 @@ def buffer_time(rates: Sequence[float], size: int, concurrency: int | None = Non
     """Time between two server steps of FedBuff: K over the arrival rate."""
     at_least(1, size=size)
     return size / arrival_rate(rates, concurrency)
-
-
-def fedast_time(rate: float, size: int, requests: int) -> float:
-    """b/(R·λ): time of one of FedAST's server steps, clients without queues (FedAST, §4)."""
-    positive(rate=rate)
-    at_least(1, size=size, requests=requests)
-    return size / (requests * rate)
 
 
 def synchronous_time(rate: float, clients: int, first: int | None = None) -> float:

@@ -5,7 +5,7 @@ runs.jsonl, unfinished.jsonl, runs.parquet, runs/00007/         a sweep: a line 
 reproduction.json, reproduction.md, outcome.json                a reproduction
 result.json, metrics.parquet, personal.parquet, clients.parquet, underway.parquet, events/part-00000.parquet,
 model.safetensors, checkpoint[.older].safetensors               a run
-run.json, server.log, trips/part-00000.parquet                  a real run
+run.json, server.log, trips/part-00000.parquet, checkpoint-00000.safetensors   a real run
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ REPRODUCTION, REPRODUCTION_REPORT, OUTCOME = "reproduction.json", "reproduction.
 RESULT, MODEL = "result.json", "model.safetensors"
 METRICS, PERSONAL, CLIENTS, UNDERWAY = "metrics.parquet", "personal.parquet", "clients.parquet", "underway.parquet"
 EVENTS, TRIPS = "events", "trips"  # folders of parts
+MEASURED = "measured"  # in a table's metadata: by task, what is known of each metric
 CHECKPOINT, OLDER_CHECKPOINT = "checkpoint.safetensors", "checkpoint.older.safetensors"
+SEGMENTS = "checkpoint-*.safetensors"
 REAL_RUN, SERVER_LOG = "run.json", "server.log"
 
-# Columns of the tables and their types; a word is text with few distinct values.
+# Columns of the tables and their types; a word is text with few distinct values, of text there may be many.
 _MEASURED = {"task": "int64", "time": "float64"}
 _JOB = {"sent": "float64", "started": "float64", "finished": "float64"}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
@@ -51,10 +53,10 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "version": "int64",
         "staleness": "int64",
         **_JOB,
-        "reason": "word",
+        "reason": "text",
     },
     METRICS: {**_MEASURED, "updates": "int64", "version": "int64"},  # and one for each metric
-    PERSONAL: {**_MEASURED, "client": "int64", "accuracy": "float64"},
+    PERSONAL: {**_MEASURED, "client": "int64", "value": "float64"},
     CLIENTS: {"client": "int64", "updates": "int64", "busy": "float64", "idle": "float64"},
     UNDERWAY: {"client": "int32", "task": "int32", "job": "int64", "version": "int64", **_JOB},
 }
@@ -72,6 +74,11 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
+def segment_name(number: int) -> str:
+    """The file name of a segment of checkpoints."""
+    return SEGMENTS.replace("*", f"{number:05d}")
+
+
 def drop_parts(folder: Path, first: int) -> None:
     """Remove the parts from this number on."""
     for path in list(folder.glob("part-*.parquet*")):
@@ -83,7 +90,7 @@ def schema(name: str) -> pa.Schema:
     """The pyarrow schema of a table."""
     import pyarrow as pa
 
-    kinds = {"word": pa.dictionary(pa.int8(), pa.string())}
+    kinds = {"word": pa.dictionary(pa.int8(), pa.string()), "text": pa.dictionary(pa.int32(), pa.string())}
     return pa.schema([(column, kinds.get(kind, kind)) for column, kind in COLUMNS[name].items()])
 
 

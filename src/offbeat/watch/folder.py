@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
-from offbeat.core.state import State
 from offbeat.core.vectors import materialise
 from offbeat.watch import checkpoint
 from offbeat.watch.files import MODEL, RESULT, write_json
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
-
-S = TypeVar("S", bound=State)
 
 
 @dataclass(frozen=True)
@@ -53,12 +48,3 @@ class RunFolder:
         write_json(self.path / RESULT, result.to_json())
         if simulation is not None:
             checkpoint.remove(self.path)
-
-    def restore(self, kind: type[S], device: str = "cpu") -> tuple[S, Mapping[str, Any]] | None:
-        """The newest readable checkpoint and its extra data, or None if there is none."""
-        return checkpoint.restore(kind, self.path, device)
-
-    def save(self, state: State, extra: Mapping[str, Any]) -> None:
-        """Write a checkpoint.   extra: data for JSON that goes with it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(self.path, state, extra)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from offbeat.core.course import InFlight
 from offbeat.core.watcher import ARRIVED
-from offbeat.watch.files import CLIENTS, EVENTS, UNDERWAY, read_table, schema, write_table
+from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, UNDERWAY, read_table, schema, write_table
 from offbeat.watch.results import (
     Bytes,
     Concurrency,
@@ -118,13 +118,6 @@ def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None
 
 def _write_underway(folder: Path, flights: Sequence[InFlight]) -> None:
     """One row per job in flight, with the times it would have had."""
-    columns = {
-        "client": [f.job.client for f in flights],
-        "task": [f.job.task for f in flights],
-        "job": [f.job.id for f in flights],
-        "version": [f.job.version for f in flights],  # that it was sent with
-        "sent": [f.sent for f in flights],
-        "started": [f.start for f in flights],
-        "finished": [f.end for f in flights],
-    }
-    write_table(pa.table(columns, schema=schema(UNDERWAY)), folder / UNDERWAY)
+    rows = [(f.job.client, f.job.task, f.job.id, f.job.version, f.sent, f.start, f.end) for f in flights]
+    each = [dict(zip(COLUMNS[UNDERWAY], row, strict=True)) for row in rows]  # the version is the one it was sent with
+    write_table(pa.Table.from_pylist(each, schema=schema(UNDERWAY)), folder / UNDERWAY)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from offbeat.core.metric import Goal, all_metrics
 from offbeat.core.watcher import Measurement
 from offbeat.watch.record import Recorder
 from offbeat.watch.watched import WatchedRun
@@ -125,21 +126,25 @@ def describe(simulation: WatchedRun, measurements: list[Measurement], pace: floa
         lines = [_task_line(simulation, measurements, task) for task in range(len(simulation.problems))]
         return "\n".join([" · ".join(parts), *lines])
     if measurements:
-        metrics = measurements[-1].metrics
-        name = "accuracy" if "accuracy" in metrics else next(iter(metrics))
-        parts.append(f"{name} {metrics[name]:.4g}")
+        name = all_metrics(simulation.problems[0].metrics)[0].name
+        if name in (metrics := measurements[-1].metrics):
+            parts.append(f"{name} {metrics[name]:.4g}")
     return " · ".join(parts)
 
 
 def _task_line(simulation: WatchedRun, measurements: list[Measurement], task: int) -> str:
-    """A task's accuracy against its target, its requests and buffer, its mean staleness."""
+    """A task's own metric, or the one of its target, its requests and buffer, its mean staleness."""
     world, server = simulation.world, simulation.server
     parts = [f"  {simulation.problems[task].name}"]
     metrics = next((m.metrics for m in reversed(measurements) if m.task == task), {})
-    if "accuracy" in metrics:
-        targets = getattr(server, "targets", ())
-        goal = f" of {targets[task]:.3f}" if targets and targets[task] is not None else ""
-        parts.append(f"accuracy {metrics['accuracy']:.3f}{goal}")
+    targets: Sequence[Goal | None] = getattr(server, "targets", ())
+    goal = targets[task] if targets else None
+    shown = goal.metric if goal else all_metrics(simulation.problems[task].metrics)[0]
+    if shown.name in metrics:
+        write = "{:.3f}" if shown.share else "{:.4g}"
+        parts.append(
+            f"{shown.name} {write.format(metrics[shown.name])}" + (f" of {write.format(goal.value)}" if goal else "")
+        )
     if task in world.finished:
         return " · ".join([*parts, f"done at {world.ends[task]:.1f}"])
     said = server.report(world.server).get("tasks")

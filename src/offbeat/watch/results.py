@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property, lru_cache
 from html import escape
@@ -14,37 +14,49 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from offbeat.core.errors import FolderError, unknown
+from offbeat.core.errors import FolderError, SettingError, unknown
+from offbeat.core.metric import LOSS, Metric
+from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement
+from offbeat.models.modules import trained
 from offbeat.watch.files import COLUMNS, METRICS, MODEL, read_table
-
-LESS_IS_BETTER = ("loss", "gap", "distance")  # of every other metric, more is
 
 T = TypeVar("T")
 
 
-def first_reached(values: Iterable[float], metric: str, target: float) -> int | None:
+def first_reached(values: Iterable[float], metric: Metric, target: float) -> int | None:
     """The index of the first value of a metric that reaches the target; None: none does."""
-    less = metric in LESS_IS_BETTER
-    return next((at for at, v in enumerate(values) if (v <= target if less else v >= target)), None)
+    return next((at for at, v in enumerate(values) if metric.better(v, target)), None)
 
 
-def time_to(history: Sequence[Measurement], metric: str, target: float) -> float | None:
+def time_to(history: Sequence[Measurement], metric: Metric, target: float) -> float | None:
     """When a task's metric first reached the target; None: never."""
-    at = first_reached((m.metrics.get(metric, nan) for m in history), metric, target)
+    at = first_reached((m.metrics.get(metric.name, nan) for m in history), metric, target)
     return None if at is None else history[at].time
 
 
-def time_to_all(history: Sequence[Measurement], tasks: int, metric: str, target: float) -> float | None:
-    """When the last of so many tasks first reached the target; None where one never did."""
-    known = {name for m in history for name in m.metrics}
-    if history and metric not in known:
-        raise unknown("metric", metric, known)
-    times = [time_to([m for m in history if m.task == task], metric, target) for task in range(tasks)]
+def time_to_all(
+    history: Sequence[Measurement], measured: Sequence[Sequence[Metric]], name: str, target: float
+) -> float | None:
+    """When the last of the tasks that have this metric first reached the target; None where one never did.
+
+    measured: by task, its metrics.
+    """
+    found = {task: metric for task, metrics in enumerate(measured) for metric in metrics if metric.name == name}
+    if not found:
+        raise unknown("metric", name, {metric.name for metrics in measured for metric in metrics})
+    times = [time_to([m for m in history if m.task == task], metric, target) for task, metric in found.items()]
     reached = [time for time in times if time is not None]
     return max(reached) if len(reached) == len(times) else None
+
+
+def to_metrics(value: Any, where: str) -> tuple[tuple[Metric, ...], ...]:
+    """By task, its metrics, from JSON."""
+    found: tuple[tuple[Metric, ...], ...] = read_as(tuple[tuple[Metric, ...], ...], value, where)
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,8 @@ class TaskResult:
     """One task of a run.
 
     time: when it finished; None if it never did.   stopped: why it ended.   staleness: mean.
-    metrics: at its last evaluation.   allocation: the server's report, if it divides requests among tasks.
+    metrics: at its last evaluation.   measured: what is known of each metric, the task's own first.
+    allocation: the server's report, if it divides requests among tasks.
     """
 
     name: str
@@ -134,6 +147,19 @@ class TaskResult:
     staleness: float
     metrics: Mapping[str, float]
     allocation: Mapping[str, Any] | None = None
+    measured: tuple[Metric, ...] = ()
+
+
+def _task(tasks: Sequence[TaskResult], which: int | str) -> int:
+    """A task's number, by that or its name."""
+    names = [task.name for task in tasks]
+    if isinstance(which, str):
+        if which not in names:
+            raise unknown("task", which, names)
+        return names.index(which)
+    if not 0 <= which < len(tasks):
+        raise SettingError(f"task = {which}: there are {len(tasks)}, numbered from 0")
+    return which
 
 
 def finish(tasks: Iterable[TaskResult]) -> float:
@@ -164,28 +190,34 @@ class Result:
     """The result of a run.
 
     number, settings: in a sweep, the run's number and the values that the sweep set.
+    measured: of each metric, which way is better and whether it is a share, the task's own first; with several tasks,
+        each task has its own.
     error: why it failed; numbers that were not reached keep their defaults.
     time: virtual time at the end; None if it failed or is unfinished.
     updates: results that arrived.   versions: server steps.
-    metrics: of the last evaluation; with several tasks, each task has its own.
-    targets: when each target accuracy was reached; None: never.
+    metrics: of the last evaluation, with the loss over all training samples; with several tasks, each task has its own.
+    sample: how many training samples the loss was measured on during the run; None: all.
+    targets: when each target of the task's own metric was reached; None: never.
     staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
     wall_s, updates_per_s: None in a sweep, whose runs share them.
     tasks: at least one.   server: what the server reports.   measures: how the clients worked.
     refused, real: of a real run.
     curve: the evaluations, in a sweep.   vectors: norms of the final models by task, in a sweep.
-    unfinished: whether it is still running.   folder: of its files, if it has any.
+    unfinished: whether it is still running.   folder: of its files, if it has any.   problems: makes what it was
+        trained on once more.
     """
 
     number: int | None = field(default=None, kw_only=True, metadata={"key": "run"})
     algorithm: str
     seed: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    measured: tuple[Metric, ...] = ()
     error: str | None = None
     time: float | None = None
     updates: int = 0
     versions: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    sample: int | None = None
     targets: Mapping[str, float | None] = field(default_factory=dict, metadata={"key": "time_to"})
     staleness: MeanMax = MeanMax(0.0, 0)
     notes: Mapping[str, MeanMax] = field(default_factory=dict)
@@ -206,11 +238,13 @@ class Result:
     vectors: Mapping[str, float] | None = None
     unfinished: bool | None = None
     folder: Path | None = field(default=None, compare=False)
+    problems: Callable[[], Sequence[Problem]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.tasks:
             mean, metrics = self.staleness.mean, self.metrics
-            only = TaskResult("", None, self.stopped, self.versions, self.updates, mean, metrics)
+            counts = self.versions, self.updates, mean
+            only = TaskResult("", None, self.stopped, *counts, metrics, measured=self.measured)
             object.__setattr__(self, "tasks", (only,))
 
     @property
@@ -229,17 +263,34 @@ class Result:
         each = [task.metrics for task in self.tasks]
         return {name: fmean(metrics[name] for metrics in each) for name in each[0] if all(name in m for m in each)}
 
+    @property
+    def own(self) -> Metric:
+        """The (first task's) own metric."""
+        return next(iter(self.tasks[0].measured), LOSS)
+
+    def metric(self, name: str) -> Metric:
+        """What is known of a metric."""
+        known = {metric.name: metric for task in self.tasks for metric in task.measured}
+        if name not in known:
+            raise unknown("metric", name, known)
+        return known[name]
+
     @cached_property
     def history(self) -> tuple[Measurement, ...]:
         """Every evaluation; of a run in a folder they are read when first asked for."""
         if self.curve is not None:
             return self.curve
         path = None if self.folder is None else self.folder / METRICS
-        return () if path is None or not path.exists() else _history(path)
+        if path is None or not path.exists():
+            return ()
+        try:
+            return tuple(_evaluation(row) for row in read_table(path).to_pylist())
+        except KeyError as error:
+            raise FolderError(f"{path} is damaged: it has no {error}") from None
 
     def time_to(self, metric: str, value: float) -> float | None:
         """When an evaluation first showed this value or a better one; None: never. Of several tasks the last counts."""
-        return time_to_all(self.history, len(self.tasks), metric, value)
+        return time_to_all(self.history, [task.measured for task in self.tasks], metric, value)
 
     @cached_property
     def models(self) -> Mapping[str, Vector]:
@@ -258,12 +309,26 @@ class Result:
         """The (first task's) final model, one flat vector."""
         return next(iter(self.models.values()))
 
+    def module(self, task: int | str = 0, problem: Problem | None = None) -> nn.Module:
+        """The trained `torch.nn.Module` of a task, by number or name, in evaluation mode.
+
+        problem: what it was trained on, for a run of Python objects; that of a file is made from it once more.
+        """
+        number = _task(self.tasks, task)
+        vector = list(self.models.values())[number]
+        if problem is None:
+            if self.problems is None:
+                raise SettingError(f"{self.name}: what it was trained on is not known here; give problem=")
+            problem = self.problems()[number]
+        return trained(problem, vector)
+
     def to_json(self) -> dict[str, Any]:
         """As in `result.json`, or a line of `runs.jsonl`."""
         names = [each.name for each in fields(self)]
         totals = names[names.index("time") : names.index("tasks")]  # only a finished run has them
-        left_out = {"folder"} | ({"tasks"} if not self.several else set())
+        left_out = {"folder", "problems"} | ({"tasks"} if not self.several else set())
         left_out |= {"settings"} if self.number is None else set()
+        left_out |= {"measured"} if not self.measured else set()
         if self.unfinished:
             left_out |= set(totals) - {"updates"}
         elif self.time is None:
@@ -306,13 +371,6 @@ class Result:
             rows |= {"updates": f"{self.updates:,}", "time": f"{self.time or 0.0:g}"}
         lines = (f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
         return f"<table>{''.join(lines)}</table>"
-
-
-def _history(path: Path) -> tuple[Measurement, ...]:
-    try:
-        return tuple(_evaluation(row) for row in read_table(path).to_pylist())
-    except KeyError as error:
-        raise FolderError(f"{path} is damaged: it has no {error}") from None
 
 
 def _evaluation(row: dict[str, Any]) -> Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -14,12 +14,13 @@ from typing import Any
 from offbeat.core.errors import DivergedError, InterruptedRunError
 from offbeat.core.watcher import Watcher
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
-from offbeat.watch.folder import RunFolder
+from offbeat.watch import checkpoint
 from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
-from offbeat.watch.watched import WatchedRun
+from offbeat.watch.watched import WatchedRun, final_metrics, sample
 
 _LOOK = 64  # events between two looks at the wall clock
 
@@ -69,18 +70,18 @@ def drive(
     make: builds the simulation from watchers and a saved world.   save_every: seconds between checkpoints.
     tick: called regularly, for a progress display.   Returns the simulation, its recorder and the seconds it took.
     """
-    home = RunFolder(folder)
-    saved = home.restore(World, device)
+    saved = checkpoint.restore(World, folder, device)
     world, extra = saved if saved else (None, None)
-    recorder = Recorder(home.path, extra["record"] if extra else None)
+    recorder = Recorder(folder, extra["record"] if extra else None)
     simulation = make([recorder], world)
+    recorder.metrics = simulation.metrics
     worked = float(extra["worked"]) if extra else 0.0
     began = looked = time.perf_counter()
 
     def save() -> None:
         recorder.flush()
         spent = worked + time.perf_counter() - began
-        home.save(simulation.world, {"record": recorder.state, "worked": spent})
+        checkpoint.save(folder, simulation.world, {"record": recorder.state, "worked": spent})
 
     try:
         for count, _ in enumerate(simulation.steps()):
@@ -106,24 +107,27 @@ def summary(
     simulation: WatchedRun,
     recorder: Recorder | History,
     wall: float | None,
-    targets: Sequence[float],
+    evaluate: Evaluate | None,
     *,
     algorithm: str,
     seed: int,
 ) -> Result:
-    """A finished run in numbers.   wall: its seconds; None where runs share them.   targets: accuracies."""
+    """A finished run in numbers.   wall: its seconds; None where runs share them.   evaluate: with its targets."""
     world = simulation.world
     tally, measurements = world.tally, recorder.measurements
     several = len(simulation.problems) > 1
     said = dict(simulation.server.report(world.server))
+    goals = () if several or evaluate is None else evaluate.goals(simulation.metrics[0][0], simulation.until)
     return Result(
         algorithm,
         seed,
         time=world.now,
         updates=tally.updates,
         versions=sum(model.version for model in simulation.server.models(world.server)),
-        metrics=dict(measurements[-1].metrics) if measurements and not several else {},
-        targets={} if several else {f"{t:g}": time_to(measurements, "accuracy", t) for t in targets},
+        metrics=final_metrics(simulation, measurements, 0) if not several else {},
+        sample=sample(simulation),
+        measured=() if several else tuple(simulation.metrics[0]),
+        targets={f"{goal.value:g}": time_to(measurements, goal.metric, goal.value) for goal in goals},
         staleness=MeanMax(tally.staleness_sum / tally.updates if tally.updates else 0.0, tally.staleness_max),
         notes={name: MeanMax(total / tally.updates, most) for name, (total, most) in tally.notes.items()},
         lost=tally.lost,
@@ -142,7 +146,6 @@ def summary(
 def _task(simulation: WatchedRun, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:
     """One of several tasks: when it ended and why; its last metrics; what it was given."""
     world = simulation.world
-    mine = [m for m in recorder.measurements if m.task == task]
     updates, stale = world.tally.tasks.get(task, (0, 0))
     return TaskResult(
         simulation.problems[task].name,
@@ -151,6 +154,7 @@ def _task(simulation: WatchedRun, recorder: Recorder | History, task: int, said:
         versions=simulation.server.models(world.server)[task].version,
         updates=updates,
         staleness=stale / updates if updates else 0.0,
-        metrics=dict(mine[-1].metrics) if mine else {},
+        metrics=final_metrics(simulation, recorder.measurements, task),
         allocation=said["tasks"][task] if "tasks" in said else None,
+        measured=tuple(simulation.metrics[task]),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from offbeat.core.errors import SettingError
+from offbeat.core.metric import Metric
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 
 EVERY = 100  # updates between two points of staleness
@@ -34,9 +36,13 @@ class Tracker(ABC):
             self._add(numbers, row.time, self._updates)
 
     def measured(self, measurement: Measurement) -> None:
-        front = f"{self._tasks[measurement.task]}/" if len(self._tasks) > 1 else ""
+        front = self._front(measurement.task)
         numbers = {front + name: float(value) for name, value in measurement.metrics.items()}
         self._add(numbers, measurement.time, measurement.updates)
+
+    def _front(self, task: int) -> str:
+        """What stands before a task's metrics."""
+        return f"{self._tasks[task]}/" if len(self._tasks) > 1 else ""
 
     @abstractmethod
     def close(self) -> None:
@@ -71,9 +77,10 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """Sends metrics and staleness to Weights & Biases; every point has its virtual time and number of updates.
+    """Sends metrics and staleness to Weights & Biases; every point has its virtual time and number of updates, and the
+    summary of a run has the best value of each metric.
 
-    project, name, group: of the run there.   config: its settings.   folder: for its files.
+    project, name, group: of the run there.   config: its settings.   folder: for its files.   metrics: by task.
     Without a network set WANDB_MODE=offline and send the run later with `wandb sync`.
     """
 
@@ -86,12 +93,17 @@ class WandB(Tracker):
         folder: Path | None = None,
         tasks: Sequence[str] = (),
         updates: int = 0,
+        metrics: Sequence[Sequence[Metric]] = (),
     ) -> None:
         super().__init__(tasks, updates)
         wandb = _needed("wandb", "Weights & Biases", "wandb")
         where = None if folder is None else str(folder)
         self._run = wandb.init(project=project, name=name, group=group, config=dict(config or {}), dir=where)
         self._run.define_metric("*", step_metric="time")
+        for task, each in enumerate(metrics):
+            for metric in each:
+                best = "max" if metric.higher else "min"
+                self._run.define_metric(self._front(task) + metric.name, step_metric="time", summary=best)
 
     def close(self) -> None:
         self._run.finish()
@@ -100,12 +112,43 @@ class WandB(Tracker):
         self._run.log({**numbers, "time": time, "updates": updates})
 
 
-def check(tensorboard: bool, wandb: bool) -> None:
-    """Refuse a tracker whose package is not installed, before anything runs."""
-    if tensorboard:
-        _needed("tensorboard.summary.writer.event_file_writer", "TensorBoard", "tensorboard")
-    if wandb:
-        _needed("wandb", "Weights & Biases", "wandb")
+@dataclass(frozen=True)
+class Trackers:
+    """Experiment trackers that get the measurements, too.
+
+    tensorboard: folder in which every run gets its own.
+    wandb: project at Weights & Biases.
+    """
+
+    tensorboard: str | None = None
+    wandb: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tensorboard is not None:
+            _needed("tensorboard.summary.writer.event_file_writer", "TensorBoard", "tensorboard")
+        if self.wandb is not None:
+            _needed("wandb", "Weights & Biases", "wandb")
+
+    def open(
+        self,
+        run: str,
+        folder: Path,
+        settings: Mapping[str, Any],
+        tasks: Sequence[str],
+        updates: int,
+        metrics: Sequence[Sequence[Metric]],
+    ) -> list[Tracker]:
+        """The trackers of one run, in the folder of its own. updates: that were seen before it was resumed.
+
+        metrics: by task, what is known of each.
+        """
+        found: list[Tracker] = []
+        if self.tensorboard is not None:
+            found.append(TensorBoard(Path(self.tensorboard, folder.parent.name, folder.name), tasks, updates))
+        if self.wandb is not None:
+            group = folder.parent
+            found.append(WandB(self.wandb, run, group.name, settings, group, tasks, updates, metrics))
+        return found
 
 
 def _needed(module: str, product: str, extra: str) -> ModuleType:

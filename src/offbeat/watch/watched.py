@@ -7,38 +7,45 @@ from typing import Any, Protocol
 
 from offbeat.core.course import RunState, Until
 from offbeat.core.local import Local
-from offbeat.core.problem import Problem
+from offbeat.core.metric import Metric
+from offbeat.core.problem import Problem, Sampled
 from offbeat.core.server import Server
+from offbeat.core.vectors import materialise
+from offbeat.core.watcher import Measurement
 from offbeat.simulate.execute import Executor
 
 
 class WatchedRun(Protocol):
-    """A run that others may look at while it goes on and afterwards."""
+    """A run that others may look at while it goes on and afterwards. problems, locals, metrics: by task."""
 
     @property
-    def world(self) -> RunState:
-        """All that changes."""
-
+    def world(self) -> RunState: ...
     @property
-    def problems(self) -> Sequence[Problem]:
-        """By task, what is trained."""
-
+    def problems(self) -> Sequence[Problem]: ...
     @property
-    def server(self) -> Server[Any]:
-        """The algorithm's server."""
-
+    def server(self) -> Server[Any]: ...
     @property
-    def locals(self) -> Sequence[Local]:
-        """By task, the local trainer."""
-
+    def locals(self) -> Sequence[Local]: ...
     @property
-    def until(self) -> Until:
-        """When it ends."""
-
+    def until(self) -> Until: ...
     @property
-    def clients(self) -> int:
-        """How many there are."""
-
+    def metrics(self) -> Sequence[Sequence[Metric]]: ...
     @property
-    def executor(self) -> Executor:
-        """How jobs are computed."""
+    def clients(self) -> int: ...
+    @property
+    def executor(self) -> Executor: ...
+
+
+def sample(run: WatchedRun) -> int | None:
+    """How many training samples a task's loss is measured on during the run; None: all."""
+    found = [p.sample for p in run.problems if isinstance(p, Sampled) and p.sample is not None]
+    return max(found, default=None)
+
+
+def final_metrics(run: WatchedRun, measurements: Sequence[Measurement], task: int) -> dict[str, float]:
+    """A task's last metrics, with the loss on all training samples where the run measured it on some."""
+    found = next((dict(m.metrics) for m in reversed(measurements) if m.task == task), {})
+    problem = run.problems[task]
+    if found and isinstance(problem, Sampled) and problem.sample is not None:
+        found["loss"] = problem.exact(materialise(run.server.models(run.world.server)[task].vector))
+    return found

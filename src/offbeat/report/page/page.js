@@ -2,8 +2,7 @@
 
 const NAMES = { time: "virtual time", updates: "updates", bytes: "bytes sent and received" };
 const KINDS = { time: "number", updates: "count", bytes: "bytes" };
-const SHARES = ["accuracy", "personal", "personal_worst"];
-const kindOf = (metric) => (SHARES.includes(metric) ? "share" : "number");
+const kindOf = (metric) => (data.shares.includes(metric) ? "share" : "number");
 const place = (id) => document.getElementById(id);
 const shown = (list) => list.filter((each) => !hidden.has(each.series));
 
@@ -95,7 +94,7 @@ function singles(task) {
 
 function targets() {
   document.querySelectorAll("[data-axis]").forEach((table) => {
-    table.hidden = table.dataset.axis !== view.axis;
+    table.hidden = table.dataset.axis !== view.axis || table.dataset.metric !== view.metric;
   });
 }
 
@@ -107,6 +106,7 @@ function fans(id, key, spec) {
   host.classList.add("panels");
   const list = data[key];
   const top = Math.max(...list.flatMap((fan) => fan.p90));
+  const bottom = Math.min(0, ...list.flatMap((fan) => fan.p10));
   for (const fan of list) {
     const plot = make("div");
     const box = make("div", {}, make("h3", {}, sample(fan.series), data.series[fan.series]), plot);
@@ -121,8 +121,8 @@ function fans(id, key, spec) {
         y: {
           kind: spec.kind,
           log,
-          floor: log ? undefined : 0,
-          range: log ? undefined : [0, spec.kind === "share" ? 1 : top || 1],
+          floor: log ? undefined : bottom,
+          range: log ? undefined : [bottom, spec.kind === "share" ? 1 : top || 1],
           ceiling: spec.kind === "share" ? 1 : undefined,
         },
         traces: [
@@ -257,11 +257,11 @@ lines("participation-plot", "participation", {
 });
 allocation();
 lines("personal-last", "last", {
-  label: "Final accuracy of each client's personalised model, worst first",
+  label: `Final ${data.own} of each client's personalised model, worst first`,
   x: { name: "share of clients, worst first", kind: "share" },
-  y: { kind: "share", ceiling: 1.001 },
+  y: { kind: kindOf(data.own), ceiling: kindOf(data.own) === "share" ? 1.001 : undefined },
 });
-fans("personal-plots", "personal", { title: "Accuracy of personalised models over time", kind: "share" });
+fans("personal-plots", "personal", { title: `${data.own} of personalised models over time`, kind: kindOf(data.own) });
 copying();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 document.documentElement.dataset.ready = "true";

@@ -1,0 +1,86 @@
+"""Metrics: how good a model is, which way is better, and values that are to be reached."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+
+from offbeat.core.errors import SettingError, finite, share
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that tells how good a model is.
+
+    higher: more is better.   share: it is in [0, 1], and shown in per cent.
+    """
+
+    name: str
+    higher: bool = False
+    share: bool = False
+
+    def better(self, value: float, other: float) -> bool:
+        """Whether a value is at least as good as another; nan is not."""
+        return value >= other if self.higher else value <= other
+
+    @property
+    def worst(self) -> float:
+        """A value that every other is better than."""
+        return float("-inf" if self.higher else "inf")
+
+    @property
+    def plain(self) -> Metric:
+        """What is said of it, without how it is computed."""
+        return Metric(self.name, self.higher, self.share)
+
+
+LOSS = Metric("loss")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A value of a metric that is to be reached."""
+
+    metric: Metric
+    value: float
+
+    def __post_init__(self) -> None:
+        check = share if self.metric.share else finite
+        check(**{self.metric.name: self.value})
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an evaluation shows this value or a better one; nan and a missing metric do not."""
+        return self.metric.better(metrics.get(self.metric.name, nan), self.value)
+
+
+def all_metrics(metrics: Sequence[Metric], personal: bool = False) -> tuple[Metric, ...]:
+    """All that an evaluation of a task gives, the task's own metric first.
+
+    metrics: of its problem.   personal: whether clients' own models are evaluated, too.
+    """
+    known = tuple(metric.plain for metric in metrics)
+    known += () if LOSS in known else (LOSS,)
+    own = known[0]
+    each = [Metric(name, own.higher, own.share) for name in ("personal", "personal_worst")]
+    return (*known, *each) if personal else known
+
+
+def find(name: str, metrics: Iterable[Metric], where: str, others: Iterable[str] = ()) -> Metric:
+    """The metric of this name among these. where: the path of the setting.   others: what else it could have been."""
+    known = {metric.name: metric for metric in metrics}
+    if name not in known:
+        near = difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.75)
+        there = f"did you mean {near[0]!r}?" if near else f"the task measures {', '.join(known)}"
+        raise SettingError(f"{where}: unknown; {there}")
+    return known[name]
+
+
+def goal(name: str, value: float, metrics: Iterable[Metric], where: str, others: Iterable[str] = ()) -> Goal:
+    """The goal that a setting names. where: the path of the table that it is in."""
+    metric = find(name, metrics, f"{where}.{name}", others)
+    try:
+        return Goal(metric, value)
+    except SettingError as error:
+        raise SettingError(f"{where}.{error}") from None

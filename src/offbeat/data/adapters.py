@@ -1,0 +1,562 @@
+"""From whatever users have to samples, and to a data set: samples to train on and to test on.
+
+What is what:
+
+    an array or tensor              the column x
+    (x, y)                          two arrays; or a table and an array or series
+    columns by name                 a mapping of arrays, a table of pandas, polars or Arrow, a HuggingFace data set,
+                                    a Parquet or CSV file
+    anything with len() and [i]     read when needed: each item a pair, a tuple or a mapping
+    (train, test)                   two of anything else, or a mapping with the keys train and test
+    one data set for each client    any other mapping of data sets
+    a folder                        images, one sub-folder for each class
+
+The target is the column that is named, else y, label, labels or target. Inputs are those named, else those that the
+model's `forward` names, else all other columns of numbers; single numbers are put together as x [n, columns].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import DataError, OffbeatError, SettingError
+from offbeat.core.random import SHARE, key
+from offbeat.data import readers
+from offbeat.data.base import Dataset
+from offbeat.data.columns import arrow, default_names, stored
+from offbeat.data.folder import NAMES
+from offbeat.data.images import Images, split_folder
+from offbeat.data.lazy import Collate, Read
+from offbeat.data.samples import Samples, Stored
+
+KEEP = 1 << 30  # bytes of samples that are read when needed
+TARGETS = ("y", "label", "labels", "target")
+_TESTS = ("test", "validation", "valid", "val", "dev")
+_IGNORED = -100  # a class that does not count, as in torch and HuggingFace's models
+
+
+class ByClient(dict[str, Any]):
+    """One data set for each client, even where it could be taken for the columns of one, or for train and test."""
+
+
+def samples(
+    given: Any, *, names: Sequence[str] | None = None, keep: int = KEEP, collate: Collate | None = None
+) -> Samples:
+    """One data set as samples.
+
+    names: of the columns, where they come without.   keep: bytes of samples held that are read when needed.
+    collate: from a list of items to columns by name, for items that cannot be stacked as they are.
+    """
+    if isinstance(given, Samples):
+        return given
+    if isinstance(given, str | Path):
+        given = _file(Path(given))
+    if hasattr(given, "toarray"):  # a sparse matrix
+        given = given.toarray()
+    table = _table(given, keep) if collate is None else None
+    if table is not None:
+        return _of_table(table)
+    if _is_array(given):
+        return _named({"x": given}, names)
+    if isinstance(given, tuple | list) and len(given) == 2 and _is_array(given[1]) and not _is_item(given[0]):
+        x, y = given
+        first = _table(x, keep)
+        return _named({"x": x if first is None else _matrix(_of_table(first)), "y": y}, names)
+    if isinstance(given, tuple) and given and all(_is_array(each) for each in given):
+        raise DataError(
+            f"{len(given)} arrays; give (x, y), ((x, y), (x, y)) to train and to test on, or name the columns"
+        )
+    tensors = _tensors(given) if collate is None else None
+    if tensors is not None:
+        return _named(dict(zip(names or default_names(len(tensors)), tensors, strict=False)), names)
+    if isinstance(given, Mapping) and _is_columns(given):
+        return stored(given)
+    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or isinstance(given, Mapping):
+        raise _not_samples(given)
+    try:
+        len(given)
+    except (TypeError, NotImplementedError):
+        raise _not_samples(given) from None
+    return Read(given, names=names, keep=keep, collate=collate)
+
+
+def dataset(
+    given: Any,
+    *,
+    test: Any = None,
+    target: str | None = None,
+    inputs: str | Sequence[str] | None = None,
+    client: str | None = None,
+    classes: int | None = None,
+    name: str = "data",
+    holdout: float = 0.2,
+    forward: Sequence[str] = (),
+    aside: Sequence[str] = (),
+    free: bool = False,
+    whole: bool = True,
+) -> Dataset:
+    """Samples to train on and to test on.
+
+    test: samples to test on; None: a share `holdout` of the given ones, always the same, and of every client.
+    target, inputs: columns; see above.   client: a column that says whose each sample is.   classes: how many, if the
+    target is one; None: one more than the largest.
+    forward: the names of what the model takes.   aside: columns that are for something else.   free: there need not be
+    a target.   whole: whether a target of whole numbers is a class.
+    """
+    if isinstance(given, str) and given in NAMES:
+        given = readers.load(given)
+    if isinstance(given, Dataset):
+        return _changed(given, test, target, inputs, client, classes)
+    train, tested, owners = parts(given, test)
+    owner, test_owner = (_numbers(each) for each in owners) if owners else (None, None)
+    if not len(train):
+        raise DataError("the training set is empty")
+    if isinstance(train, Stored) and isinstance(tested, Stored):
+        train, tested = _same_words(train, tested)
+    target = _target(train, target, inputs, free)
+    chosen = _inputs(train, inputs, target, {*aside, *([client] if client else [])}, forward)
+    if target is None:
+        target = chosen[0]
+    train, tested = _targeted(train, target, chosen), tested and _targeted(tested, target, chosen)
+    if isinstance(train, Stored) and target in train.masks and target in chosen:
+        target = "labels"
+    if isinstance(train, Stored) and _together(train, chosen, forward):
+        train, tested = _grouped(train, chosen), tested and _grouped(tested, chosen)
+        chosen = ("x",)
+    if tested is None:
+        _finite(train, {*chosen, target})  # here a sample still has the number that the user knows
+        whose = _codes(train, client) if owner is None and client else owner
+        kept, held = _held_out(len(train), whose, holdout)
+        train, tested = train.part(kept), train.part(held)
+        owner, test_owner = (None, None) if owner is None else (owner[kept], owner[held])
+    if not len(tested):
+        raise DataError("the test set is empty; give samples to test on, or leave `test` out and give a `holdout`")
+    if classes is None and whole and not train.real(target):
+        classes = _classes(train, tested, target)
+    found = Dataset(name, train, tested, classes, _ints(owner), _ints(test_owner), chosen, target)
+    if owners:
+        found = replace(found, owners=tuple(given))
+    return found.owned(client) if client else found
+
+
+# What is given
+
+
+def _is_array(given: Any) -> bool:
+    """Whether it is one column: a tensor, an array, or a series."""
+    return isinstance(given, Tensor | np.ndarray) or type(given).__name__ in ("Series", "ChunkedArray")
+
+
+def _is_item(given: Any) -> bool:
+    """Whether it is a value of one sample, such as a number."""
+    return isinstance(given, int | float | str | np.generic) or (isinstance(given, Tensor) and given.dim() == 0)
+
+
+def _is_columns(given: Mapping[Any, Any]) -> bool:
+    """Whether the values of a mapping are columns, rather than data sets."""
+
+    def is_one(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return len(value) > 0 and not isinstance(value[0], tuple | Mapping) and not _is_pair(value)
+        return _is_array(value)
+
+    if any(isinstance(value, Tensor | np.ndarray) for value in given.values()):
+        return not any(_is_pair(value) or _is_table(value) for value in given.values())
+    return bool(given) and all(is_one(value) for value in given.values())
+
+
+def _is_pair(value: Sequence[Any]) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and _is_array(value[1])
+
+
+def _is_table(given: Any) -> bool:
+    """Whether it is a data frame, an Arrow table or a HuggingFace data set."""
+    module, kind = type(given).__module__.partition(".")[0], type(given).__name__
+    return (module, kind) in {
+        ("pandas", "DataFrame"),
+        ("polars", "DataFrame"),
+        ("polars", "LazyFrame"),
+        ("pyarrow", "Table"),
+        ("pyarrow", "RecordBatch"),
+        ("datasets", "Dataset"),
+    }
+
+
+def _table(given: Any, keep: int) -> Any:
+    """The same as an Arrow table, if it is a table that can be in memory."""
+    if not _is_table(given):
+        return None
+    import pyarrow as pa
+
+    module, kind = type(given).__module__.partition(".")[0], type(given).__name__
+    if module == "pyarrow":
+        return pa.Table.from_batches([given]) if kind == "RecordBatch" else given
+    if module == "polars":
+        return (given.collect() if kind == "LazyFrame" else given).to_arrow()
+    if module == "datasets":
+        decoded = any(type(feature).__name__ in ("Image", "Audio", "Video") for feature in given.features.values())
+        if decoded or given.data.nbytes > keep:
+            return None
+        return given.with_format("arrow")[:]
+    try:
+        return pa.Table.from_pandas(given, preserve_index=False)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        said = " ".join(str(part) for part in error.args).splitlines()[0]
+        raise DataError(f"the table cannot be read: {said}; convert the column, or leave it out") from error
+
+
+def _of_table(table: Any) -> Stored:
+    """Columns that are neither numbers nor text are left out."""
+    if len(set(table.column_names)) < table.num_columns:
+        twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
+        raise DataError(f"the table has two columns {twice!r}; rename one")
+    columns, left = {}, {}
+    for name in table.column_names:
+        try:
+            arrow(table.column(name).slice(0, 1), name)
+        except DataError as error:
+            left[name] = str(error)
+        else:
+            columns[name] = table.column(name)
+    if not columns:
+        raise DataError(next(iter(left.values())) if left else "there is no column")
+    found = stored(columns)
+    found.left = left
+    return found
+
+
+def _named(columns: Mapping[str, Any], names: Sequence[str] | None) -> Stored:
+    if names is not None and len(names) != len(columns):
+        raise SettingError(f"names = {list(names)}: there are {len(columns)} columns")
+    return stored(dict(zip(names or columns, columns.values(), strict=True)))
+
+
+def _tensors(given: Any) -> Sequence[Tensor] | None:
+    """The tensors of a TensorDataset, or of a part of one."""
+    kind = type(given)
+    if kind is torch.utils.data.TensorDataset:
+        found: Sequence[Tensor] = given.tensors
+        return found
+    if kind is torch.utils.data.Subset:
+        inner = _tensors(given.dataset)
+        return None if inner is None else [each[torch.as_tensor(given.indices)] for each in inner]
+    return None
+
+
+def _file(path: Path) -> Any:
+    """A table, or a folder of images."""
+    if path.is_dir():
+        return Images(path)
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file or folder")
+    name = path.name.lower()
+    try:
+        if name.endswith((".parquet", ".pq")):
+            import pyarrow.parquet
+
+            return pyarrow.parquet.read_table(path)
+        if name.endswith((".csv", ".csv.gz")):
+            import pyarrow.csv
+
+            return pyarrow.csv.read_csv(path)
+    except (OSError, ValueError) as error:  # what Arrow raises is one of them
+        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    raise DataError(f"{path}: expected a .parquet or .csv file, or a folder with a folder of images for each class")
+
+
+def _not_samples(given: Any) -> DataError:
+    kind = type(given).__name__
+    if isinstance(given, torch.utils.data.DataLoader):
+        return DataError("a DataLoader can only be gone through; give its data set, .dataset")
+    if hasattr(given, "__iter__") and not isinstance(given, Mapping | str | bytes):
+        return DataError(
+            f"a {kind} can only be gone through; give a map-style data set, with len() and [i], or list(…) of it"
+        )
+    return DataError(
+        f"a {kind} is no data set; give arrays, (x, y), columns by name, a table, or anything with len() and [i]"
+    )
+
+
+# Training and test samples, and clients
+
+
+def parts(given: Any, test: Any) -> tuple[Samples, Samples | None, list[list[int]]]:
+    """(training samples, test samples, [sizes of the clients, sizes of their test samples])."""
+    if isinstance(given, Mapping):
+        other = _is_split(given) or _is_columns(given) or _is_bunch(given)
+        if isinstance(given, ByClient) or not other:
+            return _clients(given, test)
+    train, tested = _pair(given)
+    if test is not None:
+        tested = samples(test)
+    return train, tested, []
+
+
+def _is_split(given: Any) -> bool:
+    return isinstance(given, Mapping) and "train" in given and not _is_columns(given)
+
+
+def _is_bunch(given: Mapping[Any, Any]) -> bool:
+    """scikit-learn's data sets."""
+    return {"data", "target", "DESCR"} <= set(given)
+
+
+def _pair(given: Any) -> tuple[Samples, Samples | None]:
+    if isinstance(given, str | Path) and (found := split_folder(Path(given))):
+        return samples(found[0]), samples(found[1])
+    if _is_split(given):
+        tests = [given[key] for key in _TESTS if key in given]
+        return samples(given["train"]), samples(tests[0]) if tests else None
+    if isinstance(given, Mapping) and _is_bunch(given):
+        return samples((given["data"], given["target"])), None
+    if isinstance(given, tuple) and len(given) == 2 and not _is_array(given[1]):
+        return samples(given[0]), samples(given[1])
+    return samples(given), None
+
+
+def _clients(given: Mapping[Any, Any], test: Any) -> tuple[Samples, Samples | None, list[list[int]]]:
+    if not given:
+        raise DataError("there is no client: the mapping of data sets is empty")
+    parts: dict[Any, tuple[Samples, Samples | None]] = {}
+    for client, each in given.items():
+        try:
+            parts[client] = _pair(each)
+        except OffbeatError as error:
+            raise DataError(f"client {client!r}: {error}") from error
+        if not len(parts[client][0]):
+            raise DataError(f"client {client!r} has no samples; leave it out")
+    if isinstance(test, Mapping) and set(test) == set(given):
+        tests = [samples(test[client]) for client in given]
+    elif test is None and all(tested is not None for _, tested in parts.values()):
+        tests = [tested for _, tested in parts.values() if tested is not None]
+    elif any(tested is not None for _, tested in parts.values()):
+        raise DataError("some clients have test samples of their own and others do not; give them for all, or none")
+    else:
+        tests = []
+    train = _joined([train for train, _ in parts.values()], list(given))
+    sizes = [[len(each) for each, _ in parts.values()], [len(each) for each in tests]]
+    if tests:
+        return train, _joined(tests, list(given)), sizes
+    return train, None if test is None else samples(test), sizes
+
+
+def _joined(parts: Sequence[Samples], clients: Sequence[Any]) -> Samples:
+    """One client's samples after the other's."""
+    parts = _widened(parts)
+    names = parts[0].names
+    for part, client in zip(parts, clients, strict=True):
+        if set(part.names) != set(names):
+            raise DataError(
+                f"client {client!r} has the columns {', '.join(part.names)}, and {clients[0]!r} has "
+                f"{', '.join(names)}; give all clients the same"
+            )
+        for name in names:
+            if part.shape(name) != parts[0].shape(name):
+                raise DataError(
+                    f"{name!r} is {list(part.shape(name))} a sample for client {client!r}, and "
+                    f"{list(parts[0].shape(name))} for {clients[0]!r}; give all clients the same"
+                )
+    if not all(isinstance(part, Stored) for part in parts):
+        return Read.joined(parts)
+    kept = [part for part in parts if isinstance(part, Stored)]
+    words = {name: tuple(sorted({w for p in kept for w in p.words.get(name, ())})) for name in kept[0].words}
+    kept = [_recoded(part, words) for part in kept]
+    columns = {name: torch.cat([part.columns[name] for part in kept]) for name in names}
+    return kept[0].with_columns(columns)
+
+
+def _widened(parts: Sequence[Samples]) -> list[Samples]:
+    """The same with lists that were padded, each client's to its own longest, padded to the longest of all."""
+    kept = [part for part in parts if isinstance(part, Stored)]
+    masks = {name: mask for part in kept for name, mask in part.masks.items()}
+    if not masks or len(kept) < len(parts):
+        return list(parts)
+    made: list[Samples] = []
+    for part in kept:
+        columns = dict(part.columns)
+        for name, mask in masks.items():
+            part.has(name)
+            most = max(each.shape(name)[0] for each in kept if name in each.names)
+            own = columns[name].shape[1]
+            columns[mask] = _wider(columns.get(mask, torch.ones(len(part), own, dtype=torch.bool)), most)
+            columns[name] = _wider(columns[name], most)
+        wide = part.with_columns(columns)
+        wide.masks = masks
+        made.append(wide)
+    return made
+
+
+def _wider(values: Tensor, most: int) -> Tensor:
+    return torch.cat([values, values.new_zeros(len(values), most - values.shape[1], *values.shape[2:])], 1)
+
+
+def _same_words(train: Stored, test: Stored) -> tuple[Stored, Stored]:
+    """Both with the same numbers for the same words."""
+    both = {name: {*train.words[name], *test.words[name]} for name in train.words if name in test.words}
+    words = {name: tuple(sorted(each)) for name, each in both.items()}
+    return _recoded(train, words), _recoded(test, words)
+
+
+def _recoded(part: Stored, words: Mapping[str, tuple[str, ...]]) -> Stored:
+    changed = {name: each for name, each in words.items() if part.words[name] != each}
+    columns = dict(part.columns)
+    for name, each in changed.items():
+        numbers = torch.tensor([*(each.index(word) for word in part.words[name]), -1])
+        columns[name] = numbers[part.columns[name]]  # −1, a missing one, is the last
+    found = part.with_columns(columns)
+    found.words |= changed
+    return found
+
+
+def _held_out(count: int, owner: npt.NDArray[np.int64] | None, share: float) -> tuple[Any, Any]:
+    """(samples to train on, samples to test on), which differ from run to run in nothing."""
+    if not 0 < share < 1:
+        raise SettingError(f"holdout = {share}: must be a share in (0, 1), unless there are samples to test on")
+    if count < 2:
+        raise DataError("one sample cannot be trained on and tested on; give more, or samples to test on")
+    order = np.random.default_rng(key(0, SHARE)).permutation(count)
+    held = np.zeros(count, bool)
+    for members in [order] if owner is None else [order[owner[order] == each] for each in np.unique(owner)]:
+        held[members[: min(round(share * len(members)), len(members) - 1)]] = True
+    if not held.any():
+        held[order[0]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _finite(given: Samples, names: Iterable[str]) -> None:
+    if not isinstance(given, Stored):
+        return
+    for name in names:
+        if (place := given.not_finite(name)) is not None:
+            raise DataError(f"{name!r}: sample {place} is not finite; fill it in or leave it out")
+
+
+def _codes(train: Samples, name: str) -> npt.NDArray[np.int64]:
+    train.has(name)
+    return np.unique(train.column(name), return_inverse=True)[1]
+
+
+def _numbers(sizes: Sequence[int]) -> npt.NDArray[np.int64] | None:
+    return np.repeat(np.arange(len(sizes)), sizes) if sizes else None
+
+
+def _ints(owner: npt.NDArray[np.int64] | None) -> Tensor | None:
+    return None if owner is None else torch.from_numpy(owner)
+
+
+# Which column is what
+
+
+def _target(train: Samples, target: str | None, inputs: Any, free: bool) -> str | None:
+    if target is not None:
+        train.has(target)
+        return target
+    named = [inputs] if isinstance(inputs, str) else list(inputs or ())
+    for name in TARGETS:
+        if name in train.names and name not in named:
+            return name
+    if free:
+        return None
+    raise DataError(f"which column is the target? name it, target=…; there are {', '.join(train.names)}")
+
+
+def _inputs(
+    train: Samples, inputs: str | Sequence[str] | None, target: str | None, aside: set[str], forward: Sequence[str]
+) -> tuple[str, ...]:
+    if inputs is not None:
+        named = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        train.has(*named)
+        for name in named:
+            if name in train.words:
+                raise DataError(f"{name!r} is text; make numbers of it before, or leave it out of the inputs")
+        if not named:
+            raise SettingError("inputs = []: a model needs at least one column")
+        return named
+    masks = set(train.masks.values()) if isinstance(train, Stored) else set()
+    both = target in forward and target not in TARGETS  # such as the tokens of a text, each the target of those before
+    left = [n for n in train.names if (n != target or both) and n not in aside and n not in train.words]
+    by_name = [name for name in forward if name in left]
+    if by_name and (len(by_name) > 1 or train.shape(by_name[0]) or not train.real(by_name[0])):
+        return tuple(by_name)
+    left = [name for name in left if name not in masks]
+    if not left and target is not None and train.shape(target):
+        return (target,)
+    if not left:
+        said = ", ".join(train.words) or "none"
+        raise DataError(f"there is no column of numbers for an input; of text: {said}; make numbers of it before")
+    return tuple(left)
+
+
+def _together(train: Stored, chosen: Sequence[str], forward: Sequence[str]) -> bool:
+    """Whether inputs are single numbers that the model does not name."""
+    if any(train.shape(name) for name in chosen):
+        return False
+    if len(chosen) == 1:
+        return train.real(chosen[0]) or chosen[0] not in forward
+    return not set(chosen) <= set(forward)
+
+
+def _matrix(part: Stored, names: Sequence[str] | None = None) -> Tensor:
+    """Columns of single numbers side by side, [n, columns]."""
+    names = names or [name for name in part.names if not part.shape(name) and name not in part.words]
+    return torch.stack([part.columns[name].float() for name in names], 1)
+
+
+def _grouped(part: Samples, chosen: Sequence[str]) -> Samples:
+    if not isinstance(part, Stored):
+        raise DataError(f"{', '.join(chosen)} are columns of a table, and the other samples are read when needed")
+    part.has(*chosen)
+    others = {name: column for name, column in part.columns.items() if name not in chosen}
+    if "x" in others:
+        raise DataError("a column 'x' is no input: the inputs put together are called x; rename it")
+    return part.with_columns({"x": _matrix(part, chosen), **others})
+
+
+def _targeted(part: Samples, target: str, chosen: Sequence[str]) -> Samples:
+    """The same with a target as losses take it: bytes are whole numbers, and padding does not count."""
+    part.has(target)
+    if isinstance(part, Read):
+        return part.as_target(target)
+    if not isinstance(part, Stored):
+        return part
+    values = part.columns[target]
+    columns = dict(part.columns)
+    if values.dtype == torch.bool:
+        columns[target] = values.long()
+    mask = part.masks.get(target)
+    if mask is not None and not values.is_floating_point():
+        columns["labels" if target in chosen else target] = torch.where(part.columns[mask], values.long(), _IGNORED)
+    found = part.with_columns(columns)
+    if target not in chosen:
+        found.scales.pop(target, None)
+    return found
+
+
+def _classes(train: Samples, test: Samples, target: str) -> int | None:
+    values = [each.column(target) for each in (train, test)]
+    return max(int(each.max()) for each in values) + 1
+
+
+def _changed(
+    data: Dataset, test: Any, target: str | None, inputs: Any, client: str | None, classes: int | None
+) -> Dataset:
+    """A data set with some of it said anew."""
+    new: dict[str, Any] = {}
+    if test is not None:
+        new |= {"test": samples(test), "test_owner": None}
+    if target is not None:
+        new["target"] = target
+    if inputs is not None:
+        new["inputs"] = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    if classes is not None:
+        new["classes"] = classes
+    found = replace(data, **new, _made={}) if new else data
+    return found.owned(client) if client else found

@@ -1,0 +1,284 @@
+"""Questions to the server that leads a run, and its answers.
+
+A client asks for the state of the run, or for the copy of its own state that it has left with the broker. Whoever holds
+the server's keys may also have an entry added to the log. Questions and answers are sealed. An answer goes to a subject
+of the asker's own that was fixed beforehand: never to one that a question names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.core.errors import OffbeatError
+from offbeat.deploy import wire
+from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
+from offbeat.deploy.gate import USELESS, Gate
+from offbeat.deploy.keys import Creds
+from offbeat.deploy.link import Kept, Link, as_json
+from offbeat.deploy.wire import RefusedError
+
+SERVER = "server"  # stands where a client's account stands in the subjects of whoever holds the server's keys
+FRESH = 120.0  # seconds for which such a question counts
+SLOW = 8.0  # seconds to wait for an answer
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. what: "status", "copy", "append" or "mend".   at: the asker's time.
+
+    nonce, skip: of which copy, and how many newer ones to skip.   seq: of the record to mend.
+    """
+
+    what: str
+    id: str
+    at: float = 0.0
+    nonce: str = ""
+    skip: int = 0
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A piece of an answer; count 0: there is nothing."""
+
+    id: str
+    number: int
+    count: int
+
+
+@dataclass(frozen=True)
+class CopyPiece:
+    """A piece of a client's copy of its state, as it lies in the broker's stream. name: the same of all its pieces."""
+
+    nonce: str
+    name: str
+    number: int
+    count: int
+
+
+def write(kind: str, header: Question | Answer | CopyPiece, piece: bytes = b"") -> bytes:
+    """A question, an answer or a piece of a copy as bytes."""
+    return wire.pack(kind, vars(header), {"piece": piece} if piece else None)
+
+
+def read_question(data: bytes) -> tuple[Question, bytes]:
+    """A question and what goes with it; raises `RefusedError`."""
+    return _read("question", Question, data)
+
+
+def read_answer(data: bytes) -> tuple[Answer, bytes]:
+    """A piece of an answer; raises `RefusedError`."""
+    return _read("answer", Answer, data)
+
+
+def read_copy(data: bytes) -> tuple[CopyPiece, bytes]:
+    """A piece of a client's copy; raises `RefusedError`."""
+    return _read("copy", CopyPiece, data)
+
+
+def _read(kind: str, header: type[Any], data: bytes) -> tuple[Any, bytes]:
+    message = wire.unpack(data)
+    if message.kind != kind:
+        raise RefusedError("malformed", f"not a {kind}")
+    return wire.read(header, message.header), bytes(message.parts["piece"][1]) if "piece" in message.parts else b""
+
+
+def own_seal(creds: Creds) -> PrivateSeal:
+    """For what holders of the server's keys say to each other."""
+    return PrivateSeal(derive(creds.seal, "own", creds.federation))
+
+
+# The server's side
+
+
+class Answering:
+    """Answers questions about a run. status: the run as it stands.
+
+    order: adds an entry for the question of this id, unless that was done before; whether it is folded.
+    mend: leaves a copy of a record beside the log, if the server has one.   life: since when the run is what it is, in
+    seconds since 1970; what was asked before it was last restored from a backup was asked of another.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        run: str,
+        gate: Gate,
+        status: Callable[[], Any],
+        order: Callable[[str, bytes], Awaitable[bool]],
+        mend: Callable[[int], Awaitable[None]],
+        life: Callable[[], float] = float,
+    ) -> None:
+        self.link, self.run, self.gate, self.status = link, run, gate, status
+        self.order, self.mend, self.life = order, mend, life
+        self.own, self.about = own_seal(link.creds), (link.creds.federation, run)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.copying: set[str] = set()  # accounts whose copies are being handed back
+
+    async def hear(self, subject: str, data: bytes) -> None:
+        """A question."""
+        account = subject.split(".")[1]
+        with contextlib.suppress(RefusedError, *FAILURES):
+            if account == SERVER:
+                question, piece = read_question(self.own.open(data, "ask", *self.about))
+                if abs(time.time() - question.at) <= FRESH and question.at >= self.life():
+                    self._later(self._obey(question, piece))
+                return
+            sender, clock = self.gate.sender(subject), time.monotonic()
+            budget = self.gate.budget(sender, clock)
+            if budget.wait(clock) > 0.0:
+                return
+            budget.spend(len(data), USELESS)
+            channel = self.gate.channel(sender)
+            question, _ = read_question(channel.open("ask", data))
+
+            async def say(answer: bytes) -> None:
+                await self.link.say(f"tell.{account}.{self.run}", channel.seal("tell", answer))
+
+            if question.what == "status":
+                await self._tell(say, question, as_json(self.status()))
+            elif question.what == "copy" and account not in self.copying:  # one at a time: copies are large
+                self.copying.add(account)
+                task = self._later(self._copy(say, account, question))
+                task.add_done_callback(lambda _: self.copying.discard(account))
+
+    def _later(self, action: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(action)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def _obey(self, question: Question, piece: bytes) -> None:
+        """Answer a holder of the server's keys, who asks again if there is no answer."""
+        with contextlib.suppress(*FAILURES):
+            if question.what == "mend":
+                await self.mend(question.seq)
+            if question.what != "append" or await self.order(question.id, piece):
+                await self._tell(self._own, question, as_json(self.status()))
+
+    async def _own(self, answer: bytes) -> None:
+        await self.link.say(f"tell.{SERVER}.{self.run}", self.own.seal(answer, "tell", *self.about))
+
+    async def _tell(self, say: Callable[[bytes], Awaitable[None]], question: Question, data: bytes | None) -> None:
+        pieces = [] if data is None else self.link.pieces(data)
+        for number, piece in enumerate(pieces):
+            await say(write("answer", Answer(question.id, number, len(pieces)), bytes(piece)))
+        if not pieces:
+            await say(write("answer", Answer(question.id, 0, 0)))
+
+    async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
+        """Hand a client its own copy back; the broker keeps the last few, in pieces."""
+        stream, subject, at = f"MIRROR-{self.run}", f"mirror.{account}.{self.run}", 1
+        found: dict[str, dict[int, Kept]] = {}  # in the order of their first pieces
+        counts: dict[str, int] = {}
+        with contextlib.suppress(*FAILURES):
+            while (kept := await self.link.kept(stream, at, subject)) is not None:
+                at = max(at, kept.number) + 1
+                with contextlib.suppress(RefusedError):
+                    piece, _ = read_copy(kept.data)
+                    if piece.nonce == question.nonce:
+                        found.setdefault(piece.name, {})[piece.number] = kept
+                        counts[piece.name] = piece.count
+            whole = [name for name, pieces in found.items() if len(pieces) == counts[name] == max(pieces) + 1]
+            chosen = whole[-1 - question.skip] if question.skip < len(whole) else None
+            if chosen is None:
+                await self._tell(say, question, None)
+                return
+            for number in range(counts[chosen]):
+                _, content = read_copy(found[chosen][number].data)
+                await say(write("answer", Answer(question.id, number, counts[chosen]), content))
+
+    async def finish(self) -> None:
+        """Give the answers that are under way: who has had the run stopped waits for one."""
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=SLOW / 2)
+
+    def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+# The asker's side
+
+
+class Asking:
+    """Asks the server of a run; `listen` before the first question."""
+
+    def __init__(self, link: Link, run: str) -> None:
+        self.link, self.run, self.creds = link, run, link.creds
+        self.own, self.about = own_seal(link.creds), (link.creds.federation, run)
+        self.channel = channel_of(link.creds, run) if link.creds.client else None
+        self.pieces: dict[str, dict[int, bytes]] = {}
+        self.done: dict[str, asyncio.Future[bytes | None]] = {}
+        self.subscription: Any = None
+
+    async def listen(self) -> None:
+        subject = f"tell.{self.run}" if self.channel else f"tell.{SERVER}.{self.run}"
+        self.subscription = await self.link.listen(subject, self._hear)
+        with contextlib.suppress(*FAILURES):  # without a connection, it is made with the next one
+            await self.link.client.flush(10)
+
+    async def ask(self, what: str, nonce: str = "", skip: int = 0, piece: bytes = b"", patience: float = SLOW) -> Any:
+        """The answer: bytes, or None if there is nothing; raises `TimeoutError` if nobody answers."""
+        return await self.put(Question(what, secrets.token_hex(8), time.time(), nonce, skip), piece, patience)
+
+    async def put(self, question: Question, piece: bytes = b"", patience: float = SLOW) -> Any:
+        """Ask this, which may have been asked before."""
+        done = self.done[question.id] = asyncio.get_running_loop().create_future()
+        self.pieces[question.id] = {}
+        data = write("question", question, piece)
+        try:
+            if self.channel is not None:
+                await self.link.say(f"ask.{self.run}", self.channel.seal("ask", data))
+            else:
+                await self.link.say(f"ask.{SERVER}.{self.run}", self.own.seal(data, "ask", *self.about))
+            return await asyncio.wait_for(done, patience)
+        finally:
+            del self.done[question.id], self.pieces[question.id]
+
+    async def _hear(self, _: str, data: bytes) -> None:
+        with contextlib.suppress(RefusedError):
+            opened = self.channel.open("tell", data) if self.channel else self.own.open(data, "tell", *self.about)
+            answer, piece = read_answer(opened)
+            done = self.done.get(answer.id)
+            if done is None or done.done():
+                return
+            pieces = self.pieces[answer.id]
+            pieces[answer.number] = piece
+            if answer.count == 0:
+                done.set_result(None)
+            elif len(pieces) == answer.count:
+                done.set_result(b"".join(pieces[number] for number in range(answer.count)))
+
+    async def close(self) -> None:
+        if self.subscription is not None:
+            with contextlib.suppress(*FAILURES):
+                await self.subscription.unsubscribe()
+
+
+def channel_of(creds: Creds, run: str) -> Channel:
+    """A client's end of what it and the server say to each other."""
+    theirs = Theirs(creds.server_sign, creds.server_seal)
+    return Channel(creds.federation, run, creds.account, Ours(creds.sign, creds.seal), theirs, server=False)
+
+
+async def ask_server(
+    link: Link, run: str, what: str = "status", piece: bytes = b"", seq: int = 0, tries: int = 4
+) -> bytes:
+    """One question to whoever serves this run; an entry that is to be added is added once."""
+    asking, question = Asking(link, run), Question(what, secrets.token_hex(8), time.time(), seq=seq)
+    await asking.listen()
+    try:
+        for _ in range(tries):  # it is answered once it is in the log, which a busy machine may take its time for
+            with contextlib.suppress(asyncio.TimeoutError):
+                return bytes(await asking.put(question, piece, SLOW / 2) or b"")
+    finally:
+        await asking.close()
+    raise OffbeatError(f"nobody serves {run} now")

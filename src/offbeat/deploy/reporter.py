@@ -1,0 +1,129 @@
+"""What the leading server tells its operator about a run: who comes and goes, what is measured, how it ends.
+
+One line for each change that an operator wants to know of, none for each update. What may come often (failed jobs,
+expired leases) is written the first, second, fourth … time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from offbeat.core.watcher import Measurement
+from offbeat.deploy import wire
+from offbeat.deploy.intake import rare
+from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.logs import note
+from offbeat.deploy.wire import LogEntry
+
+OFTEN = 10.0  # seconds between two evaluations that are written as information; those between are for debugging
+NAMED = 5  # clients that are waited for and named
+
+
+class Before(NamedTuple):
+    """What an entry may change."""
+
+    begun: bool
+    stopped: str
+    present: bool
+    epoch: int
+    applied: int
+    failed: int
+    measured: int
+
+
+class Reporter:
+    """Looks at the state before and after an entry. measurements: of the run so far; grows with it."""
+
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
+        self.measurements = measurements
+        self.expired, self.told = 0, float("-inf")
+
+    def before(self, ledger: Ledger, client: int | None) -> Before:
+        """To be asked before an entry of this client, or of the server, is folded."""
+        own = (False, 0, 0, 0)
+        if client is not None:
+            record = ledger.clients[client]
+            own = record.present, record.epoch, record.applied, record.failed
+        return Before(ledger.begun, ledger.stopped, *own, len(self.measurements))
+
+    def after(self, ledger: Ledger, client: int | None, entry: LogEntry, was: Before) -> None:
+        """Write what the entry has changed."""
+        if client is not None:
+            self._client(ledger, client, entry, was)
+        elif not entry.sender:
+            self._own(ledger, *_opened(entry.data))
+        if ledger.begun and not was.begun:
+            note("begins", clients=len(_there(ledger)))
+        for measured in self.measurements[was.measured :]:
+            self._measured(measured)
+        if ledger.stopped and not was.stopped:
+            counts = {"time": round(ledger.now, 1), "updates": ledger.tally.updates, "lost": ledger.tally.lost}
+            note("ends", "warning" if ledger.diverged else "info", reason=ledger.diverged or ledger.stopped, **counts)
+
+    def _client(self, ledger: Ledger, client: int, entry: LogEntry, was: Before) -> None:
+        record = ledger.clients[client]
+        if record.present and (not was.present or record.epoch != was.epoch):
+            how = "is there again" if was.epoch else "is there"
+            if was.epoch not in (0, record.epoch):
+                how = "begins anew" if was.epoch == ledger.life else f"{how}, with a new epoch ({record.epoch})"
+            note(f"{how}; {waiting(ledger)}", client=record.name)
+        elif was.present and not record.present:
+            note(f"has left; {waiting(ledger)}", client=record.name)
+        if record.applied and not was.applied:
+            note("its first update was applied", client=record.name)
+        if record.failed > was.failed and rare(record.failed):
+            reason = wire.unpack(entry.data).header.get("error", "")
+            note(f"its job failed: {reason}", "warning", client=record.name, failed=record.failed)
+
+    def _own(self, ledger: Ledger, kind: str, header: Mapping[str, Any]) -> None:
+        number = header.get("client")
+        known = isinstance(number, int) and number < len(ledger.clients)
+        name = ledger.clients[number].name if isinstance(number, int) and known else "?"
+        match kind:
+            case "gone" if not ledger.clients[int(header["client"])].present:
+                silent = f"nothing was heard of it for {ledger.limits.patience:g} s; it counts as gone"
+                note(f"{silent}; {waiting(ledger)}", "warning", client=name)
+            case "expired":
+                self.expired += 1
+                if rare(self.expired):
+                    lease = f"{ledger.limits.lease:g} s"
+                    note(f"a job took longer than its lease of {lease} and is lost", "warning", job=header["job"])
+            case "enrolled":
+                note("was added to the run", client=name)
+            case "removed":
+                note("was removed from the run", "warning", client=name)
+            case "rekeyed":
+                note("its keys have changed", client=name)
+            case "limited":
+                note("other limits are in force", **header["limits"])
+
+    def _measured(self, measured: Measurement) -> None:
+        clock = time.monotonic()
+        shown = clock - self.told >= OFTEN
+        self.told = clock if shown else self.told
+        metrics = {name: float(f"{value:.4g}") for name, value in measured.metrics.items()}
+        task = {"task": measured.task} if measured.task else {}
+        fields = {"time": round(measured.time, 1), "updates": measured.updates, **task, **metrics}
+        note("evaluated", "info" if shown else "debug", **fields)
+
+
+def waiting(ledger: Ledger) -> str:
+    """How many clients are there, and who is not."""
+    there, all_ = _there(ledger), [record.name for record in ledger.clients if not record.removed]
+    missing = [name for name in all_ if name not in set(there)]
+    named = f", without {', '.join(missing)}" if 0 < len(missing) <= NAMED else ""
+    return f"{len(there)} of {len(all_)} clients{named}"
+
+
+def _there(ledger: Ledger) -> list[str]:
+    return [record.name for record in ledger.clients if record.present]
+
+
+def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:
+    """(kind, fields) of an entry of the server's own, or of the one that an operator has asked for in it."""
+    message = wire.unpack(data)
+    if message.kind == "ordered":
+        message = wire.unpack(bytes(message.parts["entry"][1]))
+    return message.kind, message.header

@@ -1,0 +1,342 @@
+"""What is wrong with a problem, found on two samples before the first job, and said in one line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from offbeat.core.errors import DataError, ModelError, OffbeatError, SettingError
+from offbeat.data.lazy import Read
+from offbeat.data.samples import Samples, Stored
+from offbeat.models.dropout import PROBE, Keyed
+from offbeat.problems import objective as losses
+from offbeat.problems.metrics import Whole
+from offbeat.problems.objective import Form
+
+if TYPE_CHECKING:
+    from offbeat.problems.supervised import Supervised
+
+_CLASSES = (losses.cross_entropy, losses.next_token)
+_TRIED = 10_000_000  # numbers among which the largest is looked for
+_NUMBERS = (losses.mse, losses.mae, losses.huber, losses.bce)
+
+
+def check(problem: Supervised) -> Form:
+    """The form of a problem's objective, after everything has been tried that could be wrong with it."""
+    data, objective = problem.data, problem.objective
+    for samples, said in ((data.train, "training"), (data.test, "test")):
+        samples.has(*objective.columns)
+        if not len(samples):
+            raise DataError(f"the {said} set is empty; give it at least one sample")
+        _finite(samples, objective.columns, said)
+    _alike(data.train, data.test, objective.columns)
+    _shards(problem)
+    if objective.weight is not None and _range(problem, objective.weight)[0] < 0:
+        raise DataError(
+            f"{objective.weight!r}: weights run from {_range(problem, objective.weight)[0]:g} on; 0 is least"
+        )
+    batch = problem.samples(torch.tensor([0, min(1, len(data.train) - 1)], device=problem.device))
+    flat = problem.flat
+    pieces = flat.pieces(flat.whole(problem.initial()))
+    leaves = flat.leaves(pieces)
+    probe = PROBE.to(problem.device)
+
+    def call(function: Any, *parts: Tensor) -> Any:
+        return flat.alone(list(pieces), function, *parts, key=probe)
+
+    _dropping(problem, call, batch)
+    if not objective.whole:
+        output = _output(problem, call, batch)
+        _target(problem, output, batch[objective.target])
+        _extremes(problem, call)
+    found = _loss(problem, call, batch)
+    _backward(problem, found, leaves)
+    if flat.random:
+        _repeatable(problem, call, batch, leaves)
+    if not flat.moded:
+        return _form(problem, call, found, batch)
+    with torch.no_grad(), flat.evaluating():
+        return _form(problem, call, call(objective.values, *batch), batch)
+
+
+def _dropping(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> None:
+    """Note whether the model, or the loss, drops anything, and refuse buffers that it changes unsaid."""
+    flat, function = problem.flat, problem.objective.values
+    before = {name: tensor.clone() for name, tensor in flat.fixed(problem.device).items()}
+    replaced = flat.seen = set()
+    with contextlib.suppress(Exception), Keyed(PROBE.to(problem.device)) as mode:  # what is wrong is said later
+        call(function, *batch)
+    flat.seen = None
+    flat.random = flat.random or mode.calls > 0
+    for name, tensor in flat.fixed(problem.device).items():
+        if name in replaced or not torch.equal(tensor, before[name]):
+            raise ModelError(
+                f"the model changes its buffer {name!r} in training; list it in its layer's attribute `statistics`, or "
+                "leave it as it is"
+            )
+
+
+def _repeatable(problem: Supervised, call: Any, batch: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Refuse a model that drops again in its backward pass, where no key reaches it."""
+    mean, found = problem.objective.mean, []
+    for seed in (1, 2):  # what does not come from the key depends on torch's random state
+        with torch.random.fork_rng([problem.device] if problem.device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if problem.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            found.append(torch.autograd.grad(call(mean, *batch), leaves, allow_unused=True))
+    once, again = found
+    if not all(torch.equal(a, b) for a, b in zip(once, again, strict=True) if a is not None and b is not None):
+        raise ModelError(
+            "the model's gradients differ for the same masks; does it recompute activations (torch.utils.checkpoint)? "
+            "That does not go with dropout: turn one of them off"
+        )
+
+
+@torch.no_grad()
+def check_scores(problem: Supervised) -> None:
+    """Try the metrics on two samples."""
+    if not problem.scores:
+        return
+    batch = problem.samples(torch.tensor([0, len(problem.data.train) - 1], device=problem.device))
+    flat = problem.flat
+    with flat.evaluating():
+        output = flat.alone(flat.pieces(flat.whole(problem.initial())), problem.objective.output, *batch)
+    target = batch[problem.objective.target] if problem.objective.target >= 0 else None
+    for score in problem.scores:
+        try:
+            if score.of_loss:
+                continue
+            if target is None or not isinstance(output, Tensor):
+                raise SettingError(f"it compares outputs with a target, and there is a {type(output).__name__}")
+            _ = score.of(output, target) if isinstance(score, Whole) else score.state(output, target)
+        except Exception as error:
+            said = str(error) if isinstance(error, OffbeatError) else one_line(error)
+            shapes = f"outputs {_shape(output)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            compared = "" if target is None else f" and {problem.data.target} {_kind(target)} {_shape(target)}"
+            raise SettingError(f"the metric {score.name} fails on {shapes}{compared}: {said}") from error
+
+
+def _finite(samples: Samples, columns: Sequence[str], said: str) -> None:
+    if not isinstance(samples, Stored):
+        return
+    for name in columns:
+        place = samples.not_finite(name)
+        if place is not None:
+            raise DataError(f"{name!r}: {said} sample {place} is not finite; fill it in or leave it out")
+
+
+def _alike(train: Samples, test: Samples, columns: Sequence[str]) -> None:
+    """Test samples look like training samples, but for the length of lists that were padded."""
+    for name in columns:
+        here, there = train.shape(name), test.shape(name)
+        padded = isinstance(train, Stored) and name in {*train.masks, *train.masks.values(), "labels"}
+        if here != there and not (padded and here[1:] == there[1:]):
+            raise DataError(
+                f"{name!r} is {list(here)} a training sample and {list(there)} a test sample; give one shape"
+            )
+        if train.real(name) != test.real(name):
+            kinds = ["real" if samples.real(name) else "whole" for samples in (train, test)]
+            raise DataError(f"{name!r} has {kinds[0]} numbers to train on and {kinds[1]} ones to test on; cast one")
+
+
+def _shards(problem: Supervised) -> None:
+    order, count = problem.shards.order, len(problem.data.train)
+    if order.min() < 0 or order.max() >= count:
+        wrong = int(order.min() if order.min() < 0 else order.max())
+        raise DataError(f"a client has the training sample {wrong}, and there are {count}: from 0 to {count - 1}")
+
+
+def _extremes(problem: Supervised, call: Any) -> None:
+    """Try the largest and the smallest of inputs that are whole numbers, such as tokens, which a model may not know."""
+    objective, train = problem.objective, problem.data.train
+    for name in objective.columns[: objective.inputs]:
+        if not isinstance(train, Stored) or train.real(name) or train[name].dtype == torch.bool:
+            continue
+        every = 1 + train[name].numel() // _TRIED
+        values = train[name][::every].reshape(-1, max(1, train[name][0].numel()))
+        ends = [every * int(values.amax(1).argmax()), every * int(values.amin(1).argmin())]
+        batch = problem.samples(torch.tensor(ends, device=problem.device))
+        try:
+            call(objective.output, *batch)
+        except Exception as error:
+            run = f"run from {int(values.min())} to {int(values.max())}"
+            raise ModelError(f"the model fails on {name!r}, whose numbers {run}: {one_line(error)}") from error
+
+
+def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> str:
+    """What to do about a model that fails on its inputs, where that is plain."""
+    said, given = str(error), batch[: problem.objective.inputs]
+    if isinstance(error, TypeError) and "argument" in said:
+        return "; its inputs are the columns that it is to get: name them, inputs=…"
+    if "dtype" in said and any(not part.is_floating_point() for part in given):
+        return "; cast whole numbers to float"
+    if "scalar types: Long" in said:
+        return "; cast the column to int64"
+    return ""
+
+
+def _output(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Tensor:
+    objective = problem.objective
+    given = _described(objective.columns[: objective.inputs], batch)
+    try:
+        output, again = (call(objective.output, *batch) for _ in range(2))
+    except Exception as error:
+        raise ModelError(f"the model fails on {given}: {one_line(error)}{_remedy(problem, error, batch)}") from error
+    if not isinstance(output, Tensor):
+        own = ', or "model" if the output has its loss' if hasattr(output, "loss") else ""
+        raise ModelError(
+            f"the model gives a {type(output).__name__}, not a tensor; write a loss as loss(model, batch){own}"
+        )
+    if output.dim() == 0 or len(output) != 2:
+        raise ModelError(f"the model gives {_shape(output)} for two samples, {given}; samples are the first dimension")
+    if not torch.equal(output, again) and bool(torch.isfinite(output).all()):
+        raise ModelError("the model gives other outputs for the same inputs, so no run could be repeated: draw nothing")
+    return output
+
+
+def _target(problem: Supervised, output: Tensor, target: Tensor) -> None:
+    """What the losses that we know expect of the target."""
+    function, name = problem.objective.function, problem.data.target
+    a_sample = f"{name!r} is {_kind(target)} {list(target.shape[1:])} a sample"
+    if function in _CLASSES:
+        if target.is_floating_point() and target.dim() == output.dim() and target.shape == output.shape:
+            raise DataError(f'{a_sample}; classes are numbers: use .argmax(1), or the loss "bce" for several labels')
+        if target.is_floating_point():
+            raise DataError(f'{a_sample}; classes are whole numbers: cast it, or use the loss "mse"')
+        if target.dim() == output.dim() and target.shape == output.shape and function is losses.cross_entropy:
+            raise DataError(f'{a_sample}; classes are numbers: use .argmax(1), or the loss "bce" for several labels')
+        places = output.shape[:-1] == target.shape or output.shape[:1] + output.shape[2:] == target.shape
+        if output.dim() == target.dim() and target.shape[1:] == (1,):
+            raise DataError(f"{a_sample}; a class is one number: use .squeeze(1)")
+        if output.dim() < 2 or not places:
+            raise DataError(f"{a_sample}, and the model gives {_shape(output)}: no score for each class")
+        last = function is losses.next_token or output.shape[:-1] == target.shape
+        _classes(problem, output.shape[-1] if last else output.shape[1])
+        total = output.detach().sum(-1)
+        if output.dim() == 2 and bool((output >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-5):
+            raise ModelError("the model's outputs are probabilities; cross-entropy takes scores: leave its softmax out")
+    elif function in _NUMBERS:
+        fits = output.shape == target.shape or (output.dim() == target.dim() + 1 and output.shape[-1] == 1)
+        if not fits or (output.dim() == target.dim() + 1 and output.shape[:-1] != target.shape):
+            raise DataError(f"{a_sample}, and the model gives {list(output.shape[1:])} a sample{_fit(output, target)}")
+        if _padded(problem, name):
+            raise DataError(
+                f"{name!r} holds lists that were padded, and {problem.objective.name} would count the padding: write a "
+                f"loss(output, target, mask)"
+            )
+        if function is losses.bce:
+            least, most = _range(problem, name)
+            if least < 0 or most > 1:
+                raise DataError(f"{name!r} runs from {least:g} to {most:g}; labels of bce are in [0, 1]")
+
+
+def _fit(output: Tensor, target: Tensor) -> str:
+    """What to do about outputs that do not fit numbers."""
+    if not target.is_floating_point():
+        return '; for classes use the loss "cross-entropy"'
+    if target.dim() == 1 and output.dim() == 2:
+        return "; give the model one output, or cast classes to whole numbers"
+    return ""
+
+
+def _padded(problem: Supervised, name: str) -> bool:
+    return any(isinstance(part, Stored) and name in part.masks for part in (problem.data.train, problem.data.test))
+
+
+def _classes(problem: Supervised, outputs: int) -> None:
+    name = problem.data.target
+    least, most = _range(problem, name)
+    if least == -100:  # labels that do not count
+        least = 0
+    if least >= 0 and most < outputs:
+        return
+    run = f"the classes in {name!r} run from {least:g} to {most:g}, and the model has {outputs} outputs"
+    if least > 0 and most == outputs:
+        raise DataError(f"{run}: subtract 1")
+    raise DataError(f"{run}: classes start at 0" if least < 0 else f"{run}: it needs {int(most) + 1}")
+
+
+def _range(problem: Supervised, name: str) -> tuple[float, float]:
+    both = (problem.data.train, problem.data.test)
+    known = [s for s in both if isinstance(s, Stored) or (isinstance(s, Read) and name in s.known)]
+    found = [samples[name] for samples in known] or [torch.zeros(1)]
+    return min(float(part.min()) for part in found), max(float(part.max()) for part in found)
+
+
+def _loss(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Any:
+    objective = problem.objective
+    said = f"the loss {objective.name} fails on {_described(objective.columns, batch)}"
+    try:
+        found = call(objective.values, *batch)
+    except OffbeatError:
+        raise
+    except Exception as error:
+        raise SettingError(f"{said}: {one_line(error)}") from error
+    parts = found if isinstance(found, tuple) else (found,)
+    if not all(isinstance(part, Tensor) for part in parts) or len(parts) > 2:
+        raise SettingError(f"the loss {objective.name} gives a {type(found).__name__}, not a tensor, or two of them")
+    for part in parts:
+        if part.dim() > 1 or (part.dim() == 1 and len(part) != 2):
+            raise SettingError(
+                f"the loss {objective.name} gives {_shape(part)} for two samples; give a value for each, [2], or a mean"
+            )
+    if len(parts) == 2 and any(part.dim() == 0 for part in parts):
+        raise SettingError(f"the loss {objective.name} gives sums and counts; each has one value a sample, [2]")
+    if not all(bool(torch.isfinite(part).all()) for part in parts):
+        raise SettingError(f"the loss {objective.name} is not finite at the start: are the inputs scaled?")
+    return found
+
+
+def _backward(problem: Supervised, found: Any, pieces: Sequence[Tensor]) -> None:
+    value = (found[0] if isinstance(found, tuple) else found).sum()
+    name = problem.objective.name
+    if not value.requires_grad:
+        raise SettingError(f"the loss {name} does not depend on the parameters: is something detached, or in numpy?")
+    try:
+        torch.autograd.grad(value, list(pieces), allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        raise SettingError(f"the loss {name} cannot be differentiated: {one_line(error)}") from error
+
+
+def _form(problem: Supervised, call: Any, found: Any, batch: Sequence[Tensor]) -> Form:
+    objective = problem.objective
+    if isinstance(found, tuple):
+        return "counted"
+    if found.dim():
+        return "each"
+    if objective.weight is not None:
+        raise SettingError(
+            f"the loss {objective.name} is a mean, in which samples cannot weigh: give one value a sample"
+        )
+    apart = [call(objective.values, *(part[i : i + 1] for part in batch)) for i in range(2)]
+    if any(part.dim() for part in apart):
+        return "coupled"
+    mean, total = (apart[0] + apart[1]) / 2, apart[0] + apart[1]
+    if torch.allclose(found, mean, rtol=1e-4, atol=1e-6):
+        return "mean" if problem.flat.vmappable else "coupled"
+    if torch.allclose(found, total, rtol=1e-4, atol=1e-6):
+        raise SettingError(f"the loss {objective.name} is a sum, which grows with the batch: take the mean")
+    return "coupled"
+
+
+def _described(names: Sequence[str], batch: Sequence[Tensor]) -> str:
+    return ", ".join(f"{name} {_kind(part)} {_shape(part)}" for name, part in zip(names, batch, strict=False))
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error of somebody else's."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

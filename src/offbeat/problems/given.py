@@ -1,0 +1,71 @@
+"""From what a user gives, data and a model, to a data set and a module that fit each other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from offbeat.core.random import MODEL, key
+from offbeat.data.adapters import dataset
+from offbeat.data.base import Dataset
+from offbeat.models.build import build
+from offbeat.problems.objective import Loss, Objective
+
+_NUMBERS = ("mse", "mae", "huber", "bce")  # losses for which whole numbers are no classes
+
+
+def given(
+    data: Any,
+    model: str | nn.Module | Callable[..., nn.Module],
+    loss: Loss | None,
+    weight: str | None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **columns: Any,
+) -> tuple[Dataset, nn.Module]:
+    """A data set and a module with its first parameters. columns: what else `offbeat.data.adapters.dataset` takes.
+
+    A model that asks for the shape of its inputs is made after the data are known; any other one before, so that the
+    names of what it takes can say which columns are its inputs.
+    """
+    if not isinstance(model, nn.Module) and not _asks(model):
+        model = build(model, (), 1, key(seed, MODEL), **(options or {}))
+    forward = _takes(model) if isinstance(model, nn.Module) else ()
+    aside, free = [weight] if weight else [], False
+    if loss is not None:
+        objective = Objective.of(loss, ("x",), "x")
+        aside += objective.extra
+        free = loss == "next-token" or (objective.whole and loss != "model")
+        if objective.whole and loss != "model":
+            forward = ()  # the loss is given all columns
+    found = dataset(data, forward=forward, aside=aside, free=free, whole=loss not in _NUMBERS, **columns)
+    if not isinstance(model, nn.Module):
+        model = build(model, found.shape, found.outputs, key(seed, MODEL), **(options or {}))
+    return found, model
+
+
+def _asks(model: Any) -> bool:
+    """Whether a factory asks for the shape of the inputs, or for the number of classes."""
+    if isinstance(model, str) and ":" not in model:
+        return True
+    make = model if not isinstance(model, str) else _find(model)
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return True
+    return any(p.kind is p.VAR_KEYWORD or name in ("shape", "classes") for name, p in parameters.items())
+
+
+def _find(name: str) -> Any:
+    from offbeat.core import names
+
+    return names.find(nn.Module, name, "model")
+
+
+def _takes(module: nn.Module) -> tuple[str, ...]:
+    """The names of what a module's `forward` takes."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds)

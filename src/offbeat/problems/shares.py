@@ -1,0 +1,63 @@
+"""Which test samples are each client's own, for judging its own model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from offbeat.core.random import SHARE, key
+from offbeat.data.base import Dataset
+
+
+def test_shares(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Its owner's if every client is one natural owner; else a part of each class as large as its part of the training
+    samples of that class, or of all test samples where there are no classes. A client too small for any gets one
+    sample, of the commonest of its classes that are tested at all."""
+    a_class = data.classes is not None and not data.train.shape(data.target)
+    return _owned(data, shards) or (_by_class(data, shards) if a_class else _by_size(data, shards))
+
+
+def _owned(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The test samples of each client's owner; nothing where a client is not one owner."""
+    if data.owner is None or data.test_owner is None:
+        return []
+    owner, tested = data.owner.numpy(), data.test_owner.numpy()
+    owners = [np.unique(owner[shard]) for shard in shards]
+    if any(len(names) > 1 for names in owners):
+        return []
+    order = np.argsort(tested, kind="stable")
+    edges = [np.searchsorted(tested, [names[0], names[0] + 1], sorter=order) for names in owners]
+    return [order[first:last] for first, last in edges]
+
+
+def _by_size(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+    tested = np.random.default_rng(key(0, SHARE)).permutation(_tested(data))
+    ends = np.cumsum([len(shard) for shard in shards])
+    cuts = np.rint(np.concatenate([[0], ends]) / ends[-1] * len(tested)).astype(np.int64)
+    pieces = [tested[first:last] for first, last in itertools.pairwise(cuts)]
+    return [piece if len(piece) else tested[:1] for piece in pieces]
+
+
+def _by_class(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+    train, test, classes = data.train.column(data.target), data.test.column(data.target), data.outputs
+    counts = np.stack([np.bincount(train[s], minlength=classes) for s in shards])  # [n, classes]
+    rng = np.random.default_rng(key(0, SHARE))
+    tested = _tested(data)
+    members = [rng.permutation(tested[test[tested] == c]) for c in range(classes)]
+    parts: list[list[np.ndarray]] = [[] for _ in shards]
+    for c, samples in enumerate(members):
+        total = counts[:, c].sum()
+        cuts = np.rint(np.cumsum(counts[:, c]) / max(total, 1) * len(samples)).astype(np.int64)
+        for client, piece in enumerate(np.split(samples, cuts[:-1])):
+            if total:
+                parts[client].append(piece)
+    shares = [np.concatenate(p) for p in parts]
+    commonest = (counts * [len(m) > 0 for m in members]).argmax(axis=1)
+    return [share if len(share) else members[c][:1] for share, c in zip(shares, commonest, strict=True)]
+
+
+def _tested(data: Dataset) -> np.ndarray:
+    """The positions that are test samples."""
+    return np.arange(len(data.test)) if data.test_owner is None else np.flatnonzero(data.test_owner.numpy() >= 0)

@@ -1,0 +1,35 @@
+"""What a site's loader gives: mistakes are named before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from offbeat.core.errors import DataError
+from offbeat.deploy.client_data import ClientProblem, dataset
+
+
+def test_inputs_that_are_not_finite_and_labels_that_are_not_whole_are_refused() -> None:
+    x, y, module = torch.ones(6, 3), torch.arange(6) % 2, nn.Linear(3, 2)
+    data = dataset((x, y.float()), module)
+    assert (len(data.train), len(data.test), data.classes) == (5, 1, 2)
+    assert len(dataset((x, y), module, holdout=0.0).test) == 0
+    with pytest.raises(DataError, match=r"shape \[3\], the experiment says \[4\]"):
+        dataset((x, y), module, shape=(4,))
+    x[2, 1] = float("nan")
+    with pytest.raises(DataError, match="'x': training sample 2 is not finite"):
+        ClientProblem("own", module, 1, dataset((x, y), module))
+    with pytest.raises(DataError, match="classes are whole numbers"):
+        ClientProblem("own", module, 1, dataset((torch.ones(6, 3), y + 0.5), module))
+
+
+def test_a_client_may_bring_columns_and_its_own_test_samples() -> None:
+    table = {"age": torch.rand(9), "bmi": torch.rand(9), "cost": torch.rand(9)}
+    module = nn.Linear(2, 1)
+    problem = ClientProblem(
+        "own", module, 3, dataset((table, table), module, "mse", target="cost"), metrics=("rmse", "r2"), loss="mse"
+    )
+    total, loss, sums = problem.claim(problem.initial())
+    assert (total, list(sums)) == (9, ["rmse", "r2"])
+    assert sums["rmse"][0] == pytest.approx(loss)

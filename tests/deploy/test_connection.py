@@ -1,0 +1,193 @@
+"""A connection verifies who the broker is before it says a word, and says within two seconds what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.deploy import keys
+from offbeat.deploy.broker import Broker, free_port
+from offbeat.deploy.connection import Connection
+
+
+class Place:
+    """Two federations with brokers of their own, one with TLS and one without."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fed, self.plain = folder / "fed", folder / "plain"
+        keys.init(self.fed, ["a"])
+        keys.init(self.plain, ["a"], tls=False)
+        self.secure = Broker(folder / "secure", self.fed, sync=False)
+        self.open = Broker(folder / "open", self.plain, sync=False)
+
+    @property
+    def creds(self) -> keys.Creds:
+        return keys.read_creds(self.fed / "a.creds")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("place"))
+    for broker in (made.secure, made.open):
+        broker.start()
+    try:
+        yield made
+    finally:
+        for broker in (made.secure, made.open):
+            broker.stop()
+
+
+def error_of(creds: keys.Creds, url: str) -> str:
+    """What connecting says, within two seconds."""
+
+    async def connect() -> str:
+        began = time.monotonic()
+        with pytest.raises(OffbeatError) as caught:
+            await Connection(creds, url).connect(2)
+        assert time.monotonic() - began < 2.5
+        return str(caught.value)
+
+    return asyncio.run(connect())
+
+
+def test_a_dead_port_is_said(place: Place) -> None:
+    assert "nothing listens there" in error_of(place.creds, f"tls://127.0.0.1:{free_port()}")
+
+
+def test_a_broker_of_another_authority_is_said(place: Place, tmp_path: Path) -> None:
+    keys.init(tmp_path / "other", ["a"])
+    other = keys.read_creds(tmp_path / "other" / "a.creds")
+    assert "not vouched for by this federation's authority" in error_of(other, place.secure.url)
+    assert "not vouched for" in error_of(replace(place.creds, ca=""), place.secure.url)
+
+
+def test_a_certificate_for_another_host_is_said_with_its_remedy(place: Place) -> None:
+    said = error_of(place.creds, place.secure.url.replace("127.0.0.1", "127.0.0.2"))
+    assert "nothing listens there" in said or "for another host" in said
+    said = error_of(place.creds, place.secure.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
+    assert "for another host" in said
+    assert "offbeat keys renew" in said
+
+
+def test_a_plain_address_for_a_broker_with_tls_is_said(place: Place) -> None:
+    with pytest.raises(SettingError, match=r"this federation uses TLS; write tls://127\.0"):
+        Connection(place.creds, place.secure.url.replace("tls:", "nats:"))
+    said = error_of(replace(place.creds, ca=""), place.secure.url.replace("tls:", "nats:"))
+    assert "tls://" in said
+
+
+def test_tls_for_a_broker_without_it_is_said(place: Place) -> None:
+    assert "does not begin with TLS" in error_of(place.creds, place.open.url.replace("nats:", "tls:"))
+
+
+def test_keys_of_another_federation_are_said(place: Place) -> None:
+    creds = keys.read_creds(place.plain / "a.creds")
+    said = error_of(replace(creds, ca=place.creds.ca), place.secure.url)
+    assert "refuses these keys" in said
+    assert creds.seed not in said
+
+
+@pytest.mark.parametrize("url", ["", "broker:4222", "http://x:1", "tls://x", "tls://x:y", "tls://a:1,nats://b:1"])
+def test_an_address_that_is_none_is_said(place: Place, url: str) -> None:
+    with pytest.raises(SettingError, match="--nats"):
+        Connection(place.creds, url)
+
+
+class Stripper:
+    """A proxy before a broker with TLS. When it strips, it greets clients as a broker without TLS does.
+
+    heard: what clients have told it then.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.strips = False
+        self.heard = b""
+        self.attempts = 0
+        self.open: list[asyncio.StreamWriter] = []
+
+    async def start(self) -> str:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"tls://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.append(writer)
+        if self.strips:
+            self.attempts += 1
+            greeting = {"server_id": "x", "version": "2.15.1", "nonce": "abc", "auth_required": True, "headers": True}
+            writer.write(b"INFO " + json.dumps({**greeting, "max_payload": 1 << 20}).encode() + b"\r\n")
+            while data := await reader.read(1 << 16):
+                self.heard += data
+            writer.close()
+            return
+        other, to = await asyncio.open_connection("127.0.0.1", self.broker.port)
+        self.open.append(to)
+        await asyncio.gather(self._pass(reader, to), self._pass(other, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        writer.close()
+
+    def cut(self) -> None:
+        for writer in self.open:
+            writer.transport.abort()
+        self.open.clear()
+
+    async def stop(self) -> None:
+        self.cut()
+        self.server.close()
+        await asyncio.sleep(0.05)
+
+
+def test_a_proxy_that_takes_tls_away_hears_nothing(place: Place) -> None:
+    async def play() -> None:
+        proxy = Stripper(place.secure)
+        url = await proxy.start()
+        proxy.strips = True
+        with pytest.raises(OffbeatError, match="does not begin with TLS"):
+            await Connection(place.creds, url).connect(2)
+        for word in (b"CONNECT", b"PUB", place.creds.jwt.encode()):
+            assert word not in proxy.heard
+        await proxy.stop()
+
+    asyncio.run(play())
+
+
+def test_a_proxy_that_takes_tls_away_at_a_reconnect_hears_nothing(place: Place) -> None:
+    async def play() -> None:
+        proxy = Stripper(place.secure)
+        connection = Connection(place.creds, await proxy.start())
+        await connection.connect(2)
+        await connection.client.publish("beat.r", b"fine")
+        proxy.strips = True
+        proxy.cut()
+        for _ in range(100):
+            await connection.client.publish("beat.r", b"secret")
+            if proxy.attempts >= 2:
+                break
+            await asyncio.sleep(0.05)
+        assert proxy.attempts >= 2
+        for word in (b"CONNECT", b"PUB", b"secret", place.creds.jwt.encode()):
+            assert word not in proxy.heard
+        proxy.strips = False
+        for _ in range(100):
+            if connection.client.is_connected:
+                break
+            await asyncio.sleep(0.05)
+        assert connection.client.is_connected
+        await connection.close()
+        await proxy.stop()
+
+    asyncio.run(play())

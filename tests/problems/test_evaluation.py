@@ -1,0 +1,85 @@
+"""What models are measured on: a fixed sample for the objective, and everything at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import offbeat as ob
+from offbeat.data.base import Dataset
+from offbeat.models.linear import Softmax
+from offbeat.problems.evaluation import OBJECTIVE, _equally
+from offbeat.problems.supervised import Supervised
+from offbeat.timing import Exponential, Times
+
+SIZES = [3000, 100, 40, 1500, 60]
+
+
+def problem(**settings: Any) -> Supervised:
+    """Clients of unlike sizes whose data differ."""
+    g = torch.Generator().manual_seed(0)
+    ends = np.cumsum(SIZES)
+    shards = [np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
+    owner = torch.from_numpy(np.repeat(np.arange(5), SIZES))
+    x = torch.randn(sum(SIZES), 4, generator=g) + owner[:, None]
+    y = (x.sum(1) > 4 + owner).long()
+    data = Dataset.pairs("made", x, y, x[:50], y[:50], classes=2)
+    return Supervised(data, Softmax((4,), 2), shards, **settings)
+
+
+def test_the_objective_is_measured_on_a_sample_and_exactly_if_asked() -> None:
+    p, everything = problem(), problem(measured="all")
+    assert (p.sample, everything.sample) == (OBJECTIVE, None)
+    w = torch.randn(2, p.dim, generator=torch.Generator().manual_seed(1))
+    exact = [m["loss"] for m in everything.measure(w)]
+    assert [p.exact(each) for each in w] == pytest.approx(exact)
+    sampled = [m["loss"] for m in p.measure(w)]
+    assert sampled != exact
+    assert sampled == pytest.approx(exact, rel=0.05)
+    assert sampled == [m["loss"] for m in problem().measure(w)]  # always the same ones
+
+
+def test_clients_that_weigh_by_their_samples_are_sampled_by_them() -> None:
+    p, everything = problem(weighted=True), problem(weighted=True, measured="all")
+    w = torch.randn(1, p.dim, generator=torch.Generator().manual_seed(1))
+    assert p.measure(w)[0]["loss"] == pytest.approx(everything.measure(w)[0]["loss"], rel=0.05)
+    assert len(p.evaluation.used) == OBJECTIVE
+
+
+def test_a_number_limits_test_samples_too() -> None:
+    p = problem(measured=20)
+    assert (len(p.evaluation.used), len(p.evaluation.tested)) == (20, 20)
+    assert len(problem().evaluation.tested) == 50
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 200))
+def test_every_client_gives_equally_many_or_all_that_it_has(sizes: list[int], most: int) -> None:
+    if most >= sum(sizes):
+        return
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    chosen = _equally(starts, np.array(sizes), most)
+    assert len(np.unique(chosen)) == len(chosen) <= most
+    taken = [
+        int(((chosen >= start) & (chosen < start + size)).sum()) for start, size in zip(starts, sizes, strict=True)
+    ]
+    if most < len(sizes):
+        assert sorted(set(taken)) in ([0, 1], [1])
+        assert len(chosen) == most
+    else:
+        largest = max(taken)
+        assert all(took == min(size, largest) for took, size in zip(taken, sizes, strict=True))
+        assert most - len(chosen) < sum(size > largest for size in sizes) or most - len(chosen) == 0
+
+
+def test_a_finished_run_tells_the_loss_on_all_training_samples() -> None:
+    p = problem()
+    algorithm = ob.Algorithm(ob.FedAvg(), ob.SGD(lr=0.05, batch=16))
+    result = ob.run(p, algorithm, Times(Exponential(1.0)), ob.Until(versions=4), evaluate=1.0)
+    last = result.history[-1]
+    assert result.metrics["loss"] == p.exact(result.model)
+    assert result.metrics["loss"] != last.metrics["loss"]
+    assert result.metrics["accuracy"] == last.metrics["accuracy"]
