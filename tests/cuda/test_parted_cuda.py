@@ -33,9 +33,10 @@ def test_a_run_is_that_of_a_cpu(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_a_captured_step_has_the_masks_of_its_own_key(norm: bool) -> None:
+def test_a_captured_step_has_the_masks_of_its_own_key(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third call is a replay of the graph that the second one captured."""
     p, there = problem(conv(norm=norm)), problem(conv(norm=norm), device="cuda")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as in a run
     oracle, captured = (q.oracle(EVERYBODY, KEYS, 9, 4, False) for q in (p, there))
     w = p.flat.whole(p.initial()).expand(4, -1).contiguous()
     for step in range(6):
@@ -46,7 +47,18 @@ def test_a_captured_step_has_the_masks_of_its_own_key(norm: bool) -> None:
 
 
 def test_bf16_is_close_on_a_gpu() -> None:
-    exact, p = problem(conv(0.0), device="cuda"), problem(conv(0.0), device="cuda", precision="bf16")
+    exact = problem(conv(0.0, norm=False), device="cuda")
+    p = problem(conv(0.0, norm=False), device="cuda", precision="bf16")
     w = p.initial().expand(4, -1).contiguous()
     both = [q.oracle(EVERYBODY, KEYS, 9, 4, False).gradient(w, 0) for q in (exact, p)]
     assert 0 < float((both[0] - both[1]).norm() / both[0].norm()) < 5e-2
+
+
+def test_bf16_with_batch_norm_is_what_it_is_for_a_client_alone() -> None:
+    """Few samples with nearly equal features leave little of a gradient in bf16: 18 % off for one of these clients."""
+    p = problem(conv(0.0), device="cuda", precision="bf16")
+    w = p.initial().expand(4, -1).contiguous()
+    together = p.oracle(EVERYBODY, KEYS, 9, 4, False).gradient(w, 0)
+    for client in EVERYBODY:
+        alone = p.oracle([client], [KEYS[client]], 9, 4, False).gradient(w[:1], 0)[0]
+        assert (together[client] - alone).norm() < 2e-2 * alone.norm()

@@ -117,7 +117,6 @@ class Replay:
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Within, no garbage is collected: the graph of an earlier run that goes during a capture would break that one."""
-    gc.collect()
     on = gc.isenabled()
     gc.disable()
     try:

@@ -119,9 +119,9 @@ class LazyVector:
     def __truediv__(self, divisor: Any) -> Any:
         if not isinstance(divisor, Real):
             return self._apply("quotient", divisor, torch.div)
-        if self.arena.matrix.is_cuda:  # where torch multiplies with the reciprocal, too
-            one = torch.ones((), dtype=self.arena.matrix.dtype)
-            return self * float(one / torch.tensor(float(divisor), dtype=one.dtype))
+        if self.arena.matrix.is_cuda:  # where torch multiplies with the reciprocal, too, rounded once
+            with np.errstate(divide="ignore"):
+                return self * float(np.divide(1.0, float(divisor)))
         return self._apply("divided", divisor, torch.div)
 
     def __pow__(self, power: Any) -> Any:
