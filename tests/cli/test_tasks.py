@@ -72,6 +72,13 @@ first = 2
 local = { sgd = { lr = 0.5, steps = 4, batch = 16 } }
 """
 
+OWN = """
+requests = { hard = 5, easy = 3, late = 1 }
+size = { easy = 1, hard = 2, late = 1 }
+lr = { easy = 0.4, hard = 0.6, late = 0.5 }
+versions = { easy = 4, hard = 1000, late = 1000 }
+"""
+
 # The file of issue 4, word for word.
 ISSUE = """
 [clients]
@@ -110,6 +117,18 @@ SMALL = ["clients.count=12", "task.*.data=digits", "task.*.split.per_client=20",
 
 
 # What runs
+
+
+def test_a_file_gives_each_task_its_requests_buffer_server_step_and_horizon(tmp_path: Path) -> None:
+    table = tomllib.loads(THREE)
+    table["algorithm"] = [{**table["algorithm"][0], **tomllib.loads(OWN)}]
+    experiment = Experiment.parse({**table, "until": {"time": 20.0}})
+    server = experiment.algorithms["fedast"].server
+    assert (server.requests, server.size, server.lr) == ((3, 5, 1), (1, 2, 1), (0.4, 0.6, 0.5))
+    (result,) = experiment.run(tmp_path / "own", progress=False).runs
+    assert (result.tasks[0].stopped, result.tasks[0].versions) == ("versions", 4)
+    said = json.loads((tmp_path / "own" / "fedast-0" / "result.json").read_text())["server"]["decisions"][0]
+    assert (said["requests"], said["sizes"][:2]) == ([3, 6, 0], [1, 2])  # the late task is not there yet
 
 
 def test_the_file_of_the_issue_parses_with_the_papers_settings() -> None:
@@ -274,6 +293,9 @@ def test_a_target_that_cannot_be_reached_stops_at_the_horizon_and_says_so(tmp_pa
         (["algorithm.fedast.aggregate={ fedavg = {} }"], "algorithm.fedast.aggregate.fedavg: unknown"),
         (["algorithm.fedast.aggregate={ area = { concurrency = 3 } }"], "requests say how many clients work"),
         (["timing.shifted_exponential.per_step={ easy = 0.1, hard = 0.1 }"], "late"),
+        (["algorithm.fedast.lr={ easy = 0.5, hard = 0.5 }"], "algorithm.fedast: lr has nothing for the task 'late'"),
+        (["algorithm.fedast.requests={ easy = 3, hard = 3, later = 3 }"], "did you mean 'late'?"),
+        (["algorithm.fedast.versions.easy=0"], "versions.easy = 0: must be at least 1"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(tmp_path: Path, overrides: list[str], why: str) -> None:

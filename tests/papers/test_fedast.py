@@ -607,3 +607,55 @@ def test_on_digits_it_is_done_before_rounds_that_wait_for_all_and_before_one_tas
     assert max(times["fedast"]) < min(times["one-by-one"])
     assert mean["fedast"] < 1.05 * mean["sync-st"]
     assert mean["fedast-dynamic"] < 0.7 * mean["sync-st-all"]
+
+
+# Settings of each task (algorithm 2: η_s, b_m, R_m⁰ and T_m belong to a task)
+
+
+def test_requests_buffers_and_server_steps_can_be_each_task_s_own() -> None:
+    """Line 4 sends R_m⁰ requests, line 9 waits for b_m updates, line 10 steps by η_s of task m; ΣR is their sum."""
+    office = Office(FedAST(requests=(6, 2), size=(2, 1), lr=(0.5, 2.0)))
+    assert office.all("requests") == office.all("flying") == [6, 2]
+    assert office.all("size") == [2, 1]
+    office.bring(1, 3.0)
+    office.bring(0, 4.0)
+    assert (office.model(0), office.model(1)) == (0.0, -2.0 * 3.0)
+    office.bring(0, 8.0)
+    assert office.model(0) == -0.5 * 6.0
+
+
+def test_the_server_step_of_a_task_scales_its_own_variance() -> None:
+    """Algorithm 4, line 3, with η_s of each task: 16 times the step size is 4 times the weight."""
+    office = Office(FedAST(requests=10, size=1, lr=(0.1, 1.6), allocation="dynamic", window=2, period=0.2))
+    for task, delta in ((0, 1.0), (0, 3.0), (1, 1.0), (1, 3.0)):
+        office.bring(task, delta)
+    assert office.all("requests") == [2, 8]
+
+
+def test_a_task_stops_after_its_own_number_of_server_steps() -> None:
+    """Line 5: "while t_m < T_m"; its requests go to the other task."""
+    office = Office(FedAST(requests=4, size=1, versions=(2, 5)))
+    office.bring(0, 1.0)
+    assert not any(isinstance(command, Stop) for command in office.said)
+    office.bring(0, 1.0)
+    assert [command for command in office.said if isinstance(command, Stop)] == [Stop(0, "versions")]
+    assert (office.all("requests"), office.all("flying")) == ([0, 4], [0, 4])
+
+
+def test_a_task_that_aggregates_by_the_clock_stops_at_its_horizon_too() -> None:
+    server = FedAST(requests=4, versions=3, aggregate=FedBuff(size=Period(1.0)))
+    result = run([Line([1.0] * 9)] * 2, server, SGD(lr=0.1), Times(Exponential(3.0)), Until(time=50.0))
+    assert [task.inner.model.version for task in result.world.server.tasks] == [3, 3]
+
+
+def test_settings_by_task_are_named_like_the_tasks() -> None:
+    server = FedAST(requests={"b": 6, "a": 2}, lr={"a": 0.5, "b": 2.0}).for_tasks(["a", "b"])
+    assert (server.requests, server.lr) == ((2, 6), (0.5, 2.0))
+    with pytest.raises(SettingError, match=r"unknown task in lr: 'c'"):
+        FedAST(lr={"a": 0.5, "b": 0.5, "c": 1.0}).for_tasks(["a", "b"])
+    with pytest.raises(SettingError, match=r"size has nothing for the task 'b'"):
+        FedAST(size={"a": 1}).for_tasks(["a", "b"])
+    with pytest.raises(SettingError, match=r"lr has 3 values for 2 tasks"):
+        Office(FedAST(lr=(1.0, 1.0, 1.0)))
+    with pytest.raises(SettingError, match=r"requests\.a = 0: must be at least 1"):
+        FedAST(requests={"a": 0, "b": 3})

@@ -12,7 +12,7 @@ from offbeat.algorithms.allocate import divide, variance
 from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
-from offbeat.core.errors import Count, Positive, SettingError, at_least
+from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal
@@ -23,6 +23,10 @@ from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
 
 Allocation = Literal["static", "dynamic", "variance"]
+Counts = Count | tuple[Count, ...] | Mapping[str, Count]  # for all tasks, in their order, or by their names
+Steps = Positive | tuple[Positive, ...] | Mapping[str, Positive]
+
+_BY_TASK = ("requests", "size", "lr", "versions")  # settings that a task can have for itself
 
 
 @dataclass
@@ -55,10 +59,14 @@ class FedAST(Stepping[FedASTState]):
     clients drawn uniformly among all available ones, busy or not: a busy client queues them. When b_m updates have
     come, x_m ← x_m − lr · mean of the deltas, which is the paper's η_s η_c τ · mean(Δ).
 
-    requests: requests under way over all tasks, ΣR.
+    Requests, size, lr and versions can be each task's own: { mnist = 40, cifar10 = 60 }, or a list in the order of the
+    tasks.
+
+    requests: requests under way over all tasks, ΣR, at first in equal parts; or those of each task at first, R_m⁰.
     ratio: requests per update of a task's buffer, R_m / b_m; at most about 37.
-    size: updates per server step of every task, b_m, instead of the ratio; 1 is FedAST-NoBuffer.
+    size: updates per server step of a task, b_m, instead of the ratio; 1 is FedAST-NoBuffer.
     lr: server step size, η_s.
+    versions: server steps after which a task is done, T_m; by default its target or the end of the run decides.
     allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
         normalised variance of the task's last `window` updates, b_m in proportion; K_m moves gradually there, and
         the new b_m counts from the task's next round on; "variance": the same with the variance alone (equation 2), for
@@ -72,10 +80,11 @@ class FedAST(Stepping[FedASTState]):
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
     """
 
-    requests: Count = 100
+    requests: Counts = 100
     ratio: Positive = 37.0
-    size: Count | None = None
-    lr: Positive = 0.1
+    size: Counts | None = None
+    lr: Steps = 0.1
+    versions: Counts | None = None
     allocation: Allocation = "static"
     window: int = 8
     period: Positive = 0.75
@@ -94,7 +103,23 @@ class FedAST(Stepping[FedASTState]):
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
             )
 
-    # The tasks' own servers
+    # The tasks' own settings and servers
+
+    def for_tasks(self, names: Sequence[str]) -> Self:
+        given = {name: getattr(self, name) for name in _BY_TASK}
+        named: dict[str, Any] = {k: _ordered(k, v, names) for k, v in given.items() if isinstance(v, Mapping)}
+        return replace(self, **named) if named else self
+
+    def alone(self, m: int) -> Self:
+        """With task m's settings for all."""
+        return replace(self, **{name: _of(getattr(self, name), m) for name in _BY_TASK})
+
+    @property
+    def total(self) -> int:
+        """ΣR."""
+        if isinstance(self.requests, int):
+            return self.requests
+        return sum(self.requests.values() if isinstance(self.requests, Mapping) else self.requests)
 
     @property
     def optimiser(self) -> ServerOptimiser | None:
@@ -105,20 +130,20 @@ class FedAST(Stepping[FedASTState]):
             return replace(self, server=optimiser)
         return replace(self, aggregate=self.aggregate.optimised(optimiser))
 
-    def inner(self, size: int) -> Flow[Any]:
-        """The server of a task with this buffer size."""
-        return _sized(self.aggregate or FedBuff(lr=self.lr, server=self.server), size)
+    def inner(self, m: int, size: int = 1) -> Flow[Any]:
+        """The server of task m with this buffer size."""
+        return _sized(self.aggregate or FedBuff(lr=_of(self.lr, m), server=self.server), size)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return self.inner(1).reads
+        return self.inner(0).reads
 
     @property
     def sends(self) -> tuple[str, ...]:
-        return self.inner(1).sends
+        return self.inner(0).sends
 
     def pair(self, local: Local) -> Local:
-        return self.inner(1).pair(local)
+        return self.inner(0).pair(local)
 
     def models(self, state: FedASTState) -> Sequence[Model]:
         return [task.inner.model for task in state.tasks]
@@ -126,11 +151,15 @@ class FedAST(Stepping[FedASTState]):
     # Events
 
     def begin(self, models: Sequence[Vector], view: View) -> FedASTState:
-        if self.requests < len(models):
+        for name in _BY_TASK:
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != len(models):
+                raise SettingError(f"{name} has {len(given)} values for {len(models)} tasks; give one for each")
+        if self.total < len(models):
             raise SettingError(f"requests = {self.requests} for {len(models)} tasks: each needs at least one")
         if self.targets and len(self.targets) != len(models):
             raise SettingError(f"{len(self.targets)} targets for {len(models)} tasks: give one for each")
-        return FedASTState([TaskState(self.inner(1).begin([model], view)) for model in models])
+        return FedASTState([TaskState(self.inner(m).begin([model], view)) for m, model in enumerate(models)])
 
     def started(self, state: FedASTState, view: View) -> Commands:
         for m in view.tasks:
@@ -146,15 +175,16 @@ class FedAST(Stepping[FedASTState]):
         if self.allocation != "static":
             task.recent = [*task.recent, self._moved(task, update)][-self.window :]
         if self.allocation == "dynamic":
-            task.scale = job.lr * self.lr * job.steps
+            task.scale = job.lr * _of(self.lr, m) * job.steps
         version = task.inner.model.version
-        said = list(self.inner(task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
+        said = list(self.inner(m, task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
         yield from self._own(m, said)
         self._gather(task, version, 1)
         state.arrivals += 1
-        every = max(1, round(self.period * sum(task.active for task in state.tasks) * self.requests))
+        every = max(1, round(self.period * sum(task.active for task in state.tasks) * self.total))
         if self.allocation != "static" and state.arrivals % every == 0:
             self._reallocate(state, view)  # line 8
+        yield from self._horizon(state, m, view)
         yield from self._follow(state, m, said, view)  # line 13
 
     def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
@@ -167,8 +197,9 @@ class FedAST(Stepping[FedASTState]):
         task = state.tasks[int(m)]
         if task.active:
             version = task.inner.model.version
-            yield from self._own(int(m), self.inner(task.size).rang(task.inner, own, view))
+            yield from self._own(int(m), self.inner(int(m), task.size).rang(task.inner, own, view))
             self._gather(task, version, 0)
+            yield from self._horizon(state, int(m), view)
 
     def joined(self, state: FedASTState, client: int, view: View) -> Commands:
         for m, task in enumerate(state.tasks):  # nobody was there to take the requests
@@ -176,23 +207,23 @@ class FedAST(Stepping[FedASTState]):
                 yield from self._send(state, m, task.requests, None, view)
 
     def track(self, state: FedASTState, models: Sequence[Vector], view: View) -> None:
-        for task, model in zip(state.tasks, models, strict=True):
-            self.inner(1).track(task.inner, [model], view)
+        for m, task in enumerate(state.tasks):
+            self.inner(m).track(task.inner, [models[m]], view)
 
     def remembered(self, state: FedASTState, task: int, client: int) -> Payload | None:
-        return self.inner(1).remembered(state.tasks[task].inner, 0, client)
+        return self.inner(task).remembered(state.tasks[task].inner, 0, client)
 
     def resize(self, state: FedASTState, clients: int) -> None:
-        for task in state.tasks:
-            self.inner(1).resize(task.inner, clients)
+        for m, task in enumerate(state.tasks):
+            self.inner(m).resize(task.inner, clients)
 
     def admitted(self, state: FedASTState, client: int, models: Sequence[Vector], view: View) -> Commands:
         for m, task in enumerate(state.tasks):
-            yield from self._own(m, self.inner(task.size).admitted(task.inner, client, [models[m]], view))
+            yield from self._own(m, self.inner(m, task.size).admitted(task.inner, client, [models[m]], view))
 
     def dismissed(self, state: FedASTState, client: int, view: View) -> Commands:
         for m, task in enumerate(state.tasks):
-            yield from self._own(m, self.inner(task.size).dismissed(task.inner, client, view))
+            yield from self._own(m, self.inner(m, task.size).dismissed(task.inner, client, view))
 
     def measured(self, state: FedASTState, task: int, metrics: Mapping[str, float], view: View) -> Commands:
         target = self.targets[task] if self.targets else None
@@ -226,7 +257,8 @@ class FedAST(Stepping[FedASTState]):
 
     def first(self, state: FedASTState) -> Mapping[int, float]:
         """Tasks that may be trained now, and their shares before anything is known about them."""
-        return {m: 1.0 for m, task in enumerate(state.tasks) if task.active}
+        own = isinstance(self.requests, tuple)
+        return {m: float(_of(self.requests, m)) if own else 1.0 for m, task in enumerate(state.tasks) if task.active}
 
     def _reallocate(self, state: FedASTState, view: View) -> None:
         """Algorithm 3: R_m ∝ σ̂_m, once every task has a full window."""
@@ -237,11 +269,11 @@ class FedAST(Stepping[FedASTState]):
         self._decide(state, sigma, "variance of updates", view)
 
     def _decide(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> None:
-        parts = divide(self.requests, weights)
+        parts = divide(self.total, weights)
         for m, task in enumerate(state.tasks):
             task.requests = parts.get(m, 0)
             if m in parts:
-                task.coming = self.size or max(1, round(task.requests / self.ratio))
+                task.coming = _of(self.size, m) or max(1, round(task.requests / self.ratio))
             if not task.gathered:
                 task.size = task.coming
         state.decisions.append(
@@ -261,6 +293,13 @@ class FedAST(Stepping[FedASTState]):
         self._decide(state, weights, why, view)
         for m, task in enumerate(state.tasks):
             yield from self._send(state, m, task.requests - task.flying, None, view)
+
+    def _horizon(self, state: FedASTState, m: int, view: View) -> Commands:
+        """Line 5: a task that has made its T_m steps is over."""
+        task, last = state.tasks[m], _of(self.versions, m)
+        if last is not None and task.active and task.inner.model.version >= last:
+            yield Stop(m, "versions")
+            yield from self._drop(state, m, view)
 
     def _drop(self, state: FedASTState, m: int, view: View) -> Commands:
         """The task is over; its requests go to the others in proportion to what they have."""
@@ -284,7 +323,7 @@ class FedAST(Stepping[FedASTState]):
         task = state.tasks[m]
         if template is None:
             model = task.inner.model
-            template = Send(-1, {"model": model.vector}, model.version, lr=self.inner(task.size).local_lr(task.inner))
+            template = Send(-1, {"model": model.vector}, model.version, lr=self.inner(m).local_lr(task.inner))
         for client in view.available(max(count, 0)):
             task.flying += 1
             yield template._replace(client=client, task=m)
@@ -304,7 +343,7 @@ class FedAST(Stepping[FedASTState]):
             task.size = task.coming
 
     def _alarms(self, state: FedASTState, m: int, view: View) -> Commands:
-        yield from self._own(m, self.inner(1).started(state.tasks[m].inner, view))
+        yield from self._own(m, self.inner(m).started(state.tasks[m].inner, view))
 
     def _own(self, m: int, said: Any) -> Commands:
         """Alarms of a task's own server, under its own name."""
@@ -319,6 +358,22 @@ class OneByOne(FedAST):
 
     def first(self, state: FedASTState) -> Mapping[int, float]:
         return dict([(m, 1.0) for m, task in enumerate(state.tasks) if task.active][:1])
+
+
+def _of(value: Any, m: int) -> Any:
+    """Task m's own of a setting that is one for all or one for each."""
+    return value[m] if isinstance(value, tuple) else value
+
+
+def _ordered(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """What is given by name, in the order of the tasks."""
+    for name in given:
+        if name not in names:
+            raise unknown(f"task in {setting}:", name, names)
+    for name in names:
+        if name not in given:
+            raise SettingError(f"{setting} has nothing for the task {name!r}; give each task its own, or one for all")
+    return tuple(given[name] for name in names)
 
 
 @lru_cache(maxsize=256)

@@ -170,6 +170,10 @@ class Server(Checked, Generic[S]):
         """The local trainer as this server needs it; a server that wants another message wraps it here."""
         return local
 
+    def for_tasks(self, names: Sequence[str]) -> Self:
+        """This server for tasks of these names: settings that are given by name are put in their order."""
+        return self
+
     def fit(self, clock: Any) -> Self:
         """This server for the clients of a clock, before the first event: settings that have a `fit` are fitted."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -339,11 +343,12 @@ class Algorithm:
         return tuple(p.pair(t) if isinstance(p, Pairing) else t for p, t in zip(problems, locals_, strict=True))
 
     def server_for(self, problems: Sequence[Problem]) -> Server[Any]:
-        """The server for these problems: its optimiser steps no running statistics."""
-        optimiser = self.server.optimiser if isinstance(self.server, Stepping) else None
+        """The server for these problems, its settings in their order; its optimiser steps no running statistics."""
+        server = self.server.for_tasks([problem.name for problem in problems])
+        optimiser = server.optimiser if isinstance(server, Stepping) else None
         spared: list[Any] = [getattr(problem, "averaged", None) for problem in problems]
         if optimiser is None or not any(spared):
-            return self.server
+            return server
         if len(problems) > 1:
             named = next(p.name for p, which in zip(problems, spared, strict=True) if which)
             raise SettingError(
@@ -351,7 +356,7 @@ class Algorithm:
                 'parameters; leave it out, or keep them with the clients, statistics = "local", or "frozen"'
             )
         first, last = spared[0]
-        return self.server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
+        return server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
 
     def _paired(self, trainer: Local) -> Local:
         paired = self.server.pair(trainer)

@@ -300,6 +300,7 @@ class Experiment(Checked):
                 f"{where}: local missing; give a local trainer, such as local = {{ sgd = {{ lr = 0.1 }} }}"
             )
         try:
+            server = server.for_tasks([task.name for task in tasks])
             return Algorithm(server, trainers if server.several else trainers[0], table.name)  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None

@@ -76,7 +76,7 @@ def advise(
     batch = _covered(algorithm, local)
     known = estimate.constants(problems[0], batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
-    server = algorithm.server.fit(clock)
+    server = algorithm.server.for_tasks([each.name for each in problems]).fit(clock)
     for kind, compare in _BY_SERVER.items():
         if isinstance(server, kind):
             return compare(server, local, known, rates, until)
@@ -191,7 +191,9 @@ def _persafl(server: FedAsync, local: Local, c: Constants, rates: Sequence[float
 
 
 def _fedast(server: FedAST, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    size, requests = server.size or max(1, round(server.requests / server.ratio)), server.requests
+    server = server.alone(0)
+    requests = server.total
+    size: int = server.size or max(1, round(requests / server.ratio))  # type: ignore[assignment]
     task = fedast.FedASTTask(c.smoothness.value, local.steps, size, requests, 0.0, c.sigma, c.farthest, c.gap)
     arrivals = Arrivals(rates, size, requests)
     return _stale("FedAST, corollary 1.1", fedast.COROLLARY, task, arrivals, local, server, until)
