@@ -9,7 +9,7 @@ import torch
 
 from offbeat.core.errors import DataError, OffbeatError, SettingError
 from offbeat.data import load
-from offbeat.data.base import Dataset
+from offbeat.data.base import Dataset, Normalised
 from offbeat.data.readers import cifar10, digits, idx
 
 real = pytest.mark.skipif(not os.environ.get("OFFBEAT_DATA"), reason="OFFBEAT_DATA names no folder of data sets")
@@ -178,6 +178,18 @@ def test_signed_inputs_reach_from_minus_1_to_1():
     data = made_of(x, 1 / 255)
     assert torch.allclose(data.as_inputs("signed").train["x"][:2], torch.tensor([[-1.0, -0.6], [0.6, 1.0]]))
     assert data.as_inputs("unit") is data
+
+
+def test_normalised_inputs_have_a_mean_subtracted_and_are_divided_by_a_deviation():
+    x = torch.tensor([[[[0]], [[51]]], [[[204]], [[255]]]], dtype=torch.uint8).repeat(4, 1, 1, 1)
+    data = made_of(x, 1 / 255)
+    one = data.as_inputs(Normalised(0.2, 0.5)).train["x"][:2].flatten(1)
+    assert torch.allclose(one, torch.tensor([[-0.4, 0.0], [1.2, 1.6]]), atol=1e-6)
+    both = data.as_inputs(Normalised((0.2, 0.6), (0.5, 0.1)))  # by channel
+    assert torch.allclose(both.test["x"][:2].flatten(1), torch.tensor([[-0.4, -4.0], [1.2, 4.0]]))
+    assert data.as_inputs(Normalised((0.2, 0.6), (0.5, 0.1))) is both
+    with pytest.raises(DataError, match="made has 2 channels, mean and std 3"):
+        data.as_inputs(Normalised((0.1, 0.2, 0.3), (1.0, 1.0, 1.0)))
 
 
 def test_inputs_that_cannot_be_had_are_refused():

@@ -37,6 +37,7 @@ def stacks(flat: Flat, n: int) -> torch.Tensor:
 
 NETWORKS = [
     (LeNet5((1, 28, 28), 10), (1, 28, 28), 3),  # padded, few channels
+    (LeNet5((1, 28, 28), 10, padding=0, rectified=True), (1, 28, 28), 3),
     (_TwoConv("colours", (3, 19, 19), 4, (8, 16), (12, 7), 1), (3, 19, 19), 2),  # odd sides, two hidden layers
     (_TwoConv("wide", (1, 16, 16), 4, (32, 64), (), 0), (1, 16, 16), 40),  # as many channels as DeFedAvg's
     (_TwoConv("long", (1, 16, 16), 4, (2, 3), (130, 33), 0), (1, 16, 16), 70),  # more samples and units than a tile has
@@ -44,7 +45,7 @@ NETWORKS = [
 
 
 @needs_triton
-@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "colours", "wide", "long"])
+@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "rectified", "colours", "wide", "long"])
 def test_gradients_are_added_to_what_is_kept_of_the_models(module: _TwoConv, shape: tuple, batch: int) -> None:
     flat, n = Flat(module), 2
     g = torch.Generator().manual_seed(1)

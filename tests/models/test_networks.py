@@ -62,6 +62,9 @@ def test_options_reach_the_model():
     sizes = [tuple(p.shape) for p in build("mlp", (4,), 3, 0, hidden=[5]).parameters()]
     assert sizes == [(5, 4), (5,), (3, 5), (3,)]
     assert build("lstm", TEXT, 80, 0, hidden=16, layers=1).lstm.hidden_size == 16
+    lenet = build("lenet5", GREY, 10, 0, padding=0, rectified=True)  # as in FedAST's demonstration: 16 · 4 · 4 = 256
+    assert lenet.full[0].in_features == 256
+    assert lenet(inputs(GREY)).min() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from offbeat.algorithms.allocate import divide, variance
+from offbeat.algorithms.allocate import divide, divide_in, spread, variance
 from offbeat.core.errors import SettingError
 
 
@@ -44,6 +44,23 @@ def test_the_length_of_the_updates_does_not_matter() -> None:
 def test_updates_that_cancel_have_no_finite_variance_and_then_count_as_the_largest_there_is() -> None:
     assert variance(updates([1.0], [-1.0])) == math.inf
     assert divide(14, {0: 1.0, 1: 2.0, 2: math.inf, 3: math.nan}) == {0: 2, 1: 4, 2: 4, 3: 4}
+
+
+def test_what_is_left_out_of_a_vector_does_not_count_in_its_spread() -> None:
+    """The authors' code skips biases: here the second and the last number."""
+    rows = updates([1.0, 100.0, 0.0, 5.0], [3.0, -50.0, 0.0, 7.0])
+    assert float(spread(rows, [(1, 2), (3, 4)])) == pytest.approx(1 / 4)
+    assert float(spread(rows, [])) == pytest.approx(variance(rows))
+
+
+def test_requests_are_divided_in_packets_by_hand() -> None:
+    """The authors' code: a packet for each task, then one after the other to the task that lacks the most."""
+    assert divide_in(16, {0: 0.3125, 1: 0.0512}, 4) == {0: 12, 1: 4}  # 13 and 2 would be right; 9 and −2 after one each
+    assert divide_in(384, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0}, 32) == {0: 96, 1: 96, 2: 96, 3: 96}
+    assert divide_in(384, {0: 0.0, 2: math.inf}, 32) == {0: 32, 2: 352}
+    assert divide_in(10, {0: 1.0, 1: 1.0}, 4) == {0: 6, 1: 4}  # what is left of a packet
+    with pytest.raises(SettingError, match="10 requests for 3 tasks: each needs at least 4"):
+        divide_in(10, {0: 1.0, 1: 1.0, 2: 1.0}, 4)
 
 
 # Equation (3)

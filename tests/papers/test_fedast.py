@@ -24,7 +24,9 @@ from offbeat.core.metric import Metric
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import materialise
+from offbeat.data.readers import digits
 from offbeat.local.sgd import SGD
+from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
@@ -659,3 +661,60 @@ def test_settings_by_task_are_named_like_the_tasks() -> None:
         Office(FedAST(lr=(1.0, 1.0, 1.0)))
     with pytest.raises(SettingError, match=r"requests\.a = 0: must be at least 1"):
         FedAST(requests={"a": 0, "b": 3})
+
+
+# The allocation of the authors' demonstration (github.com/askinb/FedAST)
+
+DEMONSTRATION = FedAST(requests=16, ratio=4.0, lr=0.5, allocation="demonstration", window=3, period=0.5)  # every 16
+
+
+def demonstrated(server: FedAST, first: Sequence[float], second: Sequence[float]) -> Office:
+    """Eight updates of each task; η_c τ is 0.1 for the first and 0.125 · 5 for the second."""
+    office = Office(server)
+    for delta in first:
+        office.bring(0, delta)
+    for delta in second:
+        office.bring(1, delta, 0.125, 5)
+    return office
+
+
+def test_the_demonstration_s_allocation_by_hand() -> None:
+    """mean over the period of η_s η_c · variance / (η_c τ)², halved; of a full window the oldest is dropped first.
+
+    Task 0: windows (1,1), (1,1), (1,1), (1,3), (3,1), (1,3): on average 1/8, times 0.05 / 0.01 / 2.
+    Task 1: (1,9) in either order, 16/25, times 0.0625 / 0.625² / 2.
+    """
+    office = demonstrated(DEMONSTRATION, (1, 1, 1, 1, 1, 3, 1, 3), (1, 9) * 4)
+    decision = office.state.decisions[-1]
+    assert [decision["weights"][m] for m in ("0", "1")] == pytest.approx([0.3125, 0.0512])
+    assert (decision["requests"], decision["sizes"]) == ([12, 4], [3, 1])
+
+
+def test_the_demonstration_begins_its_means_anew_after_every_allocation() -> None:
+    office = demonstrated(DEMONSTRATION, (1, 1, 1, 1, 1, 3, 1, 3), (1, 9) * 4)
+    for _ in range(8):
+        office.bring(0, 2.0)
+        office.bring(1, 1.0, 0.125, 5)
+    found = [office.state.decisions[-1]["weights"][m] for m in ("0", "1")]
+    assert found == pytest.approx([2.5 * 0.04 / 8, 0.08 * 0.64 / 8])  # one window of eight has any spread: (3,2), (9,1)
+    assert len(office.state.decisions) == 3
+
+
+def test_the_demonstration_allocates_nothing_before_every_task_has_made_more_steps_than_a_window() -> None:
+    office = demonstrated(DEMONSTRATION, (1, 3) * 6, (1, 9, 1, 9))  # b = 2: six steps, but two of the other
+    assert len(office.state.decisions) == 1
+    for delta in (1, 9, 1, 9):
+        office.bring(1, delta, 0.125, 5)
+    assert len(office.state.decisions) == 2  # due since the sixteenth arrival
+
+
+def test_buffers_are_rounded_up_in_the_demonstration() -> None:
+    assert Office(replace(DEMONSTRATION, requests=18)).all("size") == [3, 3]  # ⌈9/4⌉; plain rounding gives 2
+    with pytest.raises(SettingError, match=r"ratio = 4.5: .* a whole number"):
+        replace(DEMONSTRATION, ratio=4.5)
+
+
+def test_the_demonstration_leaves_out_the_biases_of_the_problem() -> None:
+    problem = Supervised.split(digits(), 4, model="mlp", options={"hidden": [3]})  # 64·3 + 3 + 3·10 + 10 parameters
+    server = Algorithm(DEMONSTRATION, SGD(lr=0.1)).server_for([problem, problem])
+    assert server.biases == (((192, 195), (225, 235)),) * 2

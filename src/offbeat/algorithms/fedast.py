@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any, ClassVar, Literal, Self
 
-from offbeat.algorithms.allocate import divide, variance
+from offbeat.algorithms.allocate import divide, divide_in, spread, variance
 from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
@@ -17,12 +17,13 @@ from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal
 from offbeat.core.optimiser import ServerOptimiser
+from offbeat.core.problem import Problem
 from offbeat.core.server import Commands, Model, Stepping, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
 
-Allocation = Literal["static", "dynamic", "variance"]
+Allocation = Literal["static", "dynamic", "variance", "demonstration"]
 Counts = Count | tuple[Count, ...] | Mapping[str, Count]  # for all tasks, in their order, or by their names
 Steps = Positive | tuple[Positive, ...] | Mapping[str, Positive]
 
@@ -42,12 +43,15 @@ class TaskState(State):
     active: bool = False
     recent: list[Vector] = field(default_factory=list)  # the last V updates
     scale: float = 1.0  # of the variance: η_c · η_s · τ of the last update, if it counts
+    spreads: Vector | None = None  # sum of the variances of this period, where their mean counts
+    spread_count: int = 0
 
 
 @dataclass
 class FedASTState(State):
     tasks: list[TaskState]
     arrivals: int = 0  # c, over all tasks
+    allocated: int = 0  # arrivals until the last allocation
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -70,7 +74,7 @@ class FedAST(Stepping[FedASTState]):
     allocation: "static": R_m stays; "dynamic": every `period`·M·ΣR arrivals R_m ∝ σ̂_m with σ̂²_m = η_c η_s τ times the
         normalised variance of the task's last `window` updates, b_m in proportion; K_m moves gradually there, and
         the new b_m counts from the task's next round on; "variance": the same with the variance alone (equation 2), for
-        tasks whose step sizes are of different orders.
+        tasks whose step sizes are of different orders; "demonstration": as in the authors' public code, see below.
     window: updates of a task over which the variance is taken, V.
     period: how often requests are divided anew, in multiples of M·ΣR arrivals.
     targets: by task, the goal at which it is done; its requests go to the others at once.
@@ -78,6 +82,13 @@ class FedAST(Stepping[FedASTState]):
         AS-FedAvg and criteria by the clock stay.
 
     Differs from the paper: the requests of a finished task are dropped wherever they are, queued ones included.
+
+    The code of the authors' demonstration (github.com/askinb/FedAST) has another rule than the paper, "demonstration":
+    R_m ∝ the mean over the period of η_s η_c · σ̃² / (η_c τ)² / 2, without a root. σ̃² is taken after every update and
+    leaves out biases; of a full window the oldest update is dropped first, so that it is the variance of `window` − 1.
+    Requests move in packets of `ratio`, each task keeps one packet, and b_m is R_m / `ratio`, rounded up. Nothing moves
+    before every task has made more than `window` steps. Differs from that code: b_m follows R_m, not the number of
+    requests under way, and requests of a finished task go to the others at once.
     """
 
     requests: Counts = 100
@@ -89,13 +100,16 @@ class FedAST(Stepping[FedASTState]):
     window: int = 8
     period: Positive = 0.75
     targets: tuple[Goal | None, ...] = field(default=(), metadata={"setting": False})
+    biases: tuple[tuple[tuple[int, int], ...], ...] = field(default=(), metadata={"setting": False})  # by task
     aggregate: Flow[Any] | None = None
     several: ClassVar[bool] = True
     default_local: ClassVar[Local | None] = SGD(lr=0.1, steps=27, batch=32)  # FedAST, C.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, window=self.window)
+        at_least(3 if self.allocation == "demonstration" else 2, window=self.window)
+        if self.allocation == "demonstration" and self.ratio != int(self.ratio):
+            raise SettingError(f"ratio = {self.ratio}: requests move in packets of so many; give a whole number")
         if self.aggregate is not None and self.server is not None:
             raise SettingError("server: the tasks have servers of their own, aggregate; give them the optimiser")
         if self.aggregate is not None and self.aggregate.concurrency is not None:
@@ -109,6 +123,12 @@ class FedAST(Stepping[FedASTState]):
         given = {name: getattr(self, name) for name in _BY_TASK}
         named: dict[str, Any] = {k: _ordered(k, v, names) for k, v in given.items() if isinstance(v, Mapping)}
         return replace(self, **named) if named else self
+
+    def for_problems(self, problems: Sequence[Problem]) -> Self:
+        made = super().for_problems(problems)
+        if made.allocation != "demonstration":
+            return made
+        return replace(made, biases=tuple(tuple(getattr(problem, "biases", ())) for problem in problems))
 
     def alone(self, m: int) -> Self:
         """With task m's settings for all."""
@@ -169,20 +189,17 @@ class FedAST(Stepping[FedASTState]):
             yield from self._alarms(state, m, view)
 
     def arrived(self, state: FedASTState, update: Update, view: View) -> Commands:
-        m, job = update.job.task, update.job
+        m = update.job.task
         task = state.tasks[m]
         task.flying -= 1
         if self.allocation != "static":
-            task.recent = [*task.recent, self._moved(task, update)][-self.window :]
-        if self.allocation == "dynamic":
-            task.scale = job.lr * _of(self.lr, m) * job.steps
+            self._note(task, update)
         version = task.inner.model.version
         said = list(self.inner(m, task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
         yield from self._own(m, said)
         self._gather(task, version, 1)
         state.arrivals += 1
-        every = max(1, round(self.period * sum(task.active for task in state.tasks) * self.total))
-        if self.allocation != "static" and state.arrivals % every == 0:
+        if self.allocation != "static" and self._due(state):
             self._reallocate(state, view)  # line 8
         yield from self._horizon(state, m, view)
         yield from self._follow(state, m, said, view)  # line 13
@@ -260,20 +277,54 @@ class FedAST(Stepping[FedASTState]):
         own = isinstance(self.requests, tuple)
         return {m: float(_of(self.requests, m)) if own else 1.0 for m, task in enumerate(state.tasks) if task.active}
 
+    def _note(self, task: TaskState, update: Update) -> None:
+        """Keep an update for the variance and, in the demonstration, take the variance of the last ones."""
+        job, eta_s = update.job, _of(self.lr, update.job.task)
+        kept = self.window if self.allocation != "demonstration" else self.window - 1
+        full = len(task.recent) == kept
+        task.recent = [*task.recent, self._moved(task, update)][-kept:]
+        if self.allocation == "dynamic":
+            task.scale = job.lr * eta_s * job.steps
+        if self.allocation == "demonstration" and full:
+            scale = eta_s * job.lr / (job.lr * job.steps) ** 2 / 2  # "** 1/2" in Python is a half
+            found = scale * spread(task.recent, self.biases[job.task] if self.biases else ())
+            task.spreads = found if task.spreads is None else task.spreads + found
+            task.spread_count += 1
+
+    def _due(self, state: FedASTState) -> bool:
+        every = max(1, round(self.period * sum(task.active for task in state.tasks) * self.total))
+        if self.allocation != "demonstration":
+            return state.arrivals % every == 0
+        return state.arrivals - state.allocated >= every
+
     def _reallocate(self, state: FedASTState, view: View) -> None:
         """Algorithm 3: R_m ∝ σ̂_m, once every task has a full window."""
         active = {m: t for m, t in enumerate(state.tasks) if t.active and t.requests}
-        if len(active) < 2 or any(len(t.recent) < self.window for t in active.values()):
+        if len(active) < 2:
             return
-        sigma = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
-        self._decide(state, sigma, "variance of updates", view)
+        if self.allocation == "demonstration":
+            found = {m: t.spreads / t.spread_count for m, t in active.items() if t.spreads is not None}
+            if len(found) < len(active) or any(t.inner.model.version <= self.window for t in active.values()):
+                return
+            weights = {m: float(mean) for m, mean in found.items()}
+            state.allocated = state.arrivals
+            for task in state.tasks:
+                task.spreads, task.spread_count = None, 0
+        elif any(len(t.recent) < self.window for t in active.values()):
+            return
+        else:
+            weights = {m: sqrt(t.scale * variance(t.recent)) for m, t in active.items()}
+        self._decide(state, weights, "variance of updates", view)
 
     def _decide(self, state: FedASTState, weights: Mapping[int, float], why: str, view: View) -> None:
-        parts = divide(self.total, weights)
+        packets = self.allocation == "demonstration" and why == "variance of updates"
+        parts = divide_in(self.total, weights, int(self.ratio)) if packets else divide(self.total, weights)
         for m, task in enumerate(state.tasks):
             task.requests = parts.get(m, 0)
             if m in parts:
-                task.coming = _of(self.size, m) or max(1, round(task.requests / self.ratio))
+                exact = task.requests / self.ratio
+                whole = ceil(exact) if self.allocation == "demonstration" else round(exact)
+                task.coming = _of(self.size, m) or max(1, whole)
             if not task.gathered:
                 task.size = task.coming
         state.decisions.append(

@@ -174,6 +174,10 @@ class Server(Checked, Generic[S]):
         """This server for tasks of these names: settings that are given by name are put in their order."""
         return self
 
+    def for_problems(self, problems: Sequence[Problem]) -> Self:
+        """This server for these problems, before the first event."""
+        return self.for_tasks([problem.name for problem in problems])
+
     def fit(self, clock: Any) -> Self:
         """This server for the clients of a clock, before the first event: settings that have a `fit` are fitted."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -344,7 +348,7 @@ class Algorithm:
 
     def server_for(self, problems: Sequence[Problem]) -> Server[Any]:
         """The server for these problems, its settings in their order; its optimiser steps no running statistics."""
-        server = self.server.for_tasks([problem.name for problem in problems])
+        server = self.server.for_problems(problems)
         optimiser = server.optimiser if isinstance(server, Stepping) else None
         spared: list[Any] = [getattr(problem, "averaged", None) for problem in problems]
         if optimiser is None or not any(spared):

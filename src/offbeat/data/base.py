@@ -9,10 +9,39 @@ from math import prod
 import numpy as np
 import torch
 
-from offbeat.core.errors import DataError, unknown
+from offbeat.core.errors import Checked, DataError, Positive, SettingError, unknown
 from offbeat.data.samples import Samples, Stored
 
 INPUTS = ("unit", "signed", "standard")
+
+
+@dataclass(frozen=True)
+class Normalised(Checked):
+    """Inputs in [0, 1], minus a mean and divided by a standard deviation.
+
+    mean: one number, or one for each channel.
+    std: one number, or one for each channel.
+    """
+
+    mean: float | tuple[float, ...]
+    std: Positive | tuple[Positive, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._count(self.mean) != self._count(self.std):
+            raise SettingError(f"mean = {self.mean}, std = {self.std}: give both for every channel, or both for all")
+
+    @staticmethod
+    def _count(value: float | tuple[float, ...]) -> int:
+        return len(value) if isinstance(value, tuple) else 1
+
+    def columns(self, name: str, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(std, mean) so that they broadcast over inputs [samples, channels, ...]."""
+        shape = [1, -1, *[1] * (values.dim() - 2)]
+        spread, mean = (torch.tensor(each).reshape(-1) for each in (self.std, self.mean))
+        if len(mean) > 1 and len(mean) != values.shape[1]:
+            raise DataError(f"{name} has {values.shape[1]} channels, mean and std {len(mean)}")
+        return spread.view(shape), mean.view(shape)
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,7 @@ class Dataset:
     inputs: tuple[str, ...] = ("x",)
     target: str = "y"
     owners: tuple[str, ...] = ()
-    _made: dict[str, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
+    _made: dict[str | Normalised, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
     def __post_init__(self) -> None:
         for samples in (self.train, self.test):
@@ -65,13 +94,13 @@ class Dataset:
         train, test = (Stored({"x": x, "y": y}, scales) for x, y in ((train_x, train_y), (test_x, test_y)))
         return cls(name, train, test, classes, owner, test_owner)
 
-    def as_inputs(self, way: str) -> Dataset:
+    def as_inputs(self, way: str | Normalised) -> Dataset:
         """The same with inputs in another range, stored as floats; made once.
 
         way: "unit", pixels in [0, 1]; "signed", in [−1, 1]; "standard", a mean of 0 and a variance of 1 in every
-        channel of the training samples.
+        channel of the training samples; or a given mean and standard deviation.
         """
-        if way not in INPUTS:
+        if not isinstance(way, Normalised) and way not in INPUTS:
             raise unknown("inputs:", way, INPUTS)
         if way == "unit":
             return self
@@ -82,14 +111,17 @@ class Dataset:
             self._made[way] = replace(self, train=train, test=test, _made={})
         return self._made[way]
 
-    def _ranged(self, name: str, train: Samples, test: Samples, way: str) -> tuple[Stored, Stored]:
+    def _ranged(self, name: str, train: Samples, test: Samples, way: str | Normalised) -> tuple[Stored, Stored]:
         if not isinstance(train, Stored) or not isinstance(test, Stored):
             raise DataError(f"{self.name} is read when needed; scale its inputs where it is read, or keep it in memory")
         if not train.real(name):
-            raise DataError(f"{self.name} has tokens for inputs, which cannot be {way}; leave `inputs` out")
+            said = way if isinstance(way, str) else "normalised"
+            raise DataError(f"{self.name} has tokens for inputs, which cannot be {said}; leave `inputs` out")
         both = [samples.columns[name] * samples.scales.get(name, 1.0) for samples in (train, test)]
         mean, spread = torch.tensor(0.5), torch.tensor(0.5)
-        if way == "standard":
+        if isinstance(way, Normalised):
+            spread, mean = way.columns(self.name, both[0])
+        elif way == "standard":
             spread, mean = torch.std_mean(both[0], [0, *range(2, both[0].dim())], correction=0, keepdim=True)
             spread = torch.where(spread > 0, spread, 1.0)
         made = []

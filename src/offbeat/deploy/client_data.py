@@ -62,6 +62,10 @@ class ModelOnly:
         return self.flat.averaged
 
     @property
+    def biases(self) -> tuple[tuple[int, int], ...]:
+        return self.flat.biases
+
+    @property
     def owned(self) -> bool:
         return self.flat.dim < self.flat.size
 

@@ -17,7 +17,7 @@ from offbeat.core.metric import Goal, all_metrics, goal
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
 from offbeat.data.adapters import dataset
-from offbeat.data.base import Dataset
+from offbeat.data.base import Dataset, Normalised
 from offbeat.data.splits import Split
 from offbeat.experiment import schema
 from offbeat.models.build import build as build_model, required
@@ -146,7 +146,8 @@ class SupervisedTable(Checked):
     split: which client gets which samples.
     l2: weight of the regulariser, l2/2·|w|².
     weighted: a client's loss counts by its share of the samples; default: all clients count the same.
-    inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1.
+    inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1 in every
+        channel, and { mean = 0.1307, std = 0.3081 } subtracts and divides by these.
     holdout: share of the samples that is for testing, where the data come without test samples.
     statistics: running statistics of batch normalisation: "average": sent and averaged with the parameters, "local":
         each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
@@ -166,7 +167,7 @@ class SupervisedTable(Checked):
     split: Split | None = None
     l2: float = 0.0
     weighted: bool = False
-    inputs: Literal["unit", "signed", "standard"] = "unit"
+    inputs: Literal["unit", "signed", "standard"] | Normalised = "unit"
     holdout: Share = 0.2
     statistics: Statistics = "average"
     train: str | tuple[str, ...] | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_negative
 
 
 class _TwoConv(nn.Module):
@@ -17,7 +17,7 @@ class _TwoConv(nn.Module):
 
     def __init__(
         self, name: str, shape: Sequence[int], classes: int, channels: tuple[int, int], widths: tuple[int, ...],
-        padding: int = 0,
+        padding: int = 0, rectified: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         colours, side = _square(name, shape)
@@ -25,7 +25,7 @@ class _TwoConv(nn.Module):
         if side < 1:
             raise SettingError(f"{name} needs images of at least {16 - 2 * padding} pixels a side, not {shape[1]}; "
                                "use mlp or softmax")  # fmt: skip
-        self.border = padding
+        self.border, self.rectified = padding, rectified
         self.conv1 = nn.Conv2d(colours, channels[0], 5, padding=padding)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
         sizes = (channels[1] * side * side, *widths, classes)
@@ -36,7 +36,8 @@ class _TwoConv(nn.Module):
         x = torch.relu(max_pool2d(self.conv2(x), 2)).flatten(1)
         for layer in self.full[:-1]:
             x = torch.relu(layer(x))
-        return self.full[-1](x)  # type: ignore[no-any-return]
+        outputs: Tensor = self.full[-1](x)
+        return torch.relu(outputs) if self.rectified else outputs
 
     def add_gradient(
         self, parameters: Mapping[str, Tensor], keep: Tensor, to: Mapping[str, Tensor],
@@ -62,9 +63,12 @@ class _TwoConv(nn.Module):
             origins.append(chosen)
         inputs = [images[-1].permute(0, 1, 4, 2, 3).flatten(2)]
         for name in layers:
-            inputs.append(full(inputs[-1], *both(parameters, name), relu=name != layers[-1]))
-        slope = torch.softmax(inputs.pop(), 2)
+            inputs.append(full(inputs[-1], *both(parameters, name), relu=self.rectified or name != layers[-1]))
+        outputs = inputs.pop()
+        slope = torch.softmax(outputs, 2)
         slope.scatter_add_(2, y.unsqueeze(2), -torch.ones_like(slope[..., :1]))
+        if self.rectified:
+            slope *= outputs > 0
         slope *= weights.unsqueeze(2)
         for name in reversed(layers):
             here = inputs.pop()
@@ -82,11 +86,15 @@ class LeNet5(_TwoConv):
 
     Smaller images than 32 × 32 are padded by 2. Differs from LeCun et al. 1998 as everybody's does: ReLU and
     max-pooling, all channels connected, plain output.
+
+    padding: pixels added at every side; default: 2 for images smaller than 32 × 32.
+    rectified: whether the outputs pass a ReLU, too, as in FedAST's demonstration.
     """
 
-    def __init__(self, shape: Sequence[int], classes: int) -> None:
-        padding = 2 if _square("lenet5", shape)[1] < 32 else 0
-        super().__init__("lenet5", shape, classes, (6, 16), (120, 84), padding)
+    def __init__(self, shape: Sequence[int], classes: int, padding: int | None = None, rectified: bool = False) -> None:
+        not_negative(padding=padding)
+        border = (2 if _square("lenet5", shape)[1] < 32 else 0) if padding is None else padding
+        super().__init__("lenet5", shape, classes, (6, 16), (120, 84), border, rectified)
 
 
 class CNN(_TwoConv):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 import torch
@@ -168,6 +169,13 @@ class Flat:
         if self.running is None or self.running.start >= self.dim:
             return None
         return self.running.start, self.running.stop
+
+    @property
+    def biases(self) -> tuple[tuple[int, int], ...]:
+        """From where to where biases stand in the server's part, in order."""
+        ends = list(accumulate(self._sizes))
+        parts = zip(self._names, ends, self._sizes, strict=True)
+        return tuple((end - size, end) for name, end, size in parts if "bias" in name and end <= self.dim)
 
     @property
     def modes(self) -> list[bool]:

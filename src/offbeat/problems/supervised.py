@@ -282,6 +282,11 @@ class Supervised:
         return self.flat.averaged
 
     @property
+    def biases(self) -> tuple[tuple[int, int], ...]:
+        """From where to where biases stand in the server's vector."""
+        return self.flat.biases
+
+    @property
     def owned(self) -> bool:
         """Whether clients keep a part of the model to themselves."""
         return self.flat.dim < self.flat.size

@@ -76,7 +76,7 @@ def advise(
     batch = _covered(algorithm, local)
     known = estimate.constants(problems[0], batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
-    server = algorithm.server.for_tasks([each.name for each in problems]).fit(clock)
+    server = algorithm.server.for_problems(problems).fit(clock)
     for kind, compare in _BY_SERVER.items():
         if isinstance(server, kind):
             return compare(server, local, known, rates, until)
