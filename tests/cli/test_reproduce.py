@@ -218,7 +218,7 @@ def test_the_quick_version_finds_what_its_file_says(name: str, tmp_path: Path) -
     assert process.returncode == 0, err
     outcome, entry = json.loads(out), load(name, "quick")
     assert [cell["cell"] for cell in outcome["cells"]] == list(entry.cells)
-    found, expected = {c["claim"]: c["state"] for c in outcome["claims"]}, {c.text: c.quick for c in entry.claim}
+    found, expected = {c["claim"]: c["means"] for c in outcome["claims"]}, {c.text: c.quick for c in entry.claim}
     close = [text for text, state in expected.items() if state == "close"]
     assert all(found[text] in ("held", "not held", "undecided") for text in close)
     assert found == {text: found[text] if text in close else state for text, state in expected.items()}

@@ -115,6 +115,13 @@ def test_a_reason_is_given_where_numbers_differ(paper: str, said: str) -> None:
     assert said in conclude(read("x", table(lines=lines, reason=reason)), RUNS).markdown
 
 
+@pytest.mark.parametrize(("paper", "said"), [("3", "| × 0.5: ours is faster |"), ("1", "| × 1.5 |")])
+def test_a_reason_that_explains_one_direction_is_not_given_for_the_other(paper: str, said: str) -> None:
+    lines = [{"algorithm": "area", "lr": 1.0, "each": paper}]
+    reason = [{"cells": "*:each", "ours": "smaller", "text": "ours is faster"}]
+    assert said in conclude(read("x", table(lines=lines, reason=reason)), RUNS).markdown
+
+
 def test_a_diverged_run_leaves_no_number() -> None:
     failed = {"main": [RUNS["main"][0], replace(RUNS["main"][1], error="not finite")]}
     cells = {cell.name: cell.ours for cell in conclude(read("x", table()), failed).cells}

@@ -23,7 +23,7 @@ claims = pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=[f"{n}: {c.text}
 
 def printed(entry: PaperEntry) -> dict[str, Cell]:
     """The paper's own numbers as cells; those that it does not print have no value."""
-    return {name: Cell(p.mean, p.low, p.high, 10, beyond=p.beyond) for name, p in entry.printed}
+    return {name: Cell(p.mean, beyond=p.beyond) for name, p in entry.printed}
 
 
 @pytest.mark.parametrize("scale", ["quick", "full"])

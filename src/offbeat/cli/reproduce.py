@@ -140,7 +140,8 @@ def _print(found: Reproduction) -> None:
         console.print(table)
     for judged in checked:
         console.print(f"{judged.state:>11}", style=_STYLES[judged.state], end="  ")
-        console.print(judged.claim.text, markup=False)
+        means = f" (means: {judged.means})" if judged.means != judged.state else ""
+        console.print(judged.claim.text + means, markup=False)
     if len(run) < len(outcome.cells) or len(checked) < len(outcome.claims):
         cells, claims = f"{len(run)} of {len(outcome.cells)} cells", f"{len(checked)} of {len(outcome.claims)} claims"
         console.print(f"shown: {cells} and {claims}; the others were not run", style="dim")

@@ -124,7 +124,7 @@ class Claim:
     """A sentence of the paper as one comparison: `less`, `ratio`, `near` or `order`.
 
     factor, at_least, within: the bound of the first three.
-    quick: what was found at the quick scale, where it is not `held`; `close`: too close there to be sure.
+    quick: what the means show at the quick scale, where it is not `held`; `close`: too close there to be sure.
     """
 
     text: str
@@ -160,10 +160,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why cells whose names match this pattern may differ from the paper's."""
+    """Why cells whose names match this pattern may differ from the paper's.
+
+    ours: the reason explains only numbers of ours that are "smaller", or "larger"; by default either.
+    """
 
     cells: str
     text: str
+    ours: Literal["smaller", "larger"] | None = None
 
 
 @dataclass(frozen=True)

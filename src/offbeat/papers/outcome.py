@@ -9,8 +9,8 @@ from math import inf, isfinite
 from typing import Any
 
 from offbeat.papers.cells import UNDER_WAY, Cell, compute
-from offbeat.papers.claims import Interval, MissingCellError, judge, term
-from offbeat.papers.entry import Claim, PaperEntry, Printed
+from offbeat.papers.claims import Interval, MissingCellError, judge, judge_means, term
+from offbeat.papers.entry import Claim, PaperEntry, Printed, Reason
 from offbeat.watch.results import Result
 
 _SAID = ("name", "scale", "title", "paper", "where", "says", "comparable")
@@ -65,11 +65,23 @@ class ComparedCell:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """One claim. compared: the intervals on both sides."""
+    """One claim. means: its state if the means of these seeds were exact.   compared: the intervals on both sides."""
 
     claim: Claim
     state: str
+    means: str
     compared: Sequence[tuple[Interval, Interval]]
+
+    @property
+    def said(self) -> str:
+        """The state, and for one that is open what the means show."""
+        return self.state if self.means == self.state else f"{self.state}, means: {self.means}"
+
+    @classmethod
+    def of(cls, claim: Claim, cells: Mapping[str, Cell]) -> JudgedClaim:
+        """A claim about these cells."""
+        state, compared = judge(claim, cells)
+        return cls(claim, state, judge_means(claim, cells), compared)
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,12 @@ class Outcome:
             "notes": list(self.entry.notes),
             "cells": [_cell_data(cell) for cell in self.cells],
             "claims": [
-                {"claim": j.claim.text, "state": j.state, "compared": [[list(a), list(b)] for a, b in j.compared]}
+                {
+                    "claim": j.claim.text,
+                    "state": j.state,
+                    "means": j.means,
+                    "compared": [[list(a), list(b)] for a, b in j.compared],
+                }
                 for j in self.claims
             ],
         }
@@ -105,7 +122,7 @@ class Outcome:
         lines += [f"| {c.name} | {shown(c.ours)} | {c.paper.text} | {remark(c)} |" for c in self.cells]
         if self.claims:
             lines += ["", "| claim | |", "|---|---|"]
-            lines += [f"| {j.claim.text} | **{j.state}** |" for j in self.claims]
+            lines += [f"| {j.claim.text} | **{j.said}** |" for j in self.claims]
         return "\n".join(lines) + "\n"
 
 
@@ -117,7 +134,7 @@ def conclude(entry: PaperEntry, runs: Mapping[str, Sequence[Result]], whole: boo
         cells = {n: Cell(None, note="grid not run") if n.rpartition(":")[2] in largest else c for n, c in cells.items()}
     cells = _with_derived(entry, cells)
     compared = [_compared(entry, name, cells[name], printed) for name, printed in entry.printed]
-    return Outcome(entry, compared, [JudgedClaim(claim, *judge(claim, cells)) for claim in entry.claim])
+    return Outcome(entry, compared, [JudgedClaim.of(claim, cells) for claim in entry.claim])
 
 
 def rehearse(entry: PaperEntry) -> None:
@@ -168,8 +185,23 @@ def _digits(value: float) -> str:
 def _compared(entry: PaperEntry, name: str, ours: Cell, paper: Printed) -> ComparedCell:
     quantity = entry.quantity.get(name.rpartition(":")[2])
     shows = (quantity.shows or name.rpartition(":")[2]) if quantity else name
-    why = next((reason.text for reason in entry.reason if fnmatchcase(name, reason.cells)), "")
-    return ComparedCell(name, shows, ours, paper, why if entry.comparable else "", entry.comparable)
+    why = explain(entry, name, ours, paper) if entry.comparable else ""
+    return ComparedCell(name, shows, ours, paper, why, entry.comparable)
+
+
+def explain(entry: PaperEntry, name: str, ours: Cell, paper: Printed) -> str:
+    """The likely reason if our number and the paper's differ; empty if none is known."""
+    return next((reason.text for reason in entry.reason if _fits(reason, name, ours, paper)), "")
+
+
+def _fits(reason: Reason, name: str, ours: Cell, paper: Printed) -> bool:
+    """Whether a reason is about this cell, and about a difference in this direction."""
+    if not fnmatchcase(name, reason.cells):
+        return False
+    if reason.ours is None:
+        return True
+    known = ours.mean is not None and paper.mean is not None
+    return known and (ours.mean < paper.mean) == (reason.ours == "smaller")  # type: ignore[operator]
 
 
 def _with_derived(entry: PaperEntry, cells: Mapping[str, Cell]) -> dict[str, Cell]:
@@ -178,10 +210,11 @@ def _with_derived(entry: PaperEntry, cells: Mapping[str, Cell]) -> dict[str, Cel
     for derived in entry.derived:
         try:
             low, high = (derived.scale * bound for bound in term(derived.term, cells))
+            first, last = (derived.scale * bound for bound in term(derived.term, cells, lambda cell: cell.interval))
         except MissingCellError as error:
             cells[derived.name] = Cell(None, note=f"without {error}")
             continue
-        known = Cell(high, beyond=None if low == high else low)
+        known = Cell(high, seeds=1, beyond=None if low == high else low, spread=(first, last))
         cells[derived.name] = known if low == high or isfinite(low) else Cell(None, note="not reached")
     return cells
 

@@ -35,10 +35,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """A claim as in the file."""
+    """A claim as in the file.   means: its state if the means were exact; empty in files of before there was one."""
 
     claim: str
     state: str
+    means: str = ""
 
 
 Lines = dict[str, dict[str, Compared]]  # by line and quantity
@@ -88,9 +89,9 @@ def body(found: PaperComparison) -> str:
     parts = [_note(f"Stopped, {found.stopped}.")] if found.stopped else []
     if found.scope:
         parts.append(_note(f"{found.scale.capitalize()}: {found.scope}."))
-    claims = [(escape(each.state), escape(each.claim)) for each in found.claims if each.state != NOT_CHECKED]
+    claims = [each for each in found.claims if each.state != NOT_CHECKED]
     if claims:
-        lines = (f'<li data-state="{state}"><b>{state}</b> {text}</li>' for state, text in claims)
+        lines = (_claim(each) for each in claims)
         parts.append(f'<ul class="claims">{"".join(lines)}</ul>')
     cells = [cell for cell in found.cells if cell.note != NOT_RUN]
     whys = list(dict.fromkeys(cell.why for cell in cells if cell.why and cell.differs))
@@ -107,6 +108,12 @@ def body(found: PaperComparison) -> str:
         parts.append(_note(f"{shown} are shown; the others were not run."))
     parts += [_note(line) for line in found.notes if line]
     return "".join(parts)
+
+
+def _claim(each: ClaimVerdict) -> str:
+    state = escape(each.state)
+    means = f" (means: {escape(each.means)})" if each.means not in ("", each.state) else ""
+    return f'<li data-state="{state}"><b>{state}</b> {escape(each.claim)}{means}</li>'
 
 
 def _tables(groups: Sequence[tuple[str, Lines]], whys: Sequence[str]) -> Iterator[str]:
