@@ -6,11 +6,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from statistics import fmean
 from typing import Any
 
 import pytest
 from reproductions.synthetic import runs
 
+from offbeat.core.events import Job
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid
 from offbeat.papers import PaperEntry, conclude, load, names
 from offbeat.papers.cells import Cell
@@ -108,3 +111,14 @@ def test_defedavg_has_every_number_of_its_table() -> None:
     numbers = [p for line in load("defedavg-table1").lines for p in line.paper.values()]
     assert len(numbers) == 64
     assert sum(p.mean == inf for p in numbers) == 3
+
+
+def test_the_clock_of_the_demonstration_has_the_mean_times_of_its_code() -> None:
+    """(shift + Exp(2 · shift)) · 27 · speed; a quarter of the speeds 1.3, half 1, a quarter 0.7: on average 81 · shift."""
+    timing = Experiment.parse(load("fedast-demo").experiment["fedast"]).timing
+    clock = timing.bind(1000, 0, ["mnist", "fashion", "cifar10", "shakespeare"])
+    for task, mean in enumerate((5.994, 9.72, 9.234, 22.4775)):
+        jobs = (Job(0, client, task, 0, 27, 0.1, number) for client in range(1000) for number in range(20))
+        times = [clock.durations(job, 0, 0).compute for job in jobs]
+        assert fmean(times) == pytest.approx(mean, rel=0.02)
+        assert min(times) == pytest.approx(0.7 * mean / 3, rel=0.01)  # a fast client without any exponential part
