@@ -114,7 +114,7 @@ def test_defedavg_has_every_number_of_its_table() -> None:
 
 
 def test_the_clock_of_the_demonstration_has_the_mean_times_of_its_code() -> None:
-    """(shift + Exp(2 · shift)) · 27 · speed; a quarter of the speeds 1.3, half 1, a quarter 0.7: on average 81 · shift."""
+    """(shift + Exp(2 · shift)) · 27 · speed, where speeds of 1.3, 1 and 0.7 have a mean of 1: 81 · shift on average."""
     timing = Experiment.parse(load("fedast-demo").experiment["fedast"]).timing
     clock = timing.bind(1000, 0, ["mnist", "fashion", "cifar10", "shakespeare"])
     for task, mean in enumerate((5.994, 9.72, 9.234, 22.4775)):
