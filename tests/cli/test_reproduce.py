@@ -85,14 +85,15 @@ def test_ours_is_printed_beside_the_papers_with_what_held(file: Path, tmp_path: 
     for part in ("quick: short", "a note", "90 (80 - 99)", "outside the paper's range", "1.5", "> 2"):
         assert part in done.out
     assert "undecided  ten is more than one (means: held)" in done.out  # two seeds say little
-    assert "undecided  one is more than ten (means: not held)" in done.out
+    assert " not held  one is more than ten" in done.out
     for name in ("report.html", "reproduction.md", "outcome.json", "runs.jsonl", "summary.json"):
         assert (tmp_path / "out" / name).is_file()
     outcome = json.loads((tmp_path / "out" / "outcome.json").read_text())
-    assert [(c["state"], c["means"]) for c in outcome["claims"]] == [("undecided", "held"), ("undecided", "not held")]
+    assert [(c["state"], c["means"]) for c in outcome["claims"]] == [("undecided", "held"), ("not held", "not held")]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<h1>small, quick</h1>" in page
-    assert '<li data-state="undecided"><b>undecided</b> one is more than ten (means: not held)</li>' in page
+    assert '<li data-state="undecided"><b>undecided</b> ten is more than one (means: held)</li>' in page
+    assert '<li data-state="not held"><b>not held</b> one is more than ten</li>' in page
     assert "paper 90 (80 - 99)</small>" in page
     assert outcome["seeds"] == {"main": [0, 1]}
     assert outcome["cells"][0]["ours"]["seeds"] == 2
