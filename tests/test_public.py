@@ -17,7 +17,7 @@ import offbeat
 NAMES = [
     *("AREA", "FedAsync", "FedAvg", "FedBuff", "Loop", "SGD"),
     *("Algorithm", "Server", "Local", "Model", "State", "View", "Work", "Commands"),
-    *("Alarm", "Recall", "Send", "Stop", "Job", "Update"),
+    *("Alarm", "Cancel", "Recall", "Send", "Stop", "Job", "Update"),
     *("Problem", "Quadratic", "Supervised", "Goal", "Metric"),
     *("OffbeatError", "Personal", "Run", "Until", "run"),
     *("Experiment", "Evaluate", "Result", "Results", "load", "resume"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from offbeat.core.errors import OffbeatError as OffbeatError
     from offbeat.core.events import (
         Alarm as Alarm,
+        Cancel as Cancel,
         Job as Job,
         Recall as Recall,
         Send as Send,
@@ -65,7 +66,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "offbeat.algorithms": ("AREA", "FedAsync", "FedAvg", "FedBuff"),
     "offbeat.core.errors": ("OffbeatError",),
-    "offbeat.core.events": ("Alarm", "Job", "Recall", "Send", "Stop", "Update"),
+    "offbeat.core.events": ("Alarm", "Cancel", "Job", "Recall", "Send", "Stop", "Update"),
     "offbeat.core.local": ("Local", "Work", "Wrapper"),
     "offbeat.core.metric": ("Goal", "Metric"),
     "offbeat.core.problem": ("Problem",),

@@ -11,6 +11,10 @@ time, a deployment from its log. What happens then is decided here, by the rules
    never was. Then it has `Left`.
 5. `view.flying` counts plain jobs, and held work once for each client and task that has any.
 6. An evaluation whose loss is nan raises `DivergedError`: the run is over, whatever its server would make of it.
+7. A `Cancel` that finds nothing in flight does nothing: what has arrived has arrived, and a client that is away has
+   nothing in flight, as work for it is `Lost` (rule 3), cancelled or not.
+8. A cancelled job counts as `cancelled` and not as `lost`: a plain job each, and of held work the newest job of the
+   task. Each is a row of the record, after the row of the event on which it was cancelled.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, Setti
 from offbeat.core.events import (
     Admitted,
     Alarm,
+    Cancel,
     Closed,
     Command,
     Dismissed,
@@ -45,7 +50,7 @@ from offbeat.core.metric import Goal, Metric, goal
 from offbeat.core.server import Server, Stepping, View, answers
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
-from offbeat.core.watcher import ARRIVED, EventRow, Measurement, Watcher
+from offbeat.core.watcher import ARRIVED, CANCELLED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
 _MANY = 1_000_000  # updates in which a run reaches a metric's value, or never
@@ -101,6 +106,7 @@ class Tally(State):
     sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
     updates: int = 0
     lost: int = 0
+    cancelled: int = 0
     computed: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
@@ -174,6 +180,9 @@ class Traffic(Protocol[F]):
     def recall(self, recall: Recall) -> None:
         """Ask a client for held work."""
 
+    def cancel(self, client: int, task: int) -> Sequence[F]:
+        """A client's jobs of a task are gone, wherever they are; gives their flights, of held work the newest."""
+
     def land(self, job: Job) -> None:
         """The job is no longer in flight."""
 
@@ -220,6 +229,8 @@ class Course(Generic[F]):
         self.land: Callable[[Job], None] = traffic.land
         self.absent, self.losing = traffic.absent, False
         self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
+        self.stop_jobs = traffic.cancel
+        self.cancelled: list[F] = []  # by the event that is being handled
 
     def watch(self, watchers: Sequence[Watcher]) -> None:
         """Tell these, and nobody else, what happens from now on."""
@@ -395,6 +406,8 @@ class Course(Generic[F]):
             ) from error
         if self.listeners:
             self.report(event, flight, staleness, result)
+        if self.cancelled:
+            self._report_cancelled()
         if self.until.versions is not None:
             for task, model in enumerate(self.server.models(state.server)):
                 if model.version >= self.until.versions:
@@ -428,6 +441,8 @@ class Course(Generic[F]):
         """Carry out a command."""
         if isinstance(command, Recall):
             self.recall(command)
+        elif isinstance(command, Cancel):
+            self._cancel(command)
         elif isinstance(command, Alarm):
             if not command.after >= 0:
                 raise ValueError(f"an alarm after {command.after}: must not be negative")
@@ -438,6 +453,22 @@ class Course(Generic[F]):
             self.end(command.reason)
         else:
             self.finish_task(command.task, command.reason)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        if not 0 <= cancel.task < len(self.locals):
+            raise ValueError(f"work of task {cancel.task} cancelled, but there are {len(self.locals)}")
+        gone = self.stop_jobs(cancel.client, cancel.task)
+        self.state.tally.cancelled += len(gone)
+        self.cancelled += gone
+
+    def _report_cancelled(self) -> None:
+        state, gone, self.cancelled = self.state, self.cancelled, []
+        for flight in gone if self.listeners else ():
+            job, version = flight.job, self.server.models(state.server)[flight.job.task].version
+            place = (job.client, job.task, job.id, version, -1)
+            row = EventRow(state.events, state.now, CANCELLED, *place, *self.times(flight, None), "cancelled")
+            for watcher in self.listeners:
+                watcher.event(row)
 
     def report(self, event: Event, flight: F | None, staleness: int, result: Any) -> None:
         """Tell those who keep events of one that was handled."""

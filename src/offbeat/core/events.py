@@ -4,8 +4,9 @@ The rules, before the code:
 
 1. A `Send` to a client that is busy waits in that client's queue; a client works through its queue in the order in
    which the work was sent, one job at a time. A job is *in flight* from its `Send` until its `Update` or its `Lost`.
-2. Every job ends in exactly one `Update` or one `Lost`, unless it was sent with `hold` and a newer held job of
-   the same client and task replaced it: that result is never taken, so it never existed.
+2. Every job ends in exactly one `Update` or one `Lost`, with two exceptions. A job that was sent with `hold` and
+   replaced by a newer held job of the same client and task never existed, because its result is never taken. And a job
+   that the server has cancelled ends there and then.
 3. A held job reports nothing when it is done. `Recall` asks for the newest finished one, and waits for the running
    one if none is finished; `Recall(partial=True)` interrupts the running one and takes the steps done so far.
 4. A lost job leaves its client's memory as it was.
@@ -15,6 +16,9 @@ The rules, before the code:
 6. Held and plain work of one task are not mixed at one client that has a memory; nor does a client with a memory that
    may leave have several jobs of one task in flight: which memory a job builds on would not be settled.
 7. Commands take effect after the handler that yielded them has finished, in the order in which it yielded them.
+8. `Cancel` ends all jobs of a client and task that are in flight: at work, queued, on their way or held. Their results
+   will not arrive, no `Lost` is reported for them, and the client's memory is as if they had not been. The client goes
+   on with what was queued behind them; without that, it is idle.
 """
 
 from __future__ import annotations
@@ -152,6 +156,13 @@ class Recall(NamedTuple):
     partial: bool = False
 
 
+class Cancel(NamedTuple):
+    """Stop what a client has in flight of a task. If that is nothing, nothing happens."""
+
+    client: int
+    task: int = 0
+
+
 class Alarm(NamedTuple):
     """Wake the server after a while with `Rang(key)`."""
 
@@ -166,4 +177,4 @@ class Stop(NamedTuple):
     reason: str = "stopped by the algorithm"
 
 
-Command: TypeAlias = Send | Recall | Alarm | Stop
+Command: TypeAlias = Send | Recall | Cancel | Alarm | Stop

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 ARRIVED = "Arrived"  # what a row calls the event of an update
+CANCELLED = "Cancelled"  # and the end of a job that the server has cancelled, which is no event to it
+FAILED = ("Lost", CANCELLED)  # jobs that ended without arriving
 
 
 class EventRow(NamedTuple):
-    """One line of the event log. Fields that an event has no use for are −1 or nan."""
+    """One line of the event log. Fields that an event has no use for are −1 or nan.
+
+    A job that the server has cancelled has a line, too, after that of the event on which it did so and with its number.
+    """
 
     number: int
     time: float
@@ -22,7 +27,7 @@ class EventRow(NamedTuple):
     sent: float
     started: float
     finished: float
-    reason: str  # why a job is lost
+    reason: str  # why a job has not arrived
 
 
 class Measurement(NamedTuple):

@@ -9,6 +9,7 @@
 | fenced, epoch | from a client's former life, from one that was never greeted |
 | replay, order | a settled number with another content, or a greeting or farewell said again; a number left out |
 | late, uncalled, steps | of a job that is lost by now; of held work nobody asked for; an impossible number of steps |
+| cancelled | of a job that the server has cancelled while the result was on its way |
 | names, dtype, length | not the vectors that this algorithm's clients send |
 | nonfinite, norm | holds a number that is not finite; longer than the bound |
 | paused | while the client gets no work, because too many of its results were refused or its jobs failed |

@@ -59,6 +59,10 @@ class Assignment(AssignmentHeader):
         """The last message that was settled."""
         return self.epoch, self.seq
 
+    def holds(self, job: Job) -> bool:
+        """Whether this is held work whose result would be taken, though newer work may have replaced it on the list."""
+        return job.hold and job.id >= self.oldest.get(job.task, job.id + 1)
+
     @property
     def restored(self) -> bool:
         """Whether the run was put back to an earlier state, and no copy of this client has begun anew yet."""

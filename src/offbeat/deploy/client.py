@@ -179,7 +179,7 @@ class RunClient:
         for job, _ in assignment.jobs:
             self.first_seen.setdefault(job.id, now)
         pending = None if before is None or after is None or after.pending is not None else before.pending
-        if pending is not None and assignment.verdict not in ("", "applied", "over"):
+        if pending is not None and assignment.verdict not in ("", "applied", "over", "cancelled"):
             log.warning("%s: job %d was refused: %s", self.party.client, pending.job, assignment.verdict)
 
     # Hearing

@@ -10,7 +10,8 @@ The rules, before the code:
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
    that is older than the copy was restored from a backup: then the copy counts.
 4. A client that was let in and finds another copy in its place stops: it has been fenced.
-5. Jobs are done in the order of the assignment. Held results stay here until recalled.
+5. Jobs are done in the order of the assignment. Held results stay here until recalled. A job that is no longer listed
+   was cancelled or lost: the client stops it between two local steps and goes on with the next.
 6. If the server's log was restored from a backup, what was settled since then never was. The assignment says so, with
    an epoch larger than all before it: the client gives up its state, takes over the memory that the server has for it,
    and begins the next epoch.
@@ -426,6 +427,7 @@ class ClientCore:
         return [*self._evaluate(assignment), *self._go_on(assignment, state)]
 
     def _go_on(self, assignment: Assignment, state: ClientState) -> list[Effect]:
+        self.kept = {task: done for task, done in self.kept.items() if assignment.holds(done.job)}
         if self.ready is not None and state.pending is None:
             (job, done, error), self.ready = self.ready, None
             if any(listed.id == job.id for listed, _ in assignment.jobs):
@@ -445,8 +447,7 @@ class ClientCore:
     def _watch(self, assignment: Assignment, current: Job) -> list[Effect]:
         """Whether the job at work is still wanted, or wanted at once."""
         listed = any(job.id == current.id for job, _ in assignment.jobs)
-        replaced = current.hold and current.id >= assignment.oldest.get(current.task, current.id + 1)
-        if not listed and not replaced:
+        if not listed and not assignment.holds(current):
             self.current, self.interrupted = None, False
             return [effects.Interrupt(False), *self._work()]
         if current.hold and assignment.recalls.get(current.task) and not self.interrupted:

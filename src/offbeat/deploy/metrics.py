@@ -37,6 +37,7 @@ class RunCollector(Collector):
         for name, text, count in (
             ("updates", "Results that were applied.", tally.updates),
             ("lost", "Jobs that were lost.", tally.lost),
+            ("cancelled", "Jobs that the algorithm has cancelled.", tally.cancelled),
             ("repeated", "Messages that had been settled before.", tally.repeated),
             ("staleness", "Summed staleness of the applied results.", tally.staleness_sum),
             ("received_bytes", "Bytes read from the broker.", link.bytes_in),

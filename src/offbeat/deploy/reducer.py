@@ -292,6 +292,7 @@ class Reducer(Course[SentJob]):
             self._leave(client)
             record.epoch, record.nonce = hello.epoch, hello.nonce
             record.seq, record.digest, record.verdict, record.resync = 0, "", "", {}
+            record.cancelled = []
         self.traffic.touch(client)
         if not record.present and not self.ledger.stopped:
             record.since = self.ledger.position
@@ -357,6 +358,8 @@ class Reducer(Course[SentJob]):
                 if error.code != "slot":
                     self._strike(client)
             raise
+        finally:
+            record.cancelled = []  # whatever it sends next, it sends with its assignment as it is now in sight
         return APPLIED
 
     def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
@@ -375,6 +378,8 @@ class Reducer(Course[SentJob]):
             raise RefusedError("over", "the run is over")
         flight = ledger.flights.get(result.job)
         if flight is None or flight.job.client != client:
+            if result.job in ledger.clients[client].cancelled:
+                raise RefusedError("cancelled", "the server has cancelled the job meanwhile")
             raise RefusedError("late", "the job is not in flight any more")
         job = flight.job
         if ledger.clients[client].paused:

@@ -73,6 +73,23 @@ class LoggedTraffic:
         self._wait(record.held[recall.task][-1])
         self.touch(recall.client)
 
+    def cancel(self, client: int, task: int) -> list[SentJob]:
+        """A client's jobs of a task are off its assignment; gives their flights, of held work the newest.
+
+        A result that the client has sent before it sees that is known by its job. Only the client's next message can be
+        one: what it writes after the verdict on that, it writes with this in sight.
+        """
+        ledger = self.ledger
+        if not 0 <= client < len(ledger.clients):
+            raise ValueError(f"work of client {client} cancelled, but there are {len(ledger.clients)}, numbered from 0")
+        record = ledger.clients[client]
+        mine, held = self._queued(record, task), record.held.get(task, [])
+        record.cancelled = [*record.cancelled, *mine, *held][-ledger.limits.held :]
+        flights = [ledger.flights[number] for number in [*mine, *held[-1:]]]
+        for flight in flights:
+            self.land(flight.job)
+        return flights
+
     def land(self, job: Job) -> None:
         """The job is no longer in flight; with held work, all that is older never was."""
         ledger, record = self.ledger, self.ledger.clients[job.client]
@@ -87,9 +104,10 @@ class LoggedTraffic:
             if not record.held[job.task]:
                 del record.held[job.task]
         else:
+            first = record.queue[0] == job.id
             self._forget(job.id)
             record.queue.remove(job.id)
-            if record.queue:
+            if first and record.queue:
                 ledger.flights[record.queue[0]].since = ledger.now
                 self._wait(record.queue[0])
         self.census.renew(job.client)
@@ -124,9 +142,12 @@ class LoggedTraffic:
     def drop(self, task: int) -> None:
         """The jobs of a task are gone, wherever they are."""
         for record in self.ledger.clients:
-            mine = [number for number in record.queue if self.ledger.flights[number].job.task == task]
-            for number in [*mine, *record.held.get(task, ())[-1:]]:
+            for number in [*self._queued(record, task), *record.held.get(task, ())[-1:]]:
                 self.land(self.ledger.flights[number].job)
+
+    def _queued(self, record: ClientRecord, task: int) -> list[int]:
+        """A client's plain jobs of a task."""
+        return [number for number in record.queue if self.ledger.flights[number].job.task == task]
 
     def _hold(self, job: Job) -> None:
         """Newer held work replaces the older in the assignment; the client may still be at that, so it is kept."""

@@ -66,6 +66,8 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[TableCell
         ("time\nper step", _measured(lambda m: m.waiting), number),
         ("jobs lost", lambda r: r.lost, number),
     ]
+    if any(result.cancelled for result in results):
+        columns.append(("jobs\ncancelled", lambda r: r.cancelled or 0, number))
     head = ["algorithm", *(name for name, _, _ in columns)]
     body = []
     for label in _labels(results):

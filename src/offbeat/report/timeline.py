@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.core.watcher import ARRIVED
+from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.report.bands import thin
 from offbeat.report.run import Columns, Floats, Ints
 
@@ -24,7 +24,7 @@ class Timeline:
 
     span: the run's length.   until: jobs sent later than this are only in `bins`.   counts: jobs of each lane.
     jobs: columns, one entry a job, lane after lane; a column of one entry holds for all; a fate is 0 for a job that
-        arrived, 1 for a lost one and 2 for one that the end of the run cut off.   steps: server steps.
+        arrived, 1 for a lost or cancelled one and 2 for one that the end of the run cut off.   steps: server steps.
     away: [lane, from, to] while a client was offline.   bins: a lane's share of time spent computing, in per cent.
     """
 
@@ -91,7 +91,7 @@ def timeline(run: str, log: Columns, underway: Columns | None, clients: int, end
 
 def _jobs(log: Columns, underway: Columns | None, span: float) -> Columns:
     """All jobs: client, times, version, staleness and fate."""
-    ended = np.flatnonzero(np.isin(log["event"], (ARRIVED, "Lost")))
+    ended = np.flatnonzero(np.isin(log["event"], (ARRIVED, *FAILED)))
     found = {name: log[name][ended] for name in ("client", "task", "job", "staleness", "sent", "started", "finished")}
     found["end"] = log["time"][ended]
     found["fate"] = np.where(log["event"][ended] == ARRIVED, 0, 1)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from offbeat.core.metric import Metric
-from offbeat.core.watcher import ARRIVED
+from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.report.bands import Band, Curve, band, clean
 from offbeat.report.run import Columns, Floats, Ints, RecordedRun
 from offbeat.watch.results import Messages
@@ -96,7 +96,7 @@ def bytes_by(times: Floats, events: Columns, messages: Sequence[Messages]) -> Fl
     Jobs are numbered in the order of their sending. One that never ended is in no log: it counts from when the one
     before it was sent, with the mean size of such jobs, so that the end has all that the run sent.
     """
-    ended = np.isin(events["event"], (ARRIVED, "Lost"))
+    ended = np.isin(events["event"], (ARRIVED, *FAILED))
     job, sent, task = events["job"][ended], events["sent"][ended], events["task"][ended]
     down, up = (np.array([getattr(m, way) for m in messages], dtype=np.float64) for way in ("down", "up"))
     total = max(sum(m.jobs for m in messages), int(job.max(initial=-1)) + 1)

@@ -142,16 +142,30 @@ class SimulatedTraffic:
                 self.land(other.job)  # overwritten before anybody took it
         self.push(flight.arrive, ARRIVE, flight.job.id)
 
-    def drop(self, task: int) -> None:
-        """The jobs of a task are gone, wherever they are; what clients had queued behind them starts earlier."""
+    def cancel(self, client: int, task: int) -> list[Flight]:
+        """A client's jobs of a task are gone, wherever they are; gives their flights, of held work the newest."""
         world = self.world
-        gone = [flight.job for flight in world.flights.values() if flight.job.task == task]
-        for job in gone:
-            self.land(job)
-        for client in dict.fromkeys(job.client for job in gone):
+        if not 0 <= client < len(world.free):
+            raise ValueError(f"work of client {client} cancelled, but there are {len(world.free)}, numbered from 0")
+        mine = [flight for flight in self._flights(client) if flight.job.task == task]
+        self._remove(mine)
+        for flight in mine:
+            flight.start, flight.end = min(flight.start, world.now), min(flight.end, world.now)
+        return _counted(mine)
+
+    def drop(self, task: int) -> None:
+        """The jobs of a task are gone, wherever they are."""
+        self._remove([flight for flight in self.world.flights.values() if flight.job.task == task])
+
+    def _remove(self, gone: Sequence[Flight]) -> None:
+        """These jobs are not in flight any more; what their clients had queued behind them starts earlier."""
+        world = self.world
+        for flight in gone:
+            self.land(flight.job)
+        for client in dict.fromkeys(flight.job.client for flight in gone):
             world.free[client] = world.now
-            for number in world.flying.get(client, ()):
-                self._requeue(world.flights[number])
+            for flight in self._flights(client):
+                self._requeue(flight)
 
     def _requeue(self, flight: Flight) -> None:
         """Work out a flight's times again, after something before it in its client's queue has gone."""
@@ -174,11 +188,10 @@ class SimulatedTraffic:
         world.present.remove(client)
         world.idle.remove(client)
         world.free[client] = world.now
-        mine = [world.flights[number] for number in world.flying.get(client, ())]
-        newest = {flight.job.task: flight for flight in mine if flight.job.hold}
+        mine = self._flights(client)
         for flight in mine:
             self.land(flight.job)
-        return [flight for flight in mine if not flight.job.hold or newest[flight.job.task] is flight]
+        return _counted(mine)
 
     def join(self, client: int) -> None:
         """The client is there."""
@@ -197,14 +210,16 @@ class SimulatedTraffic:
                     return number
         return None
 
+    def _flights(self, client: int) -> list[Flight]:
+        """A client's jobs in flight, in the order of sending."""
+        return [self.world.flights[number] for number in self.world.flying.get(client, ())]
+
     def _holds(self, client: int, task: int) -> bool:
         """Whether jobs of this task that were sent with hold are in flight, recalled or not."""
-        jobs = (self.world.flights[number].job for number in self.world.flying.get(client, ()))
-        return any(job.hold and job.task == task for job in jobs)
+        return any(f.job.hold and f.job.task == task for f in self._flights(client))
 
     def _held(self, client: int, task: int) -> list[Flight]:
-        flights = (self.world.flights[number] for number in self.world.flying.get(client, ()))
-        return [f for f in flights if f.held and f.job.task == task]
+        return [f for f in self._flights(client) if f.held and f.job.task == task]
 
     def _replace(self, client: int, task: int, ready: float) -> None:
         """Held work that is there at time `ready` replaces what will not have begun by then; of finished held work only
@@ -217,6 +232,12 @@ class SimulatedTraffic:
             world.free[client] = flight.free
         for flight in [*finished[:-1], *waiting]:
             self.land(flight.job)
+
+
+def _counted(flights: Sequence[Flight]) -> list[Flight]:
+    """Those that count when they end together: of held work the newest of each task, which has replaced the others."""
+    newest = {flight.job.task: flight for flight in flights if flight.job.hold}
+    return [flight for flight in flights if not flight.job.hold or newest[flight.job.task] is flight]
 
 
 def _steps_done(flight: Flight, now: float) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from offbeat.core.course import InFlight
-from offbeat.core.watcher import ARRIVED
+from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, UNDERWAY, read_table, schema, write_table
 from offbeat.watch.results import (
     Bytes,
@@ -47,7 +47,8 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
     table = read_table(folder / EVENTS, columns)
     event = np.asarray(table["event"].cast(pa.string()))
-    column, lost = ({name: table[name].to_numpy()[event == kind] for name in columns[1:]} for kind in (ARRIVED, "Lost"))
+    kinds = (event == ARRIVED, np.isin(event, FAILED))
+    column, lost = ({name: table[name].to_numpy()[kind] for name in columns[1:]} for kind in kinds)
     span = max(world.now, 1e-300)
     counts = np.bincount(column["client"], minlength=clients)
     flights = list(world.flights.values())
@@ -55,7 +56,7 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     def joined(name: str, underway: Sequence[float]) -> Floats:
         return np.concatenate([column[name], lost[name], underway])
 
-    lost["finished"] = np.minimum(lost["finished"], lost["time"])  # a client that leaves stops
+    lost["finished"] = np.minimum(lost["finished"], lost["time"])  # who leaves or is cancelled stops
     began = joined("started", [f.start for f in flights])
     work = np.maximum(joined("finished", [min(f.end, world.now) for f in flights]) - began, 0.0)
     trips = joined("sent", [f.sent for f in flights]), joined("time", [world.now] * len(flights))

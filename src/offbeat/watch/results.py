@@ -199,6 +199,7 @@ class Result:
     sample: how many training samples the loss was measured on during the run; None: all.
     targets: when each target of the task's own metric was reached; None: never.
     staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
+    cancelled: jobs that the server stopped; None: it has stopped none.
     wall_s, updates_per_s: None in a sweep, whose runs share them.
     tasks: at least one.   server: what the server reports.   measures: how the clients worked.
     refused, real: of a real run.
@@ -232,6 +233,7 @@ class Result:
     tasks: tuple[TaskResult, ...] = ()
     server: Mapping[str, Any] | None = None
     measures: Measures | None = None
+    cancelled: int | None = None
     refused: Mapping[str, int] | None = None
     real: Deployment | None = None
     curve: tuple[Measurement, ...] | None = None

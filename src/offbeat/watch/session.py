@@ -131,6 +131,7 @@ def summary(
         staleness=MeanMax(tally.staleness_sum / tally.updates if tally.updates else 0.0, tally.staleness_max),
         notes={name: MeanMax(total / tally.updates, most) for name, (total, most) in tally.notes.items()},
         lost=tally.lost,
+        cancelled=tally.cancelled or None,
         computed=tally.computed,
         stopped=world.stopped,
         executor=simulation.executor.name,
