@@ -25,11 +25,15 @@ from witness import SAMPLES, Fold, Witness, content, score
 from worlds import Line
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedBuff
+from offbeat.algorithms.area import AreaState
+from offbeat.algorithms.defedavg import DeFedAvgState
+from offbeat.algorithms.flow import hand_out
 from offbeat.algorithms.optimisers import FedAvgM
 from offbeat.core.course import Until
+from offbeat.core.events import Cancel, Recall, Update
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import below, bits
-from offbeat.core.server import Algorithm
+from offbeat.core.server import Algorithm, Commands, View
 from offbeat.core.state import Tensors, dump, load
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
@@ -60,12 +64,39 @@ class Jump(Local):
         return {"w": torch.floor(carry["w"]) + z.double()}
 
 
+@dataclass(frozen=True)
+class Restless(AREA):
+    """AREA, but every other message stops another client in the middle of its work: it gets the newest model."""
+
+    def arrived(self, state: AreaState, update: Update, view: View) -> Commands:
+        yield from super().arrived(state, update, view)
+        for client in view.available(view.rng.below(2)):
+            if client != update.job.client:
+                yield Cancel(client)
+                yield from self.next(state, client, view)
+
+
+@dataclass(frozen=True)
+class RestlessHolder(DeFedAvg):
+    """DeFedAvg, but every other result stops what a client holds, and if that was wanted asks for what comes next."""
+
+    def arrived(self, state: DeFedAvgState, update: Update, view: View) -> Commands:
+        yield from super().arrived(state, update, view)
+        for client in view.available(view.rng.below(2)):
+            yield Cancel(client)
+            yield from hand_out(state.model, (client,), hold=True)
+            if client in state.drawn:
+                yield Recall(client)
+
+
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3)),
     "fedbuff": lambda: Algorithm(FedBuff(size=2, concurrency=3), Jump(lr=1.0, steps=2)),
     "defedavg": lambda: Algorithm(DeFedAvg(sampled=3), Jump(lr=1.0, steps=3)),
     "favano": lambda: Algorithm(Favano(sampled=2, period=1.0), Jump(lr=1.0, steps=4)),
     "fedast": lambda: Algorithm(FedAST(requests=6, size=2, aggregate=AREA(size=2)), Jump(lr=1.0, steps=2)),
+    "cancels": lambda: Algorithm(Restless(size=3), Jump(lr=1.0, steps=3)),
+    "cancels held": lambda: Algorithm(RestlessHolder(sampled=2), Jump(lr=1.0, steps=3)),
     "kept": lambda: Algorithm(FedBuff(size=2, server=FedAvgM(0.5)), Adam(lr=1.0, steps=2, keep=True)),
     "queued": lambda: Algorithm(FedAST(requests=10, size=2), Jump(lr=1.0, steps=2)),  # without memory
 }
@@ -604,6 +635,8 @@ class Broken:
         if self.core is None:
             self.violations.append("the server is not there at the end")
             return
+        self.fired["cancelled"] += self.core.ledger.tally.cancelled
+        self.fired["crossed a cancellation"] += self.core.ledger.tally.refused.get("cancelled", 0)
         fold = self.witness.judge(self.log, self.stored, CALM + RECOVERY, self.down, self.bugs.reducer)
         if not same(freeze(fold.ledger), freeze(self.core.ledger)):
             self.violations.append("the log folded again gives another state")
@@ -634,7 +667,7 @@ class Broken:
             for task, memory in state.memory.items() if state and node.index not in self.retired else ():
                 if content(memory) != fold.remembered(node.index, task):
                     self.violations.append(f"{node.name} remembers {memory}, not {fold.remembered(node.index, task)}")
-        if self.kind == "area":
+        if self.kind in ("area", "cancels"):
             state = fold.ledger.server
             members = [client for client in range(CLIENTS) if not fold.ledger.clients[client].removed]
             mean = sum(fold.remembered(client, 0)[0][1][0] for client in members) / len(members)

@@ -14,7 +14,7 @@ from worlds import ACCURACY
 from offbeat.core.events import Command, Job, Send, Update
 from offbeat.core.server import Server, View
 from offbeat.core.vectors import Payload, Vector
-from offbeat.core.watcher import EventRow, Measurement
+from offbeat.core.watcher import ARRIVED, FAILED, EventRow, Measurement
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment
@@ -28,6 +28,7 @@ from offbeat.deploy.wire import LogEntry, RefusedError
 from offbeat.simulate.personal import summarise
 
 LATE = 25.0  # seconds beyond its lease after which a job has to be over, whatever was lost
+ENDS = (ARRIVED, *FAILED)  # rows of jobs that have ended
 SAMPLES = 4  # held-out samples of every client
 HANDLERS = (
     "started",
@@ -181,7 +182,7 @@ class Witness:
     def _count(self, fold: Fold) -> None:
         if any(count > 1 for count in fold.applied.values()):
             self.wrong.append("a message was applied twice")
-        ended = Counter(row.job for row in fold.rows if row.event in ("Arrived", "Lost"))
+        ended = Counter(row.job for row in fold.rows if row.event in ENDS)
         if any(count > 1 for count in ended.values()):
             self.wrong.append("a job ended twice")
         for task in range(len(self.plan.locals)):
@@ -262,7 +263,7 @@ class Fold:
             if judging.number not in asked:
                 self.asked[judging.number] = {place: len(all_) - 1 for place, all_ in self.memories.items()}
         for row in self.rows[seen:]:
-            if row.event in ("Arrived", "Lost"):
+            if row.event in ENDS:
                 self._over(row.job)
         if not entry.sender or (client := self.reducer.index.get(entry.sender)) is None:
             return

@@ -151,6 +151,15 @@ class Scenario(Server[Diary]):
         yield from ()
 
 
+class TwoTasks(Scenario):
+    """A scenario of two tasks, whose models stay what they are."""
+
+    several = True
+
+    def models(self, state: Diary) -> Sequence[Model]:
+        return (state.model, state.model)
+
+
 def send(client: int, start: float = 0.0, **options: Any) -> Send:
     """Work for a client, from this point of the line."""
     return Send(client, {"model": torch.tensor([start], dtype=torch.float64)}, 0, **options)

@@ -13,7 +13,7 @@ from worlds import Diary, Line, Scenario, Scripted, play, send
 
 from offbeat.core.course import RunState, Until
 from offbeat.core.errors import DivergedError, HandlerError
-from offbeat.core.events import Command, Job, Recall, Stop
+from offbeat.core.events import Cancel, Command, Job, Recall, Stop
 from offbeat.core.server import Commands, Server, View
 from offbeat.deploy.server_core import ServerCore
 from offbeat.watch.history import History
@@ -156,6 +156,57 @@ def test_held_work_of_a_client_is_in_flight_once_for_each_task(course: Any) -> N
     held, more = [send(0, hold=True), send(1), send(1)], [send(0, hold=True), send(1, hold=True)]
     seen = course(Counting({0: held, 1.0: more, 2.0: [Recall(0)], 3.0: [send(0, hold=True)], 4.0: []}), leaves=3.5)
     assert [line for line in seen.state.server.heard if "job" not in line] == ["1.0: 3", "2.0: 4", "3.0: 4", "4.0: 3"]
+
+
+@IN_BOTH
+def test_a_cancelled_job_is_no_event_to_its_server_and_one_row_of_the_record(course: Any) -> None:
+    seen = course(Counting({0: [send(0), send(1)], 4.0: [Cancel(0)], 5.0: []}))
+    rang = seen.events.index(("Rang", -1, -1))
+    assert seen.events[rang : rang + 3] == [("Rang", -1, -1), ("Cancelled", 0, 0), ("Rang", -1, -1)]
+    assert [line for line in seen.state.server.heard if "job" not in line] == ["4.0: 2", "5.0: 1"]
+    assert (seen.state.tally.cancelled, seen.state.tally.lost) == (1, 0)
+    row = next(row for row in seen.history.events if row.event == "Cancelled")
+    assert (row.time, row.sent, row.reason) == (4.0, 0.0, "cancelled")
+    assert row.started <= row.finished <= 4.0
+
+
+@IN_BOTH
+def test_a_cancellation_ends_all_of_a_client_s_jobs_of_the_task_and_what_is_sent_after_it_counts(course: Any) -> None:
+    seen = course(Counting({0: [send(0), send(0), send(1)], 4.0: [Cancel(0), send(0), send(0)], 5.0: []}))
+    assert [event for event in seen.events if event[0] == "Cancelled"] == [("Cancelled", 0, 0), ("Cancelled", 0, 1)]
+    assert seen.state.server.heard[:2] == ["4.0: 3", "5.0: 3"]
+    assert seen.state.jobs == 5
+
+
+@IN_BOTH
+def test_a_cancellation_that_finds_nothing_in_flight_does_nothing(course: Any) -> None:
+    seen = course(Scenario({0: [Cancel(0), send(1), Cancel(1)], 4.0: [Cancel(0), Cancel(1)]}), there=[0])
+    assert seen.state.tally.cancelled == 0
+    assert [event for event in seen.events if event[0] == "Lost"] == [("Lost", 1, 0)]  # it was away
+
+
+@IN_BOTH
+def test_held_work_that_is_cancelled_is_one_cancellation_of_its_newest_job_and_cannot_be_recalled(course: Any) -> None:
+    script = {0: [send(0, hold=True)], 1.0: [send(0, hold=True)], 2.0: [Recall(0)], 3.0: [Cancel(0)], 4.0: []}
+    seen = course(Counting(script))
+    assert [event for event in seen.events if event[0] == "Cancelled"] == [("Cancelled", 0, 1)]
+    assert seen.state.server.heard[3] == "4.0: 0"
+    with pytest.raises(HandlerError, match="holds no work of task 0"):
+        course(Scenario({**script, 4.0: [Recall(0)]}))
+
+
+@IN_BOTH
+@pytest.mark.parametrize(("cancel", "error"), [(Cancel(7), "client 7"), (Cancel(0, 3), "task 3")])
+def test_a_cancellation_of_a_client_or_a_task_that_is_not_there_is_an_error(
+    course: Any, cancel: Cancel, error: str
+) -> None:
+    with pytest.raises(HandlerError, match=f"work of {error} cancelled, but there are"):
+        course(Scenario({0: [cancel]}))
+
+
+@IN_BOTH
+def test_a_cancellation_after_a_stop_is_dropped(course: Any) -> None:
+    assert course(Scenario({0: [send(0), Stop(), Cancel(0)]})).state.tally.cancelled == 0
 
 
 def test_a_loss_that_is_nan_is_divergence_in_the_simulator() -> None:

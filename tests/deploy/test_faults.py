@@ -43,7 +43,7 @@ KINDS = {
         "rubbish",
     ),
     *("drop fetch", "drop mirrored", "drop recover", "mirror overtaken", "server crash after Put"),
-    *("hung job", "other content", "left", "retired", "job ahead"),
+    *("hung job", "other content", "left", "retired", "job ahead", "cancelled", "crossed a cancellation"),
 }
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_lost_doubled_or_forgotten(algorithm: str, seed: int) -> None
 
 
 @pytest.mark.slow
-def test_fourteen_hundred_schedules() -> None:
+def test_eighteen_hundred_schedules() -> None:
     fired: Counter[str] = Counter()
     wrong = []
     for algorithm in ALGORITHMS:
@@ -112,6 +112,52 @@ class TakesOtherContent(Reducer):
         if result.seq == record.seq and digest != record.digest:
             return False
         return super()._settled(record, result, digest)
+
+
+class TakesCancelled(Reducer):
+    """A result that has crossed its cancellation is applied."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        gone: dict[int, SentJob] = {}
+        stop = self.stop_jobs
+
+        def cancel(client: int, task: int) -> Sequence[SentJob]:
+            flights = stop(client, task)
+            gone.update({flight.job.id: flight for flight in flights})
+            return flights
+
+        self.stop_jobs, self.gone = cancel, gone
+
+    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
+        record = self.ledger.clients[client]
+        if result.job in record.cancelled and result.job in self.gone:
+            self.ledger.flights[result.job] = self.gone[result.job]
+            record.queue.append(result.job)
+        super()._settle(client, result, message)
+
+
+class LosesCancelled(Reducer):
+    """A cancelled job is reported as lost when its result comes after all."""
+
+    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
+        if result.job in self.ledger.clients[client].cancelled:
+            self.lost(SentJob(Job(result.job, client, 0, 0, 1, 1.0, 0), None, 0.0, 0.0), "cancelled")
+        super()._settle(client, result, message)
+
+
+class WorksOn(ClientCore):
+    """What a client has done of a cancelled job goes out as the next one's result."""
+
+    def _watch(self, assignment: Assignment, current: Job) -> list[Effect]:
+        listed = [job for job, _ in assignment.jobs]
+        if listed and current.id not in {job.id for job in listed}:
+            self.current = listed[0]
+            return []
+        return super()._watch(assignment, current)
+
+    def done(self, done: Done, now: float) -> list[Effect]:
+        return super().done(done if self.current is None else done._replace(job=self.current), now)
 
 
 class CountsBackwards(Reducer):
@@ -312,6 +358,13 @@ def forget_numbers(ledger: Any) -> Any:
     return ledger
 
 
+def forget_cancelled(ledger: Any) -> Any:
+    """Recovery forgets what was cancelled."""
+    for record in ledger.clients:
+        record.cancelled = []
+    return ledger
+
+
 def apply_again(ledger: Any) -> Any:
     """Recovery folds the last entries into a state that has them already."""
     ledger.position = max(0, ledger.position - 5)
@@ -329,7 +382,7 @@ class Plant(NamedTuple):
 
 
 EVERY = tuple(ALGORITHMS)
-LEASED = tuple(name for name in ALGORITHMS if name != "favano")  # which interrupts what would take too long
+LEASED = tuple(name for name in ALGORITHMS if name not in ("favano", "cancels"))  # these stop what takes too long
 PLANTS = {
     "no de-duplication": Plant(Bugs(reducer=AppliesRepeated)),
     "answered before it is stored": Plant(Bugs(eager=True), 10),
@@ -343,6 +396,11 @@ PLANTS = {
     "restored disk trusted": Plant(Bugs(core=TrustsItsDisk), 16),
     "settled number with other content": Plant(Bugs(reducer=TakesOtherContent)),
     "leases ignored": Plant(Bugs(server=IgnoresLeases), 16, LEASED),
+    "cancelled work applied": Plant(Bugs(reducer=TakesCancelled), 4, ("cancels",)),
+    "cancelled work lost as well": Plant(Bugs(reducer=LosesCancelled), 4, ("cancels", "cancels held")),
+    "cancelled work sent as the next job's": Plant(Bugs(core=WorksOn), 4, ("cancels",)),
+    "memory moves on a cancelled result": Plant(Bugs(core=MovesOnAnyVerdict), 4, ("cancels",)),
+    "cancellations forgotten on recovery": Plant(Bugs(thaw=forget_cancelled), 16, ("cancels",)),
     "clock steps backwards counted": Plant(Bugs(reducer=CountsBackwards), 4, EVERY),
     "old models sent": Plant(Bugs(reducer=SendsOldModels), 3, EVERY),
     "trained on a stale model": Plant(Bugs(core=TrainsOnStale), 3, EVERY),

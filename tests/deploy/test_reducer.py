@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,13 @@ import torch
 from hypothesis import given, strategies as st
 from ideal import Ideal
 from logs import Log, plan
-from worlds import run as simulate
+from worlds import Scenario, TwoTasks, run as simulate, send
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff
 from offbeat.algorithms.optimisers import FedAdam, FedAvgM
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
-from offbeat.core.events import Job
+from offbeat.core.events import Cancel, Job, Recall
 from offbeat.core.server import Server
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
@@ -101,6 +102,92 @@ def test_a_refused_result_is_a_lost_job_and_its_client_gets_another() -> None:
     assert ledger.tally.lost == 1
     assert ledger.clients[0].verdict == "nonfinite"
     assert [ledger.flights[job].job.number for job in ledger.clients[0].queue] == [1]
+
+
+def cancelling() -> Log:
+    """Job 0 of client a was cancelled, and it was sent job 1 instead."""
+    log = Log(plan(Scenario({0: [send(0), send(1)], 1.0: [Cancel(0), send(0)]}))).begin()
+    log.add("", "rung", alarm=1, wait=1.0)
+    return log
+
+
+def test_a_result_that_has_crossed_its_cancellation_is_refused_under_its_own_code_and_nothing_is_lost() -> None:
+    log = cancelling()
+    client = log.reducer.ledger.clients[0]
+    assert [log.result("a", 1, 0), log.result("a", 1, 0)] == ["cancelled", ""]  # once, however often it is said
+    assert (client.verdict, client.refused, client.strikes, client.queue) == ("cancelled", 1, 0, [2])
+    assert log.refused == {"cancelled": 1}
+    assert log.reducer.ledger.tally.lost == 0
+    assert log.result("a", 2, 2) == "applied"
+
+
+def test_only_a_client_s_next_message_can_have_crossed_a_cancellation() -> None:
+    log = cancelling()
+    assert [log.result("a", 1, 2), log.result("a", 2, 0)] == ["applied", "late"]
+    fenced = cancelling()
+    fenced.add("a", "hello", epoch=2, nonce="z", after_epoch=1)
+    assert fenced.reducer.ledger.clients[0].cancelled == []
+
+
+def test_the_jobs_that_are_remembered_as_cancelled_are_bounded() -> None:
+    script = {0: [send(0)], **{float(at): [Cancel(0), send(0)] for at in range(1, 9)}}
+    log = Log(plan(Scenario(script), limits=Limits(held=4))).begin()
+    for alarm in range(1, 9):
+        log.add("", "rung", alarm=alarm, wait=1.0)
+    assert log.reducer.ledger.clients[0].cancelled == [4, 5, 6, 7]
+
+
+def test_cancelling_what_waits_behind_a_job_does_not_prolong_that_job_s_lease() -> None:
+    one_task = plan(TwoTasks({0: [send(0, task=1), send(0)], 1.0: [Cancel(0)]}))
+    log = Log(replace(one_task, locals=[SGD(lr=0.5)] * 2, initial=[one(0.0)] * 2)).begin()
+    since = log.reducer.ledger.flights[0].since
+    log.add("", "rung", alarm=1, wait=1.0)
+    assert log.reducer.ledger.clients[0].queue == [0]
+    assert log.reducer.ledger.flights[0].since == since
+
+
+class Heard:
+    """A client that hears of everything the server of a log says to it."""
+
+    def __init__(self, log: Log, name: str = "a") -> None:
+        self.log, self.client = log, "ab".index(name)
+        self.server = ServerCore(log.reducer.plan, log.reducer.ledger)
+        self.core = ClientCore("run", name, [{}], lambda: name, retry=1e9, beat=1e9)
+        self.core.state = ClientState("run", name, 1, name, accepted=True, settled=(1, 0))
+
+    def hear(self) -> list[client_side.Effect]:
+        posts = self.server.post(self.client, 0.0)
+        return self.core.hear(next(post.data for post in posts if isinstance(post, server_side.Post)), 0.0)
+
+    def done(self) -> list[client_side.Effect]:
+        assert self.core.current is not None
+        return self.core.done(Done(self.core.current, {"delta": one(1.0)}, {}, 1), 0.0)
+
+
+def test_a_client_stops_the_job_that_was_cancelled_and_takes_the_next() -> None:
+    log = Log(plan(Scenario({0: [send(0)], 1.0: [Cancel(0), send(0)]}))).begin()
+    site = Heard(log)
+    assert [type(effect).__name__ for effect in site.hear()] == ["Train"]
+    log.add("", "rung", alarm=1, wait=1.0)
+    stop, train = site.hear()
+    assert stop == client_side.Interrupt(False)
+    assert isinstance(train, client_side.Train)
+    assert train.job.id == 1
+
+
+def test_a_client_throws_held_results_of_cancelled_jobs_away() -> None:
+    script = {0: [send(0, hold=True)], 1.0: [Cancel(0)], 2.0: [send(0, hold=True)], 3.0: [Recall(0)]}
+    log = Log(plan(Scenario(script))).begin()
+    site = Heard(log)
+    site.hear()
+    site.done()
+    for alarm in (1, 2, 3):
+        assert (0 in site.core.kept) == (alarm == 1)
+        log.add("", "rung", alarm=alarm, wait=1.0)
+        site.hear()
+    told = [effect for effect in site.done() if isinstance(effect, client_side.Tell)]
+    assert wire.unpack(told[0].data).header["job"] == 1
+    assert log.raw("a", told[0].data) == "applied"
 
 
 def test_the_same_message_again_changes_nothing() -> None:

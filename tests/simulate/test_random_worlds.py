@@ -1,4 +1,4 @@
-"""Random scripts of sends, holds, recalls, losses and departures: what must hold for all of them."""
+"""Random scripts of sends, holds, recalls, cancellations, losses and departures: what must hold for all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worlds import Diary, Line, Scenario, Scripted, same_world, seen, send, thro
 
 from offbeat.algorithms.area import Residual
 from offbeat.core.course import Until
-from offbeat.core.events import Recall, Send
+from offbeat.core.events import Cancel, Recall, Send
 from offbeat.core.local import Local
 from offbeat.core.server import Model
 from offbeat.local.sgd import SGD
@@ -30,6 +30,7 @@ durations = st.builds(Durations, grid, grid, grid, st.sampled_from([False, False
 commands = st.one_of(
     st.builds(send, clients, st.floats(-3, 3), hold=st.booleans(), steps=st.integers(1, 4)),
     st.builds(Recall, clients, st.just(0), st.booleans()),
+    st.builds(Cancel, clients, st.just(0)),
 )
 scripts = st.dictionaries(grid, st.lists(commands, max_size=4), max_size=8)
 flips = st.dictionaries(clients, st.lists(grid.filter(bool), max_size=3, unique=True).map(sorted))
@@ -64,6 +65,8 @@ class Careful(Scenario):
                 if command.client not in state.holding:
                     continue
                 state.holding.remove(command.client)
+            elif isinstance(command, Cancel):
+                state.holding = [client for client in state.holding if client != command.client]
             elif isinstance(command, Send) and command.hold and view.present(command.client):
                 state.holding = sorted({*state.holding, command.client})
             yield command
@@ -95,7 +98,7 @@ def test_serial_and_batched_see_the_same(script: Any, clock: Scripted) -> None:
 @given(scripts, clocks, st.booleans())
 def test_serial_and_batched_remember_the_same(script: Any, clock: Scripted, hold: bool) -> None:
     """Work that is all held or all not; a client's memory under a mixture of both is not settled by the rules."""
-    chosen = {t: [c for c in cs if isinstance(c, Recall) or c.hold == hold] for t, cs in script.items()}
+    chosen = {t: [c for c in cs if not isinstance(c, Send) or c.hold == hold] for t, cs in script.items()}
     ends = []
     for stacked in (False, True):
         made, _ = simulation(chosen, clock, stacked, local=Residual.around(TWO))
@@ -111,14 +114,15 @@ def test_every_job_ends_once_or_is_replaced_or_is_still_held(script: Any, clock:
     made, history = simulation(script, clock, stacked=True)
     made.run()
     world = made.world
-    ended = Counter(r.job for r in history.events if r.event in ("Arrived", "Lost"))
+    ended = Counter(r.job for r in history.events if r.event in ("Arrived", "Lost", "Cancelled"))
     assert set(ended.values()) <= {1}
     assert all(flight.held for flight in world.flights.values())
     assert not set(ended) & set(world.flights)
     assert not world.todo
-    held = {c.client for commands in script.values() for c in commands if not isinstance(c, Recall) and c.hold}
+    held = {c.client for commands in script.values() for c in commands if isinstance(c, Send) and c.hold}
     assert held or len(ended) == world.jobs
     assert world.tally.computed <= world.jobs
+    assert world.tally.cancelled == sum(r.event == "Cancelled" for r in history.events)
 
 
 @settings(max_examples=200)

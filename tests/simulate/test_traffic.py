@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from worlds import Line, Scenario, Scripted, play, send
+from worlds import Line, Scenario, Scripted, TwoTasks, play, send
 
+from offbeat.algorithms.area import Residual
 from offbeat.core.course import Until
 from offbeat.core.errors import HandlerError
-from offbeat.core.events import Alarm, Recall
+from offbeat.core.events import Alarm, Cancel, Recall
 from offbeat.local.sgd import SGD
 from offbeat.timing.base import Durations
 
@@ -67,6 +68,53 @@ def test_at_one_moment_presence_comes_first_then_arrivals_then_alarms_then_measu
 def test_arrivals_of_one_moment_come_in_the_order_of_sending() -> None:
     simulation, _ = play(Scenario({0: [send(2), send(0), send(1)]}), ONE, LONG, clients=3)
     assert [client for _, client, _, _ in simulation.world.server.arrived] == [2, 0, 1]
+
+
+# Cancelled work
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_client_whose_job_is_cancelled_is_free_at_once_and_nothing_of_the_job_is_computed(stacked: bool) -> None:
+    script = {0: [send(0)], 2.0: [Cancel(0), send(0, 3.0)]}
+    simulation, _ = play(Scenario(script), Scripted([[5.0, 1.0]]), LONG, stacked=stacked)
+    assert simulation.world.server.arrived == [(3.0, 0, 1, 1.0)]  # half of 3 − 1
+    assert simulation.world.tally.computed == 1
+
+
+def test_a_job_that_was_computed_ahead_with_others_is_not_seen_if_it_is_cancelled() -> None:
+    script = {0: [send(0), send(1)], 2.0: [Cancel(0)]}
+    simulation, _ = play(Scenario(script), Scripted([[5.0], [1.0]]), LONG, clients=2)
+    assert [client for _, client, _, _ in simulation.world.server.arrived] == [1]
+    assert simulation.world.tally.computed == 2  # the batched executor takes what is in flight along
+
+
+def test_jobs_of_other_tasks_that_were_queued_behind_a_cancelled_one_start_earlier() -> None:
+    script = {0: [send(0), send(0, task=1), send(0)], 1.0: [Cancel(0)]}
+    problems = [Line([1.0]), Line([2.0], name="other")]
+    simulation, _ = play(TwoTasks(script), Scripted([[5.0, 2.0, 5.0]]), LONG, problems=problems)
+    assert [(time, job) for time, _, job, _ in simulation.world.server.arrived] == [(3.0, 1)]
+
+
+def test_a_running_job_of_another_task_goes_on_when_what_is_queued_behind_it_is_cancelled() -> None:
+    script = {0: [send(0, task=1), send(0)], 1.0: [Cancel(0), send(0)]}
+    problems = [Line([1.0]), Line([2.0], name="other")]
+    simulation, _ = play(TwoTasks(script), Scripted([[5.0, 2.0, 1.0]]), LONG, problems=problems)
+    assert [(time, job) for time, _, job, _ in simulation.world.server.arrived] == [(5.0, 0), (6.0, 2)]
+
+
+def test_what_has_arrived_is_not_cancelled_and_what_is_being_uploaded_is() -> None:
+    script = {0: [send(0)], 4.0: [Cancel(0), send(0)], 7.5: [Cancel(0)]}
+    simulation, history = play(Scenario(script), Scripted([[Durations(1.0, 1.0, 2.0)]]), LONG)
+    assert [job for _, _, job, _ in simulation.world.server.arrived] == [0]
+    row = next(r for r in history.events if r.event == "Cancelled")
+    assert (row.job, row.started, row.finished, row.time) == (1, 5.0, 6.0, 7.5)
+
+
+def test_a_cancelled_job_leaves_its_client_s_memory_as_it_was() -> None:
+    script = {0: [send(0)], 2.0: [send(0, 4.0)], 2.5: [Cancel(0), send(0, 2.0)]}
+    simulation, _ = play(Scenario(script), ONE, LONG, locals_=[Residual.around(SGD(lr=0.5))])
+    # y: 0, then ½; the cancelled job would have left 2½; the last goes from 2 to 1½ and sends that − y
+    assert [sent for _, _, _, sent in simulation.world.server.arrived] == [0.5, 1.0]
 
 
 # Held work
