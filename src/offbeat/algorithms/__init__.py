@@ -12,8 +12,12 @@ from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.local_only import LocalOnly
+from offbeat.algorithms.malenia import Malenia
 from offbeat.algorithms.mifa import MIFA
 from offbeat.algorithms.quafl import QuAFL
+from offbeat.algorithms.rennala import Rennala
+from offbeat.algorithms.ringleader import Ringleader
+from offbeat.algorithms.ringmaster import Ringmaster
 from offbeat.algorithms.scaffold import SCAFFOLD
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
@@ -39,12 +43,16 @@ __all__ = [
     "FedBuff",
     "Hinge",
     "LocalOnly",
+    "Malenia",
     "MessageCount",
     "OneByOne",
     "Period",
     "Poisson",
     "Polynomial",
     "QuAFL",
+    "Rennala",
+    "Ringleader",
+    "Ringmaster",
     "Schedule",
     "Staleness",
     "Steady",

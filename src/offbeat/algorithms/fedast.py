@@ -12,6 +12,7 @@ from offbeat.algorithms.allocate import divide, divide_in, spread, variance
 from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
+from offbeat.algorithms.restart import Restarting
 from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.local import Local
@@ -116,6 +117,8 @@ class FedAST(Stepping[FedASTState]):
             raise SettingError(
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
             )
+        if isinstance(self.aggregate, Restarting) and self.aggregate.stop:
+            raise SettingError("aggregate.stop: FedAST queues jobs at clients and stops none; leave it out")
 
     # The tasks' own settings and servers
 
