@@ -19,9 +19,11 @@ from offbeat.core.state import State, Tensors, dump, load
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import EventRow
 from offbeat.experiment.run import Run, run as simulate
+from offbeat.local.gradient import Gradient
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
 from offbeat.timing.base import Clock, Durations, Timing
 from offbeat.watch.history import History
@@ -168,6 +170,13 @@ def send(client: int, start: float = 0.0, **options: Any) -> Send:
 def run(problem: Any, server: Server[Any], local: Local, timing: Timing, until: Until, **options: Any) -> Run:
     """A run that keeps its events."""
     return simulate(problem, Algorithm(server, local), timing, until, keep_events=True, **options)
+
+
+def after_each(problem: Any, server: Server[Any], clock: Any, updates: int) -> list[float]:
+    """The first number of a server's model after each of so many gradients."""
+    steps = prepare(problem, Algorithm(server, Gradient()), clock, Until(updates=updates)).steps()
+    next(steps)  # Started
+    return [float(world.server.model.vector[0]) for world in steps][:updates]
 
 
 def play(
