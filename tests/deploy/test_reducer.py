@@ -13,7 +13,7 @@ from ideal import Ideal
 from logs import Log, plan
 from worlds import Scenario, TwoTasks, run as simulate, send
 
-from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff
+from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff, Rennala, Ringmaster
 from offbeat.algorithms.optimisers import FedAdam, FedAvgM
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
@@ -26,7 +26,7 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done
 from offbeat.deploy.server_core import ServerCore
-from offbeat.local import SGD, Adam, Moreau
+from offbeat.local import SGD, Adam, Gradient, Moreau
 from offbeat.local.schedules import CosineDecay
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times
@@ -260,6 +260,8 @@ COURSES = {
         AREA(size=3, server=FedAvgM(0.5, lr=0.7)),
         SGD(lr=0.05, momentum=0.9, keep=True, schedule=CosineDecay(40, over="job")),
     ),
+    "ringmaster with stops": (Ringmaster(threshold=2, lr=0.02, stop=True), Gradient()),
+    "rennala with stops": (Rennala(size=3, lr=0.05, stop=True), Gradient()),
     "area by local envelope": (AREA(size=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {

@@ -138,9 +138,7 @@ def test_no_gradient_of_ringleader_is_older_than_2n_minus_2_steps_and_every_step
 def test_ringleader_reaches_the_optimum_of_unlike_data_with_unequal_speeds_and_ringmaster_does_not(server: Any) -> None:
     far, clock, until = Line([0.0, 8.0]), Scripted([[1.0], [3.7]]), 2000
     assert after_each(far, server, clock, until)[-1] == pytest.approx(4.0)
-    assert (
-        after_each(far, Ringmaster(threshold=5, lr=0.05), clock, until)[-1] < 3.0
-    )  # client 0 is faster
+    assert after_each(far, Ringmaster(threshold=5, lr=0.05), clock, until)[-1] < 3.0  # client 0 is faster
 
 
 def test_a_trainer_that_steps_is_refused() -> None:

@@ -23,6 +23,8 @@ COMMANDS = [
     ["persafl", "--option", "me"],
     ["defedavg"],
     ["defedavg", "--delay", "2"],
+    ["ringmaster"],
+    ["ringmaster", "--rates", "1,2,3", "--clients", "3", "--sigma", "0"],
 ]
 
 

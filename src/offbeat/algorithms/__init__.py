@@ -14,6 +14,7 @@ from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.local_only import LocalOnly
 from offbeat.algorithms.malenia import Malenia
 from offbeat.algorithms.mifa import MIFA
+from offbeat.algorithms.mindflayer import MindFlayer
 from offbeat.algorithms.quafl import QuAFL
 from offbeat.algorithms.rennala import Rennala
 from offbeat.algorithms.ringleader import Ringleader
@@ -45,6 +46,7 @@ __all__ = [
     "LocalOnly",
     "Malenia",
     "MessageCount",
+    "MindFlayer",
     "OneByOne",
     "Period",
     "Poisson",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import SettingError, at_least, unknown
-from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
+from offbeat.theory import area, defedavg, fedast, fedbuff, persafl, ringmaster
 from offbeat.theory.advice import Advice, Arrivals
 
 theory = typer.Typer(
@@ -159,6 +159,21 @@ def defedavg_(
     """DeFedAvg: theorem 1 and its bound on the delay."""
     problem = defedavg.DeFedAvgProblem(smoothness, steps, sampled, delay or 1.0, sigma, nu, gradient, gap)
     _print(defedavg.advise(problem, clients, round_time, delay, epsilon, failure), as_json)
+
+
+@theory.command("ringmaster")
+def ringmaster_(
+    clients: Clients = 128,
+    rates: Rates = "10",
+    smoothness: Smoothness = 1.0,
+    sigma: Sigma = 1.0,
+    gap: Gap = 1.0,
+    epsilon: Epsilon = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Ringmaster and Rennala: settings and times if clients always take the same time; the lower bound."""
+    problem = ringmaster.FixedTimes(smoothness, sigma, gap)
+    _print(ringmaster.advise(problem, _rates(rates, clients), epsilon), as_json)
 
 
 def _print(found: Advice, as_json: bool) -> None:

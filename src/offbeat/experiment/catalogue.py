@@ -81,6 +81,7 @@ register(
         "ringleader": Recipe(servers.Ringleader),
         "rennala": Recipe(servers.Rennala),
         "malenia": Recipe(servers.Malenia),
+        "mindflayer": Recipe(servers.MindFlayer),
         "defedavg-niid": Recipe(servers.DeFedAvg),
         "defedavg-iid": Recipe(servers.DeFedAvgIID),
         "favano": Recipe(servers.Favano),

@@ -1,0 +1,111 @@
+"""Time to a small gradient as speeds spread: Ringmaster, Rennala and asynchronous SGD against their theory.
+
+    python -m studies.theory.speeds
+
+Client i takes i^a for a gradient, all clients have the same quadratic, and every method has the settings that its
+theorem asks for. For each a, the time at which |∇f(w)|² is first at most ε. A slope is that of log(measured) against
+log(theory's order) over the a, fitted for every seed; its interval is Student's over the seeds, 95 %.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from offbeat.algorithms import AsySG, Rennala, Ringmaster
+from offbeat.core.course import Until
+from offbeat.core.server import Algorithm, Server
+from offbeat.core.vectors import norm
+from offbeat.local import Gradient
+from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.run import prepare
+from offbeat.theory import ringmaster
+from offbeat.theory.ringmaster import FixedTimes
+from offbeat.timing import Constant, Factors, Times
+
+CLIENTS, EPSILON, SPREADS, SEEDS = 100, 1 / 16, (0.0, 0.5, 1.0, 1.5, 2.0), 8
+T_95 = 2.365  # Student's t, SEEDS − 1 degrees of freedom
+LONGER = (1, 2, 4, 8, 16)  # asynchronous SGD's step, as multiples of its theory's
+PROBLEM = FixedTimes(smoothness=1.0, sigma=1.0)
+
+METHODS: Mapping[str, Callable[[], Server[Any]]] = {
+    "ringmaster": lambda: Ringmaster(
+        threshold=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.ringmaster_step(PROBLEM, EPSILON)
+    ),
+    "ringmaster with stops": lambda: Ringmaster(
+        threshold=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.ringmaster_step(PROBLEM, EPSILON), stop=True
+    ),
+    "rennala": lambda: Rennala(
+        size=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.rennala_step(PROBLEM, EPSILON)
+    ),
+    "asynchronous": lambda: asynchronous(1),
+}
+
+
+def asynchronous(longer: float) -> AsySG:
+    """Asynchronous SGD with steps that shrink with the delay beyond n, from a multiple of its theory's step."""
+    return AsySG(lr=longer * ringmaster.ringmaster_step(PROBLEM, EPSILON, CLIENTS), cap=float(CLIENTS))
+
+
+def alike(seed: int) -> Quadratic:
+    """One quadratic for all clients, L = 1 and μ = 0.1, and noise of their gradients."""
+    problem = copy.copy(Quadratic(CLIENTS, smoothness=1.0, convexity=0.1, noise=1.0, heterogeneity=0.0, seed=seed))
+    object.__setattr__(problem, "h", problem.h[:1].expand_as(problem.h).clone())
+    return problem
+
+
+def times(spread: float) -> list[float]:
+    """τ_i = i^a."""
+    return [float(i) ** spread for i in range(1, CLIENTS + 1)]
+
+
+def time_to(server: Server[Any], spread: float, seed: int) -> float:
+    """When the squared gradient is first at most ε."""
+    problem, clock = alike(seed), Times(Constant(1.0), speeds=Factors(tuple(times(spread))))
+    run = prepare(problem, Algorithm(server, Gradient()), clock, Until(updates=1_000_000), seed=seed, executor="serial")
+    version = -1
+    for world in run.steps():
+        model = world.server.model
+        if model.version > version:
+            version = model.version
+            if norm(problem.h[0] * (model.vector - problem.c[0])) ** 2 <= EPSILON:
+                return float(world.now)
+    return math.inf
+
+
+def slope(theory: Sequence[float], measured: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """(slope of log(measured) against log(theory), half its interval); measured: by seed."""
+    found = [float(np.polyfit(np.log(theory), np.log(each), 1)[0]) for each in measured]
+    return fmean(found), T_95 * stdev(found) / math.sqrt(len(found))
+
+
+def main() -> None:
+    """Print the table."""
+    best = [ringmaster.optimal_order(PROBLEM, times(a), EPSILON) for a in SPREADS]
+    plain = [ringmaster.asynchronous_order(PROBLEM, times(a), EPSILON) for a in SPREADS]
+    head = " | ".join(f"a = {a:g}" for a in SPREADS)
+    print(f"| | {head} | slope against its own order | against the lower bound's |")
+    print("|---|" + "---|" * (len(SPREADS) + 2))
+    for name, orders in (("order of the lower bound", best), ("order of asynchronous SGD", plain)):
+        print(f"| {name} | " + " | ".join(f"{order / orders[0]:.3g}" for order in orders) + " | | |")
+    rows: dict[str, list[list[float]]] = {}
+    for name, made in METHODS.items():
+        rows[name] = [[time_to(made(), a, seed) for a in SPREADS] for seed in range(SEEDS)]
+    tuned = {m: [[time_to(asynchronous(m), a, seed) for a in SPREADS] for seed in range(SEEDS)] for m in LONGER}
+    best_step = [min(LONGER, key=lambda m: fmean(each[at] for each in tuned[m])) for at in range(len(SPREADS))]
+    rows["asynchronous, best step"] = [[tuned[m][seed][at] for at, m in enumerate(best_step)] for seed in range(SEEDS)]
+    for name, measured in rows.items():
+        means = " | ".join(f"{fmean(column):.3g}" for column in zip(*measured, strict=True))
+        own = slope(plain if name.startswith("asynchronous") else best, measured)
+        against = slope(best, measured)
+        print(f"| {name} | {means} | {own[0]:.2f} ± {own[1]:.2f} | {against[0]:.2f} ± {against[1]:.2f} |")
+    print("best step of asynchronous SGD, as multiples of its theory's:", *best_step)
+
+
+if __name__ == "__main__":
+    main()
