@@ -65,16 +65,20 @@ def times(spread: float) -> list[float]:
 
 
 def time_to(server: Server[Any], spread: float, seed: int) -> float:
-    """When the squared gradient is first at most ε."""
+    """When the squared gradient is first at most ε; infinite if that is never within 50,000 updates."""
     problem, clock = alike(seed), Times(Constant(1.0), speeds=Factors(tuple(times(spread))))
-    run = prepare(problem, Algorithm(server, Gradient()), clock, Until(updates=1_000_000), seed=seed, executor="serial")
+    algorithm = Algorithm(server, Gradient())
+    run = prepare(problem, algorithm, clock, Until(updates=50_000), seed=seed, executor="batched")
     version = -1
     for world in run.steps():
         model = world.server.model
         if model.version > version:
             version = model.version
-            if norm(problem.h[0] * (model.vector - problem.c[0])) ** 2 <= EPSILON:
+            squared = norm(problem.h[0] * (model.vector - problem.c[0])) ** 2
+            if squared <= EPSILON:
                 return float(world.now)
+            if squared > 1e9:
+                break  # it diverges
     return math.inf
 
 
@@ -93,18 +97,20 @@ def main() -> None:
     print("|---|" + "---|" * (len(SPREADS) + 2))
     for name, orders in (("order of the lower bound", best), ("order of asynchronous SGD", plain)):
         print(f"| {name} | " + " | ".join(f"{order / orders[0]:.3g}" for order in orders) + " | | |")
-    rows: dict[str, list[list[float]]] = {}
     for name, made in METHODS.items():
-        rows[name] = [[time_to(made(), a, seed) for a in SPREADS] for seed in range(SEEDS)]
+        measured = [[time_to(made(), a, seed) for a in SPREADS] for seed in range(SEEDS)]
+        show(name, measured, plain if name == "asynchronous" else best, best)
     tuned = {m: [[time_to(asynchronous(m), a, seed) for a in SPREADS] for seed in range(SEEDS)] for m in LONGER}
-    best_step = [min(LONGER, key=lambda m: fmean(each[at] for each in tuned[m])) for at in range(len(SPREADS))]
-    rows["asynchronous, best step"] = [[tuned[m][seed][at] for at, m in enumerate(best_step)] for seed in range(SEEDS)]
-    for name, measured in rows.items():
-        means = " | ".join(f"{fmean(column):.3g}" for column in zip(*measured, strict=True))
-        own = slope(plain if name.startswith("asynchronous") else best, measured)
-        against = slope(best, measured)
-        print(f"| {name} | {means} | {own[0]:.2f} ± {own[1]:.2f} | {against[0]:.2f} ± {against[1]:.2f} |")
-    print("best step of asynchronous SGD, as multiples of its theory's:", *best_step)
+    chosen = [min(LONGER, key=lambda m: fmean(each[at] for each in tuned[m])) for at in range(len(SPREADS))]
+    measured = [[tuned[m][seed][at] for at, m in enumerate(chosen)] for seed in range(SEEDS)]
+    show(f"asynchronous, step times {', '.join(map(str, chosen))}", measured, plain, best)
+
+
+def show(name: str, measured: Sequence[Sequence[float]], own: Sequence[float], best: Sequence[float]) -> None:
+    """Print a method's row: mean times, and the slopes against its own order and against the lower bound's."""
+    means = " | ".join(f"{fmean(column):.3g}" for column in zip(*measured, strict=True))
+    slopes = " | ".join("{:.2f} ± {:.2f}".format(*slope(theory, measured)) for theory in (own, best))
+    print(f"| {name} | {means} | {slopes} |", flush=True)
 
 
 if __name__ == "__main__":
