@@ -30,26 +30,32 @@ from offbeat.timing import Constant, Factors, Times
 
 CLIENTS, EPSILON, SPREADS, SEEDS = 100, 1 / 16, (0.0, 0.5, 1.0, 1.5, 2.0), 8
 T_95 = 2.365  # Student's t, SEEDS − 1 degrees of freedom
-LONGER = (1, 2, 4, 8, 16)  # asynchronous SGD's step, as multiples of its theory's
+LONGER = (1, 2, 4, 8, 16)  # steps that are tried, as multiples of the theory's
 PROBLEM = FixedTimes(smoothness=1.0, sigma=1.0)
 
-METHODS: Mapping[str, Callable[[], Server[Any]]] = {
-    "ringmaster": lambda: Ringmaster(
-        threshold=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.ringmaster_step(PROBLEM, EPSILON)
-    ),
-    "ringmaster with stops": lambda: Ringmaster(
-        threshold=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.ringmaster_step(PROBLEM, EPSILON), stop=True
-    ),
-    "rennala": lambda: Rennala(
-        size=ringmaster.threshold(PROBLEM, EPSILON), lr=ringmaster.rennala_step(PROBLEM, EPSILON)
-    ),
-    "asynchronous": lambda: asynchronous(1),
-}
+
+def ring(longer: float = 1.0, stop: bool = False) -> Ringmaster:
+    """Ringmaster with the theory's threshold and a multiple of its step."""
+    step = ringmaster.ringmaster_step(PROBLEM, EPSILON)
+    return Ringmaster(threshold=ringmaster.threshold(PROBLEM, EPSILON), lr=longer * step, stop=stop)
 
 
-def asynchronous(longer: float) -> AsySG:
-    """Asynchronous SGD with steps that shrink with the delay beyond n, from a multiple of its theory's step."""
+def rennala(longer: float = 1.0) -> Rennala:
+    """Rennala with the theory's batch and a multiple of its step."""
+    size = ringmaster.threshold(PROBLEM, EPSILON)
+    return Rennala(size=size, lr=longer * ringmaster.rennala_step(PROBLEM, EPSILON))
+
+
+def asynchronous(longer: float = 1.0) -> AsySG:
+    """Asynchronous SGD whose steps shrink with delays beyond n, from a multiple of its theory's step."""
     return AsySG(lr=longer * ringmaster.ringmaster_step(PROBLEM, EPSILON, CLIENTS), cap=float(CLIENTS))
+
+
+METHODS: Mapping[str, Callable[[float], Server[Any]]] = {
+    "ringmaster": ring,
+    "rennala": rennala,
+    "asynchronous SGD": asynchronous,
+}
 
 
 def alike(seed: int) -> Quadratic:
@@ -97,13 +103,20 @@ def main() -> None:
     print("|---|" + "---|" * (len(SPREADS) + 2))
     for name, orders in (("order of the lower bound", best), ("order of asynchronous SGD", plain)):
         print(f"| {name} | " + " | ".join(f"{order / orders[0]:.3g}" for order in orders) + " | | |")
+    show(
+        "ringmaster with stops",
+        [[time_to(ring(stop=True), a, seed) for a in SPREADS] for seed in range(SEEDS)],
+        best,
+        best,
+    )
     for name, made in METHODS.items():
-        measured = [[time_to(made(), a, seed) for a in SPREADS] for seed in range(SEEDS)]
-        show(name, measured, plain if name == "asynchronous" else best, best)
-    tuned = {m: [[time_to(asynchronous(m), a, seed) for a in SPREADS] for seed in range(SEEDS)] for m in LONGER}
-    chosen = [min(LONGER, key=lambda m: fmean(each[at] for each in tuned[m])) for at in range(len(SPREADS))]
-    measured = [[tuned[m][seed][at] for at, m in enumerate(chosen)] for seed in range(SEEDS)]
-    show(f"asynchronous, step times {', '.join(map(str, chosen))}", measured, plain, best)
+        own = plain if name == "asynchronous SGD" else best
+        found = {m: [[time_to(made(m), a, seed) for a in SPREADS] for seed in range(SEEDS)] for m in LONGER}
+        show(name, found[1], own, best)
+        means = {m: [fmean(column) for column in zip(*rows, strict=True)] for m, rows in found.items()}
+        chosen = [min(LONGER, key=lambda m: means[m][at]) for at in range(len(SPREADS))]
+        tuned = [[found[m][seed][at] for at, m in enumerate(chosen)] for seed in range(SEEDS)]
+        show(f"{name}, best step, theory's times {', '.join(map(str, chosen))}", tuned, own, best)
 
 
 def show(name: str, measured: Sequence[Sequence[float]], own: Sequence[float], best: Sequence[float]) -> None:

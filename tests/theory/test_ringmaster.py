@@ -16,6 +16,7 @@ from offbeat.core.errors import SettingError
 from offbeat.local import Gradient
 from offbeat.theory import ringmaster
 from offbeat.theory.ringmaster import FixedTimes
+from studies.theory import speeds
 
 several = st.lists(st.floats(0.1, 50.0), min_size=1, max_size=8)
 PROBLEM = FixedTimes(smoothness=2.0, sigma=3.0, gap=5.0)
@@ -100,3 +101,21 @@ def test_no_clients_and_no_target_are_refused() -> None:
     with pytest.raises(SettingError, match="epsilon"):
         ringmaster.threshold(PROBLEM, 0.0)
     assert math.isfinite(ringmaster.ringmaster_time(FixedTimes(1.0, 0.0), [1.0], 1.0))
+
+
+@pytest.mark.slow
+def test_measured_times_grow_as_the_theory_says_when_speeds_spread() -> None:
+    """Slopes of log(measured) against log(order): 1 for Ringmaster and Rennala, and for asynchronous SGD its own."""
+    spreads = (0.0, 1.0, 2.0)
+    best, plain = (
+        [order(speeds.PROBLEM, speeds.times(a), speeds.EPSILON) for a in spreads]
+        for order in (ringmaster.optimal_order, ringmaster.asynchronous_order)
+    )
+    found = {
+        name: [[speeds.time_to(made(1.0), a, seed) for a in spreads] for seed in range(2)]
+        for name, made in speeds.METHODS.items()
+    }
+    assert speeds.slope(best, found["ringmaster"])[0] == pytest.approx(1.0, abs=0.15)
+    assert speeds.slope(best, found["rennala"])[0] == pytest.approx(1.0, abs=0.15)
+    assert speeds.slope(plain, found["asynchronous SGD"])[0] == pytest.approx(1.0, abs=0.15)
+    assert speeds.slope(best, found["asynchronous SGD"])[0] > 1.5
