@@ -82,6 +82,7 @@ def test_its_docstring_begins_with_one_sentence_on_one_line(kind: type) -> None:
 GIVEN: dict[str, Any] = {
     "lr": 0.1,
     "count": 1,
+    "first": 1,
     "length": 10,
     "every": 10,
     "c": 1.0,

@@ -38,7 +38,7 @@ class Paced(Scripted):
         return Durations(0.0, self.odd.get((job.client, job.number), self.paces[job.client] * job.steps), 0.0)
 
 
-EXACT = FedCompass(least=1, most=4, lateness=1.25, momentum=1.0, weight=Equal())
+EXACT = FedCompass(least=1, most=4, lateness=1.25, newest=1.0, weight=Equal())
 
 
 def test_eleven_arrivals_by_hand() -> None:
@@ -129,7 +129,7 @@ def test_lost_jobs_and_clients_that_leave_stop_no_group() -> None:
     assert all(group.awaited or group.arrived for group in state.groups.values())
 
 
-@pytest.mark.parametrize("settings", [{"least": 5, "most": 4}, {"least": 0}, {"lateness": 0.9}, {"momentum": 0.0}])
+@pytest.mark.parametrize("settings", [{"least": 5, "most": 4}, {"least": 0}, {"lateness": 0.9}, {"newest": 0.0}])
 def test_settings_that_cannot_work_are_refused(settings: dict) -> None:
     with pytest.raises(SettingError, match=next(iter(settings))):
         FedCompass(**settings)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.algorithms.flow import Flow, OneModel
-from offbeat.core.errors import Positive
+from offbeat.core.errors import NotNegative, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, View
 
@@ -24,7 +24,7 @@ class DelayAdaptive(Flow[OneModel]):
     """
 
     lr: Positive = 0.1
-    threshold: Positive | None = None
+    threshold: NotNegative | None = None
     smoothness: Positive | None = None
 
     reads: ClassVar[tuple[str, ...]] = ("gradient",)
@@ -36,7 +36,7 @@ class DelayAdaptive(Flow[OneModel]):
 
     def rate(self, staleness: int, clients: int) -> float:
         """The step size for a gradient of this staleness, with so many clients."""
-        limit = self.threshold or self.concurrency or clients
+        limit = (self.concurrency or clients) if self.threshold is None else self.threshold
         if staleness <= limit:
             return self.lr
         if self.smoothness is None:

@@ -50,7 +50,7 @@ class FedCompass(Stepping[CompassState]):
     least: smallest number of local steps, Q_min.
     most: largest number of local steps, Q_max; the first job of a client has so many.
     lateness: a group waits until this multiple of the time that it was expected to take, λ ≥ 1.
-    momentum: weight of the newest measurement of a client's speed.
+    newest: weight of the newest measurement of a client's speed, the rest being that of all before.
     lr: server step size; the authors' α.
     weight: staleness weight s(τ) of an update; by default 1/√(1 + τ).
 
@@ -61,7 +61,7 @@ class FedCompass(Stepping[CompassState]):
     least: Count = 20
     most: Count = 100
     lateness: Positive = 1.2
-    momentum: Share = 0.9
+    newest: Share = 0.9
     lr: Positive = 1.0
     weight: Staleness = field(default_factory=Polynomial)
 
@@ -121,9 +121,9 @@ class FedCompass(Stepping[CompassState]):
         yield from ()
 
     def _measure(self, state: CompassState, job: Job, view: View) -> None:
-        pace = (view.now - state.sent[job.client]) / job.steps
+        pace = max(view.now - state.sent[job.client], 0.0) / job.steps  # a real clock may be set back
         before = state.pace.get(job.client, pace)
-        state.pace[job.client] = (1.0 - self.momentum) * before + self.momentum * pace
+        state.pace[job.client] = (1.0 - self.newest) * before + self.newest * pace
 
     def _complete(self, state: CompassState, number: int, view: View) -> Commands:
         """Aggregate a group if nobody of it is awaited any more."""
