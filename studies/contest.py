@@ -24,7 +24,15 @@ ROOT = Path(__file__).parent.parent
 TUNING, TRIALS = {"seed": 1000, "trials": 2}, {"seed": 0, "trials": 5}
 STEPS = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 ADAPTIVE = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3]  # of methods that divide by the size of their gradients
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 8: 2.36, 10: 2.26}  # 97.5 % of t with so many trials less one
+STUDENT = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    8: 2.365,
+    10: 2.262,
+}  # 97.5 % of t with so many trials less one
 JITTER = {"low": 0.08, "high": 0.12, "per": "step"}
 SLOWER = 20.0
 BASELINE = "m-sync"
