@@ -20,8 +20,8 @@ FILE = Path(__file__).parent.parent / "experiments" / "fadas.toml"
 LOCAL = "local.sgd.lr"
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "fedbuff": {LOCAL: (0.01, 0.03, 0.1, 0.3), "lr": (0.3, 1.0, 2.0, 4.0)},
-    "fadas": {LOCAL: (0.01, 0.03, 0.1, 0.3), "server.amsgrad.lr": (0.0003, 0.001, 0.003, 0.01)},
-    "fadas-da": {LOCAL: (0.01, 0.03, 0.1, 0.3), "server.amsgrad.lr": (0.0003, 0.001, 0.003, 0.01)},
+    "fadas": {LOCAL: (0.01, 0.03, 0.1, 0.3), "lr": (0.0003, 0.001, 0.003, 0.01)},
+    "fadas-da": {LOCAL: (0.01, 0.03, 0.1, 0.3), "lr": (0.0003, 0.001, 0.003, 0.01)},
 }
 TUNING, JUDGING = (100, 2), (1, 5)  # first seed and number of seeds
 T95 = 2.776  # quantile of Student's t for five pairs

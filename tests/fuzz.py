@@ -11,7 +11,22 @@ from typing import Any
 import torch
 from worlds import MEASURED, Line
 
-from offbeat.algorithms import AREA, CA2FL, MIFA, SCAFFOLD, DeFedAvg, Favano, FedAST, FedBuff, QuAFL, SyncUCBST
+from offbeat.algorithms import (
+    ACED,
+    AREA,
+    CA2FL,
+    MIFA,
+    SCAFFOLD,
+    AsGrad,
+    DeFedAvg,
+    Favano,
+    FedAST,
+    FedBuff,
+    FedCompass,
+    FedFix,
+    QuAFL,
+    SyncUCBST,
+)
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.deploy import wire
@@ -19,7 +34,7 @@ from offbeat.deploy.admission import Limits
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.wire import LogEntry
-from offbeat.local import SGD, Scaffold
+from offbeat.local import SGD, Gradient, Scaffold
 
 NAMES = ("a", "b", "c")
 ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
@@ -31,6 +46,10 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
     "scaffold": lambda: Algorithm(SCAFFOLD(), Scaffold(lr=0.1)),
     "mifa": lambda: Algorithm(MIFA(), SGD(lr=0.1)),
     "ca2fl": lambda: Algorithm(CA2FL(size=2), SGD(lr=0.1)),
+    "aced": lambda: Algorithm(ACED(bound=2), SGD(lr=0.1)),
+    "fedfix": lambda: Algorithm(FedFix(period=0.5), SGD(lr=0.1)),
+    "fedcompass": lambda: Algorithm(FedCompass(least=1, most=4), SGD(lr=0.1)),
+    "asgrad": lambda: Algorithm(AsGrad(size=2), Gradient()),
     "fedast": lambda: Algorithm(FedAST(requests=4, size=2, allocation="dynamic", aggregate=AREA(size=2)), SGD(lr=0.1)),
     "sync-ucb-st": lambda: Algorithm(SyncUCBST(sampled=3), SGD(lr=0.1)),
 }

@@ -83,6 +83,7 @@ GIVEN: dict[str, Any] = {
     "limit": 1.0,
     "lr": 0.1,
     "count": 1,
+    "first": 1,
     "length": 10,
     "every": 10,
     "c": 1.0,

@@ -14,11 +14,15 @@ from contract.test_contract import EVERY_EXECUTOR, NOISY, ROUGH, UNEVEN
 from worlds import run, same_world, seen, through_text
 
 from offbeat.algorithms import (
+    ACED,
+    AFACS,
     AREA,
     CA2FL,
+    FADAS,
     MIFA,
     SCAFFOLD,
     AsFedAvg,
+    AsGrad,
     AsySG,
     DeFedAvg,
     DeFedAvgIID,
@@ -28,6 +32,9 @@ from offbeat.algorithms import (
     FedAsyncMixing,
     FedAvg,
     FedBuff,
+    FedCompass,
+    FedFa,
+    FedFix,
     LocalOnly,
     QuAFL,
     SyncST,
@@ -80,9 +87,16 @@ SERVERS: list[Server[Any]] = [
 _locals = itertools.cycle(LOCALS)  # eight against the seven optimisers: every server meets each, every optimiser, too
 PAIRS: list[tuple[Any, Local]] = [
     *((replace(server, server=optimiser), next(_locals)) for server in SERVERS for optimiser in OPTIMISERS),
+    (ACED(server=FedAdam(lr=0.05)), SGD(0.05, steps=2)),
+    (AFACS(size=2, lr=0.05, server=FedAvgM(0.5)), SGD(0.05, steps=2)),
+    (FedFix(period=0.5, server=FedYogi(lr=0.05)), SGD(0.05, steps=2)),
+    (FedFa(size=3, server=FedAvgM(0.5)), SGD(0.05, steps=2)),
+    (FedCompass(least=1, most=3, server=FedAdam(lr=0.05)), SGD(0.05)),
+    (FADAS(size=3, lr=0.05), SGD(0.05, steps=2)),
     (SCAFFOLD(sampled=4, server=FedAdam(lr=0.05)), Scaffold(0.05, steps=2, optimiser=AdamRule(), keep=True)),
     (SCAFFOLD(sampled=4, server=FedAvgM(0.5)), Scaffold(0.05, steps=2, option=1, momentum=0.9)),
     (AsySG(size=2, server=FedAdam(lr=0.05)), Gradient()),
+    (AsGrad(size=2, server=FedAdam(lr=0.05)), Gradient()),
     (LocalOnly(), Adam(0.05, keep=True)),
 ]
 
@@ -106,7 +120,7 @@ def test_serial_and_batched_give_the_same_events_and_models(server: Any, local: 
 
 
 @EVERY_EXECUTOR
-@pytest.mark.parametrize(("server", "local"), PAIRS[-5:] + PAIRS[::9], ids=name)
+@pytest.mark.parametrize(("server", "local"), PAIRS[-12:] + PAIRS[::9], ids=name)
 def test_saved_and_resumed_at_any_event_it_ends_bit_for_bit_the_same(server: Any, local: Local, executor: str) -> None:
     whole, first = (_running(server, local, executor) for _ in range(2))
     whole.run()

@@ -12,11 +12,30 @@ import torch
 from faults import freeze, same
 from logs import Log, plan
 
-from offbeat.algorithms import AREA, CA2FL, MIFA, SCAFFOLD, DeFedAvg, Favano, FedAST, FedAvg, FedBuff, SyncUCBST, buffer
+from offbeat.algorithms import (
+    ACE,
+    ACED,
+    AFACS,
+    AREA,
+    CA2FL,
+    MIFA,
+    SCAFFOLD,
+    AsGrad,
+    DeFedAvg,
+    Favano,
+    FedAST,
+    FedAvg,
+    FedBuff,
+    FedCompass,
+    FedFa,
+    FedFix,
+    SyncUCBST,
+    buffer,
+)
 from offbeat.core.server import Algorithm
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
-from offbeat.local import SGD, Scaffold
+from offbeat.local import SGD, Gradient, Scaffold
 from offbeat.watch.history import History
 
 START = 5.0
@@ -125,6 +144,29 @@ def mifa_holds(party: Party) -> None:
     assert float(party.ledger.server.mean) == mean(total)
 
 
+def memory_holds(party: Party) -> None:
+    """The mean over the members of what each of them sent last, or 0."""
+    state = party.ledger.server
+    assert set(state.last) <= set(party.members)
+    last = [float(state.last.get(client, torch.zeros(1))) for client in party.members]
+    assert float(state.mean) == mean(last)
+
+
+def aced_holds(party: Party) -> None:
+    memory_holds(party)
+    assert set(party.ledger.server.heard) == set(party.ledger.server.last)
+
+
+def fedfix_holds(party: Party) -> None:
+    assert set(party.ledger.server.began) <= set(party.members)
+
+
+def fedcompass_holds(party: Party) -> None:
+    state = party.ledger.server
+    assert {client for group in state.groups.values() for client in group.awaited} == set(state.group)
+    assert set(state.group) | set(state.pace) | set(state.sent) <= set(party.members)
+
+
 def ca2fl_holds(party: Party) -> None:
     state = party.ledger.server
     assert set(state.cache) <= set(party.members)
@@ -150,6 +192,13 @@ HOLDS: dict[str, tuple[Callable[[], Plan], Callable[[Party], None]]] = {
     "scaffold": (lambda: made(SCAFFOLD(), Scaffold(lr=0.5)), scaffold_holds),
     "mifa": (lambda: made(MIFA(size=2)), mifa_holds),
     "ca2fl": (lambda: made(CA2FL(size=3)), ca2fl_holds),
+    "ace": (lambda: made(ACE()), memory_holds),
+    "aced": (lambda: made(ACED(bound=3)), aced_holds),
+    "afa-cs": (lambda: made(AFACS(size=2)), memory_holds),
+    "fedfix": (lambda: made(FedFix(period=0.05)), fedfix_holds),
+    "fedcompass": (lambda: made(FedCompass(least=1, most=4)), fedcompass_holds),
+    "asgrad": (lambda: made(AsGrad(size=2), Gradient()), nothing),
+    "fedfa": (lambda: made(FedFa(size=3)), nothing),
     "favano": (lambda: made(Favano(sampled=2, period=0.05)), favano_holds),
     "sync-ucb-st": (lambda: made(SyncUCBST(sampled=4), tasks=2), ucb_holds),
     "fedavg": (lambda: made(FedAvg()), nothing),

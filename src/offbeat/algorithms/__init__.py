@@ -1,16 +1,24 @@
 """One paper's algorithm a file, and what they share: buffers, criteria, flow, schedules, staleness weights."""
 
+from offbeat.algorithms.ace import ACE, ACED
+from offbeat.algorithms.anarchic import AFACD, AFACS
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
+from offbeat.algorithms.asgrad import AsGrad
 from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
+from offbeat.algorithms.delay_adaptive import DelayAdaptive
+from offbeat.algorithms.fadas import FADAS
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
-from offbeat.algorithms.fedavg import FedAvg
+from offbeat.algorithms.fedavg import FedAvg, MSync
 from offbeat.algorithms.fedbuff import FedBuff
+from offbeat.algorithms.fedcompass import FedCompass
+from offbeat.algorithms.fedfa import FedFa
+from offbeat.algorithms.fedfix import FedFix
 from offbeat.algorithms.local_only import LocalOnly
 from offbeat.algorithms.malenia import Malenia
 from offbeat.algorithms.mifa import MIFA
@@ -25,16 +33,23 @@ from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.algorithms.syncst import SyncBayesST, SyncST, SyncUCBST
 
 __all__ = [
+    "ACE",
+    "ACED",
+    "AFACD",
+    "AFACS",
     "AREA",
     "CA2FL",
+    "FADAS",
     "MIFA",
     "SCAFFOLD",
     "AsFedAvg",
+    "AsGrad",
     "AsySG",
     "Criterion",
     "DeFedAvg",
     "DeFedAvgIID",
     "Decay",
+    "DelayAdaptive",
     "Equal",
     "Favano",
     "FedAST",
@@ -42,8 +57,12 @@ __all__ = [
     "FedAsyncMixing",
     "FedAvg",
     "FedBuff",
+    "FedCompass",
+    "FedFa",
+    "FedFix",
     "Hinge",
     "LocalOnly",
+    "MSync",
     "Malenia",
     "MessageCount",
     "MindFlayer",

@@ -106,3 +106,17 @@ class FedAvg(Rounds[RoundState]):
     """
 
     state = RoundState
+
+
+@dataclass(frozen=True)
+class MSync(FedAvg):
+    """m-synchronous SGD: rounds of all clients that end with the first m results.
+
+    w ← w − lr · mean of the first m deltas that arrive; the rest of the round is ignored. It is `fedavg` with `first`.
+
+    first: results that make a round, m.
+
+    Differs from the paper: a client that comes too late finishes its old job before it is asked again.
+    """
+
+    first: Count = field(kw_only=True)

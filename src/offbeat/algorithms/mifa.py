@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from offbeat.algorithms.buffer import check_memory
 from offbeat.algorithms.flow import Flow, OneModel
@@ -21,51 +21,70 @@ class MifaState(OneModel):
     messages: int = 0
 
 
-@dataclass(frozen=True)
-class MIFA(Flow[MifaState]):
-    """The server remembers the last update of every client, so that absent clients count, too.
+S = TypeVar("S", bound=MifaState)
 
-    w ← w − lr · (1/n) Σ_i (the last delta of client i).
+
+@dataclass(frozen=True)
+class Remembering(Flow[S]):
+    """A server that remembers what every client sent last, and steps along the mean of these over all n clients.
 
     size: updates per server step.
     lr: server step size, η.
     memory: bytes that the table of n vectors may take.
-
-    Differs from the paper: a client that has not spoken yet counts 0; the paper has all clients speak first.
     """
 
     size: Count = 1
     lr: Positive = 1.0
     memory: Positive = 4e9
+    state: ClassVar[type[MifaState]] = MifaState
     own_size: ClassVar[bool] = True
 
-    def begin(self, models: Sequence[Vector], view: View) -> MifaState:
-        check_memory("MIFA", models[0], view.clients, self.memory)
-        return MifaState(Model(models[0]), mean=models[0] * 0.0)
+    def begin(self, models: Sequence[Vector], view: View) -> S:
+        check_memory(type(self).__name__, models[0], view.clients, self.memory)
+        state: S = self.state(Model(models[0]), mean=models[0] * 0.0)  # type: ignore[assignment]
+        return state
 
-    def arrived(self, state: MifaState, update: Update, view: View) -> Commands:
-        client, delta = update.job.client, update["delta"]
-        state.model.received(update.job)
-        change = delta - state.last[client] if client in state.last else delta
-        state.mean = state.mean + (1.0 / view.clients) * change
-        state.last[client] = delta
+    def arrived(self, state: S, update: Update, view: View) -> Commands:
+        self.remember(state, update, view)
         state.messages += 1
         if state.messages == self.size:
             state.messages = 0
             self.step(state.model, -self.lr, state.mean)
-        yield from self.next(state, client, view)
+        yield from self.next(state, update.job.client, view)
 
-    def resize(self, state: MifaState, clients: int) -> None:
-        check_memory("MIFA", state.model.vector, clients, self.memory)
+    def remember(self, state: S, update: Update, view: View) -> None:
+        """What a client has sent takes the place of what it sent before."""
+        client, given = update.job.client, self.given(update)
+        state.model.received(update.job)
+        change = given - state.last[client] if client in state.last else given
+        state.mean = state.mean + (1.0 / view.clients) * change
+        state.last[client] = given
 
-    def admitted(self, state: MifaState, client: int, models: Sequence[Vector], view: View) -> Commands:
+    def given(self, update: Update) -> Vector:
+        """What is remembered of an update."""
+        return update["delta"]
+
+    def resize(self, state: S, clients: int) -> None:
+        check_memory(type(self).__name__, state.model.vector, clients, self.memory)
+
+    def admitted(self, state: S, client: int, models: Sequence[Vector], view: View) -> Commands:
         n = view.clients
         state.mean = ((n - 1) / n) * state.mean  # it counts 0
         yield from ()
 
-    def dismissed(self, state: MifaState, client: int, view: View) -> Commands:
+    def dismissed(self, state: S, client: int, view: View) -> Commands:
         if n := view.clients:
             state.mean = ((n + 1) / n) * state.mean
             if client in state.last:
                 state.mean = state.mean - (1.0 / n) * state.last.pop(client)
         yield from ()
+
+
+@dataclass(frozen=True)
+class MIFA(Remembering[MifaState]):
+    """The server remembers the last update of every client, so that absent clients count, too.
+
+    w ← w − lr · (1/n) Σ_i (the last delta of client i).
+
+    Differs from the paper: a client that has not spoken yet counts 0; the paper has all clients speak first.
+    """

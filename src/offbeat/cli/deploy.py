@@ -324,8 +324,8 @@ def delete(
 def retire(client: Annotated[str, typer.Argument(help="Name of the client.")], keys: Keys, nats: Url = BROKER) -> None:
     """Remove a client from the run for good, for example if its memory is lost.
 
-    What it has contributed is taken out where the algorithm keeps it apart (AREA, SCAFFOLD, MIFA, CA2FL); otherwise it
-    stays in the model.
+    What it has contributed is taken out where the algorithm keeps it apart (AREA, SCAFFOLD, MIFA, CA2FL, ACE, AFA-CS);
+    otherwise it stays in the model.
     """
     _admin().retire(client, keys, nats)
     print(f"{client} is retired")

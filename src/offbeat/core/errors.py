@@ -97,7 +97,7 @@ share = _checker(lambda value: 0 < value <= 1, "must be a share in (0, 1]")
 fraction = _checker(lambda value: 0 <= value < 1, "must be in [0, 1)")
 
 
-def at_least(least: int, **settings: int | None) -> None:
+def at_least(least: int, /, **settings: int | None) -> None:
     """Refuse settings that are not whole numbers from `least` on."""
     for name, value in settings.items():
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
