@@ -38,6 +38,7 @@ class MIFA(Flow[MifaState]):
     lr: Positive = 1.0
     memory: Positive = 4e9
     own_size: ClassVar[bool] = True
+    rebases: ClassVar[bool] = False  # a delta is added many times
 
     def begin(self, models: Sequence[Vector], view: View) -> MifaState:
         check_memory("MIFA", models[0], view.clients, self.memory)
