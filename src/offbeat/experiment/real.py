@@ -34,7 +34,7 @@ from offbeat.experiment.partner import VERSION, samples
 from offbeat.experiment.session import Session
 from offbeat.experiment.timing import Untimed
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, personal_models
+from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, measured_metrics, personal_models
 from offbeat.simulate.threads import use
 from offbeat.timing.base import Timing
 from offbeat.watch.files import REAL_RUN
@@ -161,7 +161,7 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
         dtype=options.dtype,
         grows=all(isinstance(problem, ModelOnly) for problem in problems),
         personal=personal,
-        metrics=[all_metrics(problem.metrics, personal is not None) for problem in problems],
+        metrics=[measured_metrics(problem, personal) for problem in problems],
         scores=[problem.scores if isinstance(problem, ModelOnly) else () for problem in problems],
         planned=planned,
     )
