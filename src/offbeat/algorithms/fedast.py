@@ -164,7 +164,7 @@ class FedAST(Stepping[FedASTState]):
 
     @property
     def rebases(self) -> bool:
-        return self.inner(1).rebases
+        return self.inner(0).rebases
 
     def pair(self, local: Local) -> Local:
         return self.inner(0).pair(local)
