@@ -8,10 +8,11 @@ import pytest
 import torch
 from parted import KEYS, conv, problem
 
-from offbeat.algorithms import AREA
+from offbeat.algorithms import AREA, FedBuff
 from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.server import Algorithm, Server
 from offbeat.local import SGD
+from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 
@@ -20,12 +21,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 EVERYBODY = [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("server", [AREA(size=2), FedBuff(size=2)], ids=["area", "fedbuff"])
 @pytest.mark.parametrize("settings", [{}, {"statistics": "local"}, {"personal": "7.*"}, {"statistics": "frozen"}])
-def test_a_run_is_that_of_a_cpu(settings: dict[str, Any]) -> None:
+def test_a_run_is_that_of_a_cpu(settings: dict[str, Any], server: Server[Any]) -> None:
     vectors = []
     for device in ("cpu", "cuda"):
         p = problem(conv(), device=device, **settings)
-        algorithm = Algorithm(AREA(size=2), SGD(lr=0.02, steps=3, batch=4))
+        algorithm = Algorithm(server, SGD(lr=0.02, steps=3, batch=4))
         run = prepare(p, algorithm, Times(Exponential(1.0)), Until(updates=24), executor="batched", evaluate=4.0)
         run.run()
         vectors.append(run.world.server.model.vector.cpu())
@@ -44,6 +46,16 @@ def test_a_captured_step_has_the_masks_of_its_own_key(norm: bool, monkeypatch: p
         assert (expected - found).norm() < 1e-3 * expected.norm()
         if norm:
             torch.testing.assert_close(captured.statistics.cpu(), oracle.statistics, rtol=1e-4, atol=1e-5)
+
+
+def test_stale_statistics_are_rebased_without_leaving_recorded_arithmetic() -> None:
+    p = problem(conv(), device="cuda")
+    algorithm = Algorithm(FedBuff(size=2), SGD(lr=0.02, steps=3, batch=4))
+    run = prepare(p, algorithm, Times(Exponential(1.0)), Until(updates=24), executor="batched")
+    for world in run.steps():
+        if not world.stopped:
+            assert type(world.server.model.vector) is LazyVector
+    assert world.tally.staleness_max > 0
 
 
 def test_bf16_is_close_on_a_gpu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from command import offbeat
 from ideal import Ideal
 from logs import Log, plan
-from worlds import run as simulate
+from worlds import ACCURACY, run as simulate
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff, LocalOnly
 from offbeat.core.course import Until
+from offbeat.core.metric import all_metrics
 from offbeat.core.server import Server
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
@@ -93,6 +95,19 @@ def test_own_models_are_shown_beside_what_clients_measure_of_the_server_s() -> N
     )
     (found,) = history.measurements
     assert found.metrics == pytest.approx({"accuracy": 0.3, "loss": 2.0, "personal": 0.7, "personal_worst": 0.5})
+
+
+def test_where_clients_keep_a_part_of_the_model_theirs_lead_and_are_judged_by_the_task_s_own_metric() -> None:
+    metrics = [all_metrics([ACCURACY], personal=True, leads=True)]
+    history = History()
+    log = Log(replace(plan(FedAsync(lr=0.1), personal=Personal()), metrics=metrics), history).begin()
+    log.add("", "asked", task=0)
+    for name in "ab":
+        said = {"sums": {"accuracy": [2, 10]}, "personal": {"accuracy": 0.9}}
+        log.add(name, "judged", epoch=1, number=1, total=10, loss=10.0, **said)
+    (found,) = history.measurements
+    assert list(found.metrics) == ["personal", "personal_worst", "accuracy", "loss"]
+    assert found.metrics["personal"] == 0.9
 
 
 def test_more_right_answers_than_samples_are_refused() -> None:

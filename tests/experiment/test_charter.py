@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import offbeat
 
 from offbeat.core.errors import SettingError
+from offbeat.experiment import joining
 from offbeat.experiment.overrides import override
 from offbeat.experiment.partner import VERSION, Partner
 from offbeat.experiment.real import PartyMaker
@@ -54,7 +56,7 @@ def test_a_name_that_is_not_allowed_is_refused_before_it_is_imported(
     charter = {"version": VERSION, "run": "r", "roster": ["a"], "label": "fedbuff", "seed": 0, "paced": False}
     charter |= {"unit": 1.0, "dtype": "", "experiment": override(TABLE, place)}
     with pytest.raises(
-        SettingError, match="the server asks for 'evil:x', which is not offbeat's; allow it with --model"
+        SettingError, match="the server asks for 'evil:x', which is not offbeat's; allow it with --allow"
     ):
         Partner().party(charter, "a")
     assert not (tmp_path / "ran").exists()
@@ -63,5 +65,14 @@ def test_a_name_that_is_not_allowed_is_refused_before_it_is_imported(
 
 def test_all_names_that_are_not_allowed_are_said_at_once() -> None:
     asked = override(TABLE, {"problem.model": "mine:net", "problem.loss": "mine:loss", "problem.metrics": ["mine:M"]})
-    with pytest.raises(SettingError, match=r"allow them with --model mine:net --model mine:M$"):
+    with pytest.raises(SettingError, match=r"allow them with --allow mine:net --allow mine:M$"):
         PartyMaker(models=["mine:loss"])._experiment(asked)
+
+
+def test_join_takes_allowed_names_under_the_option_s_old_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(joining, "join", lambda keys, **options: given.append(options["models"]))
+    for words in (("--allow", "a:B", "--allow", "c:D"), ("--model", "a:B", "--allow", "c:D")):
+        assert offbeat("join", "--keys", "x.creds", *words).code == 0
+    assert [sorted(names) for names in given] == [["a:B", "c:D"]] * 2
+    assert "--model" not in offbeat("join", "--help").out

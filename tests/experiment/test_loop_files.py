@@ -174,7 +174,7 @@ def test_a_real_client_imports_no_loop_that_it_was_not_told_to_allow(lab: Path) 
     plan = plan_of(Session(experiment), spec, "run", roster, DeployOptions())
     charter = json.loads(json.dumps(charter_of(experiment, spec, plan, DeployOptions(), True)))
     with pytest.raises(
-        ob.OffbeatError, match=r"asks for 'mytraining:train', .* allow it with --model mytraining:train"
+        ob.OffbeatError, match=r"asks for 'mytraining:train', .* allow it with --allow mytraining:train"
     ):
         PartyMaker(models=["mytraining:stops"]).party(charter, "b")
     party = PartyMaker(models=["mytraining:train", "mytraining:stops"]).party(charter, "b")

@@ -12,6 +12,7 @@ from parted import normed
 import offbeat as ob
 from offbeat.core.errors import OffbeatError
 from offbeat.experiment.session import Session
+from offbeat.report import tables
 
 TABLE: dict[str, Any] = {
     "until": {"updates": 60},
@@ -49,6 +50,29 @@ def test_what_stays_with_the_clients_is_judged_there(settings: dict[str, Any], t
     (result,) = experiment(**settings).run(tmp_path / "run")
     assert result.metrics["personal"] > 0.7
     assert result.metrics["personal"] > result.metrics["accuracy"]  # the server's statistics are those of no data
+
+
+def test_the_metric_of_the_clients_own_models_leads_where_they_keep_a_part(tmp_path: Path) -> None:
+    results = experiment(personal="5.*").run(tmp_path / "run")
+    assert list(results[0].metrics) == ["personal", "personal_worst", "accuracy", "loss"]
+    assert results[0].own.name == "personal"
+    head, _ = tables.rows(results)
+    assert head[1] == "personal"
+    (plain,) = experiment().run(tmp_path / "plain")
+    assert plain.own.name == "accuracy"
+
+
+def test_the_run_folder_holds_what_clients_keep_of_the_model(tmp_path: Path) -> None:
+    (result,) = experiment(personal="5.*").run(tmp_path / "run")
+    problem: Any = Session(experiment(personal="5.*")).problems(experiment().runs[0])[0]
+    modules = [result.module(client=client, problem=problem) for client in (0, 1)]
+    assert not torch.equal(modules[0][5].weight, modules[1][5].weight)  # type: ignore[index]
+    assert torch.equal(modules[0][1].weight, modules[1][1].weight)  # type: ignore[index]
+    own = torch.stack([torch.cat([result.model, result._own_part(0, client)]) for client in range(6)])
+    judged = problem.judge(own, range(6))
+    assert sum(judged) / 6 == pytest.approx(result.metrics["personal"])
+    with pytest.raises(OffbeatError, match="client = 9: area, seed 0 has kept no part of a model of this client"):
+        result.module(client=9, problem=problem)
 
 
 def test_bf16_trains_as_well(tmp_path: Path) -> None:

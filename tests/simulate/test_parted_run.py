@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,39 @@ from parted import SHARDS, conv, problem, resnet
 from torch import Tensor, nn
 from worlds import same_world, through_text
 
-from offbeat.algorithms import AREA, SCAFFOLD, FedAvg, FedBuff, QuAFL
+from offbeat.algorithms import (
+    AREA,
+    CA2FL,
+    MIFA,
+    SCAFFOLD,
+    DeFedAvgIID,
+    Favano,
+    FedAST,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    QuAFL,
+)
 from offbeat.algorithms.optimisers import FedAdam
 from offbeat.core.course import Until
+from offbeat.core.events import Job, Update
 from offbeat.core.local import Local, Work
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Algorithm, Commands, Server, View
+from offbeat.core.state import exchange
+from offbeat.core.vectors import materialise
+from offbeat.data import load
 from offbeat.deploy.client_data import ClientProblem
+from offbeat.deploy.reducer import Reducer
+from offbeat.deploy.refold import fingerprint
+from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD, Adam, Scaffold
+from offbeat.problems.supervised import Supervised
+from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.pool import Pool
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
+from offbeat.watch.history import History
 
 KEPT = Adam(lr=0.01, steps=3, batch=4, keep=True, eps=1e-2)  # biases before a normalisation have gradients of rounding
 ADAM = FedBuff(size=2, server=FedAdam(lr=0.01))
@@ -116,6 +138,24 @@ def test_on_an_ideal_network_the_model_is_the_simulated_one_bit_for_bit(name: st
         assert any(all(torch.equal(m[n], v) for n, v in kept.items()) for m in mine if m)
 
 
+@pytest.mark.parametrize("server", [FedBuff(size=2), DeFedAvgIID(size=2)], ids=["fedbuff", "held"])
+def test_statistics_of_stale_updates_are_the_same_for_real_and_when_the_log_is_folded_again(server: Any) -> None:
+    p, times, until, entries = problem(), Times(Exponential((9.0, 3.0, 1.0, 1.0))), Until(updates=20), list[LogEntry]()
+    simulated = prepare(p, Algorithm(server, LOCAL), times, until, seed=3, executor="serial")
+    simulated.run()
+    ideal = Ideal(p, server, LOCAL, times, until, seed=3)
+    fold = ideal.core.fold
+    ideal.core.fold = lambda entry, now: (entries.append(entry), fold(entry, now))[1]  # type: ignore[method-assign]
+    found = ideal.run()
+    assert torch.equal(found.reducer.model(0), simulated.server.models(simulated.world.server)[0].vector)
+    again = Reducer(ideal.plan)
+    for at, entry in enumerate(entries):
+        if at % 7 == 0:  # a server that goes on from its checkpoint
+            again = Reducer(ideal.plan, through_text(again.ledger))  # type: ignore[arg-type]
+        again.fold(entry)
+    assert fingerprint(again.ledger) == fingerprint(found.ledger)
+
+
 @pytest.mark.parametrize("local", [LOCAL, KEPT], ids=["sgd", "kept adam"])
 @pytest.mark.parametrize("name", ["average", "personal"])
 def test_optimisers_on_both_sides_run_on_every_executor_and_go_on(name: str, local: Local, pool: Pool) -> None:
@@ -142,6 +182,84 @@ def test_resnet18_with_batch_normalisation_trains(server: Server[Any]) -> None:
         vectors.append(torch.as_tensor(run.server.models(run.world.server)[0].vector) - p.initial())
     assert (vectors[0] - vectors[1]).norm() < 1e-2 * vectors[0].norm()
     assert (vectors[0][p.flat.running] != 0).float().mean() > 0.9
+
+
+def digits(clients: int = 8) -> Supervised:
+    """Two classes at most for each client, and batch normalisation."""
+    torch.manual_seed(0)
+    data = load("digits")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    return Supervised(data, model, np.array_split(np.argsort(data.train["y"].numpy(), kind="stable"), clients))
+
+
+STALE = {
+    "fedbuff": FedBuff(size=2),
+    "fedasync": FedAsync(lr=0.5),
+    "fedast": FedAST(requests=12, size=2, lr=1.0),
+    "defedavg": DeFedAvgIID(size=2),
+    "adam": FedBuff(size=2, server=FedAdam(lr=0.01)),
+}
+
+
+@pytest.mark.parametrize("server", STALE.values(), ids=STALE)
+def test_stale_updates_leave_variances_above_zero_and_evaluations_sane(server: Server[Any]) -> None:
+    p, algorithm, history = digits(), Algorithm(server, SGD(lr=0.1, steps=5, batch=32)), History()
+    rates = Exponential(rate=(20.0, 20.0, 5.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    until = Until(updates=150)
+    run = prepare(p, algorithm, Times(rates), until, executor="serial", evaluate=0.1, watchers=[history])
+    for world in run.steps():
+        assert not p.flat.overshot(run.server.models(world.server)[0].vector)
+    assert run.world.tally.staleness_max > 4
+    assert max(row.metrics["loss"] for row in history.measurements) < 5
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_way_of_statistics_begins_where_they_are_now_and_that_of_parameters_where_they_were(lazy: bool) -> None:
+    p = problem()
+    run = prepare(p, Algorithm(FedBuff(), LOCAL), Times(Exponential(1.0)), Until(updates=1), executor="serial")
+    arenas, (first, last) = Arenas(), p.averaged or (0, 0)
+    sent, now, reached = (torch.randn(p.dim, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    if lazy:
+        exchange(run.world, arenas.adopt)
+    given = [arenas.adopt(v) if lazy else v for v in (sent - reached, sent, now)]
+    job = Job(0, 0, 0, 0, 1, 0.1, 0)
+    found = materialise(run._rebased(Update(job, {"delta": given[0]}), *given[1:])["delta"])
+    assert torch.equal(found[first:last], ((sent - reached) + (now - sent))[first:last])
+    torch.testing.assert_close(found[first:last], (now - reached)[first:last])
+    assert torch.equal(found[:first], (sent - reached)[:first])
+
+
+@dataclass(frozen=True)
+class Given(FedBuff):
+    """FedBuff that knows what it was given: staleness and delta."""
+
+    given: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def arrived(self, state: Any, update: Update, view: View) -> Commands:
+        self.given.append((state.model.version - update.job.version, update["delta"]))
+        yield from super().arrived(state, update, view)
+
+
+@dataclass(frozen=True)
+class Remembering(Given):
+    rebases = False
+
+
+def test_an_update_without_staleness_and_one_for_a_server_that_remembers_it_stay_as_they_are() -> None:
+    servers = Given(size=2), Remembering(size=2)
+    for server in servers:
+        begun("average", server, "serial").run()
+    pairs = [(staleness, a, b) for (staleness, a), (_, b) in zip(*(each.given for each in servers), strict=True)]
+    first = next(at for at, (staleness, *_) in enumerate(pairs) if staleness)
+    assert first
+    assert all(torch.equal(a, b) for _, a, b in pairs[:first])
+    _, changed, plain = pairs[first]
+    assert (changed != plain).sum() == 2 * (4 + 8)  # two statistics of every channel and of every unit
+
+
+def test_servers_that_remember_differences_or_add_them_to_the_start_are_given_them_unchanged() -> None:
+    assert not any(server.rebases for server in (MIFA(), CA2FL(), Favano(), FedAST(aggregate=MIFA())))
+    assert all(server.rebases for server in STALE.values())
 
 
 def test_what_is_personal_is_neither_sent_nor_aggregated() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer, check_memory
 from offbeat.algorithms.flow import Flow, OneModel
@@ -36,6 +37,8 @@ class CA2FL(Flow[Ca2flState]):
     size: Count = 10
     lr: Positive = 1.0
     memory: Positive = 4e9
+
+    rebases: ClassVar[bool] = False  # a delta is added again from the cache
 
     def begin(self, models: Sequence[Vector], view: View) -> Ca2flState:
         check_memory("CA2FL", models[0], view.clients, self.memory)

@@ -129,6 +129,7 @@ class Favano(Interrupting[FavanoState]):
 
     state = FavanoState
     reads: ClassVar[tuple[str, ...]] = ("start", "delta")
+    rebases: ClassVar[bool] = False  # it adds "delta" to "start"
 
     def pair(self, local: Local) -> Local:
         return Progress.around(local)

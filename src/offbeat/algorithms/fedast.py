@@ -165,6 +165,10 @@ class FedAST(Stepping[FedASTState]):
     def sends(self) -> tuple[str, ...]:
         return self.inner(0).sends
 
+    @property
+    def rebases(self) -> bool:
+        return self.inner(0).rebases
+
     def pair(self, local: Local) -> Local:
         return self.inner(0).pair(local)
 

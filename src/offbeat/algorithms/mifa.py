@@ -38,6 +38,7 @@ class Remembering(Flow[S]):
     memory: Positive = 4e9
     state: ClassVar[type[MifaState]] = MifaState
     own_size: ClassVar[bool] = True
+    rebases: ClassVar[bool] = False  # a delta is added many times
 
     def begin(self, models: Sequence[Vector], view: View) -> S:
         check_memory(type(self).__name__, models[0], view.clients, self.memory)

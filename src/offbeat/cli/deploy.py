@@ -191,9 +191,10 @@ def join(
     nats: Url = BROKER,
     data: Data = "",
     holdout: Holdout = 0.2,
-    model: Annotated[
+    allow: Annotated[
         list[str] | None, typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable.")
     ] = None,
+    model: Annotated[list[str] | None, typer.Option(hidden=True)] = None,  # what --allow was called
     device: Device = "",
     state: State = None,
     once: Annotated[bool, typer.Option(help="Leave after one run. Default: wait for the next.")] = False,
@@ -209,7 +210,7 @@ def join(
         url=nats,
         data=data,
         holdout=holdout,
-        models=model or (),
+        models=[*(allow or ()), *(model or ())],
         device=device,
         state=state,
         once=once,

@@ -15,6 +15,8 @@ time, a deployment from its log. What happens then is decided here, by the rules
    nothing in flight, as work for it is `Lost` (rule 3), cancelled or not.
 8. A cancelled job counts as `cancelled` and not as `lost`: a plain job each, and of held work the newest job of the
    task. Each is a row of the record, after the row of the event on which it was cancelled.
+9. Running statistics go towards what a client has reached from where the model is now, not from where it was when the
+   client was sent it: that is what "delta" says of them in an update that is stale (`Course._rebased`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal, Metric, goal
 from offbeat.core.server import Server, Stepping, View, answers
 from offbeat.core.state import State
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Vector, marked
 from offbeat.core.watcher import ARRIVED, CANCELLED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
@@ -130,9 +132,13 @@ class Tally(State):
 
 
 class InFlight(Protocol):
-    """A job between its sending and its end, and when it began and was done or will be."""
+    """A job between its sending and its end, and when it began and was done or will be.
+
+    base: the model that was sent, where the way from it to the model of later is asked for.
+    """
 
     job: Job
+    base: Vector | None
 
     @property
     def sent(self) -> float: ...
@@ -157,6 +163,7 @@ class RunState(State):
     finished: dict[int, str] = field(default_factory=dict)  # task -> reason
     ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
     stopped: str = ""  # why the run is over
+    spared: dict[int, Vector] = field(default_factory=dict)  # task -> 1 at running statistics that are rebased, else 0
 
     @property
     def open_tasks(self) -> list[int]:
@@ -225,7 +232,10 @@ class Course(Generic[F]):
         self.notes = [local.notes for local in locals_]
         self.optimised = isinstance(server, Stepping) and server.optimiser is not None
         self.listens = type(server).measured is not Server.measured
-        self.send: Callable[[Send], None] = traffic.send  # bound once: there is one for every event
+        self.spans = [local.averaged if server.rebases else None for local in locals_]
+        self.post = traffic.send
+        # bound once: there is one for every event
+        self.send: Callable[[Send], None] = self._post_and_keep if any(self.spans) else traffic.send
         self.land: Callable[[Job], None] = traffic.land
         self.absent, self.losing = traffic.absent, False
         self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
@@ -243,6 +253,7 @@ class Course(Generic[F]):
         state.measured = [-1.0] * len(self.locals)
         state.unborn = {task: opens for task, (opens, _) in enumerate(self.terms) if opens > 0}
         state.server = self.server.begin(initial, self.view)
+        state.spared = {task: marked(initial[task], *span) for task, span in enumerate(self.spans) if span}
 
     def turns(self) -> Iterator[tuple[float, int]]:
         """(time, task) of every opening and closing."""
@@ -280,7 +291,10 @@ class Course(Generic[F]):
         state, job = self.state, update.job
         task = job.task
         self.land(job)
-        staleness = self.server.models(state.server)[task].version - job.version
+        model = self.server.models(state.server)[task]
+        staleness = model.version - job.version
+        if staleness and flight.base is not None:
+            update = self._rebased(update, flight.base, model.vector)
         tally = state.tally
         tally.arrived(task, staleness)
         for name in self.notes[task]:
@@ -288,6 +302,15 @@ class Course(Generic[F]):
         self.handle(update, flight, staleness, result)
         if self.until.updates is not None and tally.updates >= self.until.updates:
             self.end("updates")
+
+    def _rebased(self, update: Update, base: Vector, now: Vector) -> Update:
+        """The same with the way of running statistics from what they are now, not from what they were in `base`.
+
+        A stale way, added to where others have led meanwhile, leads beyond what any client has seen: below zero, where
+        no variance can be.
+        """
+        delta = update["delta"] + self.state.spared[update.job.task] * (now - base)
+        return Update(update.job, {**update.vectors, "delta": delta})
 
     def lose(self, flight: F, reason: str) -> None:
         """A job in flight will never arrive."""
@@ -414,6 +437,14 @@ class Course(Generic[F]):
                     self.close_task(task, "versions")
         if self.absent and not self.losing:
             self._lose_absent()
+
+    def _post_and_keep(self, send: Send) -> None:
+        """Put a job on its way, and keep its model where its update will be rebased."""
+        self.post(send)
+        state = self.state
+        flight = state.flights.get(state.jobs - 1)  # not there: nobody is
+        if flight is not None and send.task in state.spared:
+            flight.base = send.payload["model"]
 
     def _memories(self) -> list[tuple[int, Any]]:
         """Of every model, its version and what an optimiser keeps for it."""

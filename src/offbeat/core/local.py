@@ -193,6 +193,11 @@ class Local(Checked):
         return ()
 
     @property
+    def averaged(self) -> tuple[int, int] | None:
+        """From where to where what it sends are running statistics, which are set and not stepped."""
+        return None
+
+    @property
     def paced(self) -> bool:
         """Whether `pace` may be other than 1."""
         return False

@@ -37,6 +37,7 @@ class Metric:
 
 
 LOSS = Metric("loss")
+PERSONAL = ("personal", "personal_worst")  # of clients' own models: the mean, and that of the worst tenth
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,29 @@ class Goal:
         return self.metric.better(metrics.get(self.metric.name, nan), self.value)
 
 
-def all_metrics(metrics: Sequence[Metric], personal: bool = False) -> tuple[Metric, ...]:
-    """All that an evaluation of a task gives, the task's own metric first.
+def all_metrics(metrics: Sequence[Metric], personal: bool = False, leads: bool = False) -> tuple[Metric, ...]:
+    """All that an evaluation of a task gives, the one that tables, targets and rankings go by first.
 
-    metrics: of its problem.   personal: whether clients' own models are evaluated, too.
+    That is the task's own metric of the server's model.
+    metrics: of its problem.   personal: whether clients' own models are evaluated, too.   leads: whether theirs comes
+    first, because the server's model alone lacks what clients keep.
     """
     known = tuple(metric.plain for metric in metrics)
     known += () if LOSS in known else (LOSS,)
     own = known[0]
-    each = [Metric(name, own.higher, own.share) for name in ("personal", "personal_worst")]
-    return (*known, *each) if personal else known
+    each = tuple(Metric(name, own.higher, own.share) for name in PERSONAL)
+    return known if not personal else (*each, *known) if leads else (*known, *each)
+
+
+def in_order(values: Mapping[str, float], metrics: Sequence[Metric]) -> dict[str, float]:
+    """The values of an evaluation in the order of the metrics; then what is none of them."""
+    known = {metric.name: values[metric.name] for metric in metrics if metric.name in values}
+    return {**known, **values}
+
+
+def own_metric(metrics: Iterable[Metric]) -> Metric:
+    """The task's own metric among all that an evaluation gives, whichever leads."""
+    return next((metric for metric in metrics if metric.name not in PERSONAL), LOSS)
 
 
 def find(name: str, metrics: Iterable[Metric], where: str, others: Iterable[str] = ()) -> Metric:

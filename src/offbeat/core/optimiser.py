@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
 from offbeat.core.errors import Checked, NotNegative
-from offbeat.core.vectors import Vector, alike, materialise
+from offbeat.core.vectors import Vector, marked
 
 Moments = Mapping[str, Vector]  # what an optimiser keeps from one step to the next, by name
 
@@ -82,9 +80,7 @@ class Sparing(ServerOptimiser):
         return self.inner.lr
 
     def begin(self, model: Vector) -> Moments:
-        spared = torch.zeros_like(materialise(model))
-        spared[self.first : self.last] = 1.0
-        return {**self.inner.begin(model), "spared": alike(model, spared)}
+        return {**self.inner.begin(model), "spared": marked(model, self.first, self.last)}
 
     def step(self, direction: Vector, moments: Moments, t: int, staleness: int) -> tuple[Vector, dict[str, Vector]]:
         spared = moments["spared"]

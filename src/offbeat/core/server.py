@@ -156,6 +156,14 @@ class Server(Checked, Generic[S]):
         """What its payloads hold."""
         return ("model",)
 
+    @property
+    def rebases(self) -> bool:
+        """Whether "delta" may lead running statistics from where the model is when an update arrives.
+
+        Not if the server adds the same delta again later, or reads where the client began.
+        """
+        return "delta" in self.reads
+
     def begin(self, models: Sequence[Vector], view: View) -> S:
         """The state before the first event, given every task's initial model; by default `state` of the first."""
         state: S = self.state(Model(models[0]))

@@ -40,6 +40,13 @@ def alike(vector: Any, values: Vector) -> Vector:
     return found
 
 
+def marked(vector: Any, first: int, last: int) -> Vector:
+    """1 from `first` to before `last` and 0 elsewhere, as a vector of the same kind as this one."""
+    values = torch.zeros_like(materialise(vector))
+    values[first:last] = 1.0
+    return alike(vector, values)
+
+
 def stacked(vectors: Iterable[Any]) -> Vector:
     """The values of several vectors as rows [n, d]."""
     given: Sequence[Any] = list(vectors)

@@ -21,6 +21,7 @@ class SentJob(State):
     payload: Payload | None  # None for held work that newer work has replaced on the assignment
     sent: float
     since: float
+    base: Vector | None = None  # the model that was sent, if it is needed on arrival: also of held work
 
     def __post_init__(self) -> None:
         self.job = Job(*self.job)  # a saved job comes back as a plain tuple

@@ -32,7 +32,7 @@ from typing import Any
 from offbeat.core.course import Course
 from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.events import Event, Job, Rang, Started, Update
-from offbeat.core.metric import Metric
+from offbeat.core.metric import Metric, in_order, own_metric
 from offbeat.core.state import copied
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import EventRow, Measurement, Watcher
@@ -568,7 +568,7 @@ class Reducer(Course[SentJob]):
         self._check_epoch(self.ledger.clients[client], judged.epoch)
         for judging in self.ledger.judging.values():
             if judging.number == judged.number and client < judging.asked:
-                own = self.plan.measured[judging.task][0]
+                own = own_metric(self.plan.measured[judging.task])
                 self._check_claim(judging.task, judged, own)
                 loss = _NAN if judged.diverged else judged.loss
                 judging.claims[client] = (judged.total, loss, judged.sums)
@@ -606,7 +606,8 @@ class Reducer(Course[SentJob]):
             found = weigh(judging.claims, self.ledger.members, self.plan.scored[task])
         if found is not None:
             each = [judging.personal.get(client) for client in range(max(judging.personal, default=-1) + 1)]
-            metrics = {**found.metrics, **summarise(each, self.plan.measured[task][0])}
+            measured = self.plan.measured[task]
+            metrics = in_order({**found.metrics, **summarise(each, measured[0])}, measured)
             header = (task, judging.time, judging.updates, judging.version, metrics, found.diverged)
             self._scored(wire.Scored(self.plan.run, *header), found.sure, each)
 

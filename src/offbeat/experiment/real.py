@@ -34,7 +34,7 @@ from offbeat.experiment.partner import VERSION, samples
 from offbeat.experiment.session import Session
 from offbeat.experiment.timing import Untimed
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, personal_models
+from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, measured_metrics, personal_models
 from offbeat.simulate.threads import use
 from offbeat.timing.base import Timing
 from offbeat.watch.files import REAL_RUN
@@ -161,7 +161,7 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
         dtype=options.dtype,
         grows=all(isinstance(problem, ModelOnly) for problem in problems),
         personal=personal,
-        metrics=[all_metrics(problem.metrics, personal is not None) for problem in problems],
+        metrics=[measured_metrics(problem, personal) for problem in problems],
         scores=[problem.scores if isinstance(problem, ModelOnly) else () for problem in problems],
         planned=planned,
     )
@@ -255,7 +255,7 @@ class PartyMaker:
         if text not in self.known:
             others = [name for name in dict.fromkeys(names.all_imported(table)) if name not in self.allowed]
             if others:
-                asked, allow = ", ".join(map(repr, others)), " ".join(f"--model {name}" for name in others)
+                asked, allow = ", ".join(map(repr, others)), " ".join(f"--allow {name}" for name in others)
                 what = "which is not offbeat's; allow it" if len(others) == 1 else "which are not offbeat's; allow them"
                 raise SettingError(f"the server asks for {asked}, {what} with {allow}")
             own = {**table, "device": self.device} if self.device else dict(table)

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.core.errors import DivergedError, InterruptedRunError
-from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -22,7 +21,7 @@ from offbeat.experiment.results import Results
 from offbeat.experiment.session import Session
 from offbeat.report import tables
 from offbeat.simulate.loop import Simulation
-from offbeat.simulate.personal import judged
+from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
@@ -139,8 +138,8 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
         settings = {**experiment.table, "label": spec.label, "seed": spec.seed}
         names = [task.name for task in experiment.tasks]
         problems = session.problems(spec)
-        personal = judged(experiment.evaluate.personal, problems) is not None
-        metrics = [all_metrics(p.metrics, personal) for p in problems]
+        personal = judged(experiment.evaluate.personal, problems)
+        metrics = [measured_metrics(p, personal) for p in problems]
         trackers = experiment.trackers.open(spec.name, place, settings, names, updates, metrics)
         for tracker in trackers:
             opened.callback(tracker.close)

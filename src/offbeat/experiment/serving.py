@@ -99,7 +99,7 @@ class ClientProcesses:
         self, folder: Path, url: str, names: Sequence[str], processes: int, table: Mapping[str, Any], data: str = ""
     ) -> None:
         self.folder, self.url = folder, url
-        self.options = [word for name in all_imported(table) for word in ("--model", name)]
+        self.options = [word for name in all_imported(table) for word in ("--allow", name)]
         self.options += ["--data", data] if data else []
         self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
         self.deaths = 0

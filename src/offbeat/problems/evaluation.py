@@ -84,8 +84,9 @@ class Evaluation:
         if name:
             self.warned = True
             log.warning(
-                "%s: stale updates have moved %s below zero, where it counts as zero, so evaluations may be far off; "
-                'use area or fedavg, statistics = "local" or "frozen", a smaller server lr, or group normalisation',
+                "%s: the server has moved %s below zero, where it counts as zero, so evaluations may be far off; mifa "
+                "and ca2fl, which apply old updates again, favano, and server step sizes above 1 do that; use another, "
+                'statistics = "local" or "frozen", or group normalisation',
                 self.problem.name,
                 name,
             )

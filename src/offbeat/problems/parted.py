@@ -23,6 +23,7 @@ class Parted(Wrapper):
 
     shared: int = field(default=0, metadata={"setting": False})
     statistics: bool = field(default=False, metadata={"setting": False})
+    averaged: tuple[int, int] | None = field(default=None, metadata={"setting": False})
     own: Vector | None = field(default=None, repr=False, compare=False, metadata={"setting": False})  # at first
 
     @property
@@ -96,4 +97,5 @@ def parted(local: Local, flat: Flat, name: str) -> Local:
             'kept; use a local trainer that takes steps, or statistics = "frozen"'
         )
     own = None if flat.dim == flat.size else flat.first
-    return replace(Parted.around(local), shared=flat.dim, statistics=flat.running is not None, own=own)
+    within = replace(Parted.around(local), shared=flat.dim, own=own)
+    return replace(within, statistics=flat.running is not None, averaged=flat.averaged)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offbeat.core.metric import LOSS, Metric
+from offbeat.core.metric import LOSS, Metric, own_metric
 from offbeat.report.bands import POINTS, Band, Curve, band, clean
 from offbeat.report.comparison import PaperComparison, comparison
 from offbeat.report.read import ExperimentFolder, read
@@ -93,8 +93,13 @@ class Content:
         return {metric.name: metric for metric in everything if metric.name in shown}
 
     @property
+    def judged(self) -> Metric:
+        """What each client's own model is judged by: the first task's own metric."""
+        return own_metric(metric for each in self.measured.values() for metric in each.values())
+
+    @property
     def own(self) -> Metric:
-        """The first task's own metric."""
+        """The first task's own metric, or the one that leads where clients keep a part of the model."""
         return next((metric for each in self.measured.values() for metric in each.values()), LOSS)
 
     @property

@@ -72,7 +72,7 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
                     yield f"{subject}-by-{axis}", _bands(drawn, bands, *labels, (False, known.share))
     if any(s.staleness for s in drawn):
         yield "staleness", _staleness([s for s in drawn if s.staleness])
-    relative, personal = "updates relative to the mean", f"{_words(content.own.name)} of personalised models"
+    relative, personal = "updates relative to the mean", f"{_words(content.judged.name)} of personalised models"
     for name, bands, x, y, percent in (  # in which shares are in per cent
         ("concurrency", [s.concurrency for s in drawn], "virtual time", "busy clients", (False, True)),
         ("participation", [s.participation for s in drawn], "clients, busiest first", relative, (True, False)),

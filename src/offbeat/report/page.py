@@ -165,7 +165,7 @@ def _sections(content: Content) -> Iterator[str]:
         yield _section(
             "personal",
             "Personalised models",
-            f"{_title(content.own)} of each client's personalised model on its own test data: at the end, from the "
+            f"{_title(content.judged)} of each client's personalised model on its own test data: at the end, from the "
             "worst client to the best, and over time (median, middle 50 % and middle 80 % of the clients).",
             '<div id="personal-last"></div><div id="personal-plots"></div>',
         )

@@ -10,7 +10,7 @@ from offbeat.core.course import Course, Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Started, Update
 from offbeat.core.local import Local, planned_steps
-from offbeat.core.metric import all_metrics
+from offbeat.core.metric import in_order
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
 from offbeat.core.state import exchange
@@ -19,7 +19,7 @@ from offbeat.core.watcher import Measurement, Watcher
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arena, Arenas
-from offbeat.simulate.personal import Personal, PersonalProblem, counted, personal_models, summarise
+from offbeat.simulate.personal import Personal, PersonalProblem, counted, measured_metrics, personal_models, summarise
 from offbeat.simulate.traffic import SimulatedTraffic
 from offbeat.simulate.view import WorldView
 from offbeat.simulate.world import ARRIVE, MEASURE, RING, TURN, ClientSet, Flight, PendingEvaluation, World
@@ -72,7 +72,7 @@ class Simulation(Course[Flight]):
             server,
             locals_,
             until,
-            [all_metrics(p.metrics, personal is not None) for p in problems],
+            [measured_metrics(p, personal) for p in problems],
             terms,
             WorldView(self.world, clock, seed),
             self.traffic,
@@ -275,5 +275,6 @@ class Simulation(Course[Flight]):
     def measured(self, pending: PendingEvaluation, metrics: Mapping[str, float]) -> None:
         """A model that was waiting has been evaluated."""
         if pending.each:
-            metrics = {**metrics, **summarise(pending.each, self.metrics[pending.task][0])}
+            found = {**metrics, **summarise(pending.each, self.metrics[pending.task][0])}
+            metrics = in_order(found, self.metrics[pending.task])
         self.scored(Measurement(pending.task, pending.time, pending.updates, pending.version, metrics, pending.each))

@@ -12,7 +12,7 @@ import torch
 from offbeat.core.errors import at_least
 from offbeat.core.events import Job
 from offbeat.core.local import Local, Work, batch_size
-from offbeat.core.metric import Metric
+from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.random import PERSONAL, key, signed
 from offbeat.core.vectors import Payload, Vector, stacked
@@ -80,6 +80,11 @@ def judged(personal: Personal | None, problems: Sequence[Problem]) -> Personal |
     """How clients' own models are judged: as said; as they are, where clients keep a part of a model to themselves."""
     kept = any(getattr(problem, "owned", False) for problem in problems)
     return Personal(steps=0) if personal is None and kept else personal
+
+
+def measured_metrics(problem: Problem, personal: Personal | None) -> tuple[Metric, ...]:
+    """All that an evaluation of this problem gives; clients' own models lead where the server's lacks their part."""
+    return all_metrics(problem.metrics, personal is not None, bool(getattr(problem, "owned", False)))
 
 
 def counted(personal: Personal | None, clients: int) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from offbeat.core.course import Until
 from offbeat.core.errors import Checked, Count, Positive, SettingError, finite, share
-from offbeat.core.metric import Goal, Metric, all_metrics
+from offbeat.core.metric import Goal, Metric
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
@@ -16,7 +16,7 @@ from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
-from offbeat.simulate.personal import Personal, PersonalProblem, judged
+from offbeat.simulate.personal import Personal, PersonalProblem, judged, measured_metrics
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
@@ -83,10 +83,10 @@ def prepare(
     for each in problems:
         if personal is not None and not isinstance(each, PersonalProblem):
             raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
-    measured = [all_metrics(each.metrics, personal is not None) for each in problems]
-    until.goals(measured)  # refuses what no task measures
+    metrics = [measured_metrics(each, personal) for each in problems]
+    until.goals(metrics)  # refuses what no task measures
     if evaluated is not None and len(problems) == 1:
-        evaluated.goals(measured[0][0], until)  # refuses a target that is none
+        evaluated.goals(metrics[0][0], until)  # refuses a target that is none
     locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)

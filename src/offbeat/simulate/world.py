@@ -41,6 +41,7 @@ class Flight(State):
     held: bool = False  # sent with hold and not recalled
     after: int | None = None
     result: tuple[Payload, Payload] | None = None  # (upload, memory)
+    base: Vector | None = None  # the model that was sent, if it is needed on arrival
 
 
 @dataclass(slots=True)

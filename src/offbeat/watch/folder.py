@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
-from offbeat.core.vectors import materialise
+from offbeat.core.vectors import Payload, Vector, materialise
+from offbeat.problems.parted import Parted
 from offbeat.watch import checkpoint
-from offbeat.watch.files import MODEL, RESULT, write_json
+from offbeat.watch.files import MODEL, OWN_PARTS, RESULT, write_json
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
 
@@ -45,6 +47,18 @@ class RunFolder:
                 for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
             }
             save_file(tensors, self.path / MODEL, metadata={"version": str(models[0].version)})
+            if own := own_parts(simulation):
+                save_file(own, self.path / OWN_PARTS)
         write_json(self.path / RESULT, result.to_json())
         if simulation is not None:
             checkpoint.remove(self.path)
+
+
+def own_parts(run: WatchedRun) -> dict[str, Vector]:
+    """By task and client, "0/3", what clients of a simulation keep of the model; real ones keep it on their disks."""
+    memories: Mapping[tuple[int, int], tuple[int, Payload]] = getattr(run.world, "memories", {})
+    return {
+        f"{task}/{client}": materialise(kept["personal"]).cpu().clone()
+        for (client, task), (_, kept) in sorted(memories.items())
+        if "personal" in kept and isinstance(run.locals[task], Parted)
+    }

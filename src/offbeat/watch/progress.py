@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from offbeat.core.metric import Goal, all_metrics
+from offbeat.core.metric import Goal
 from offbeat.core.watcher import Measurement
 from offbeat.watch.record import Recorder
 from offbeat.watch.watched import WatchedRun
@@ -126,7 +126,7 @@ def describe(simulation: WatchedRun, measurements: list[Measurement], pace: floa
         lines = [_task_line(simulation, measurements, task) for task in range(len(simulation.problems))]
         return "\n".join([" · ".join(parts), *lines])
     if measurements:
-        name = all_metrics(simulation.problems[0].metrics)[0].name
+        name = simulation.metrics[0][0].name
         if name in (metrics := measurements[-1].metrics):
             parts.append(f"{name} {metrics[name]:.4g}")
     return " · ".join(parts)
@@ -139,7 +139,7 @@ def _task_line(simulation: WatchedRun, measurements: list[Measurement], task: in
     metrics = next((m.metrics for m in reversed(measurements) if m.task == task), {})
     targets: Sequence[Goal | None] = getattr(server, "targets", ())
     goal = targets[task] if targets else None
-    shown = goal.metric if goal else all_metrics(simulation.problems[task].metrics)[0]
+    shown = goal.metric if goal else simulation.metrics[task][0]
     if shown.name in metrics:
         write = "{:.3f}" if shown.share else "{:.4g}"
         parts.append(

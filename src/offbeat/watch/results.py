@@ -22,7 +22,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement
 from offbeat.models.modules import trained
-from offbeat.watch.files import COLUMNS, METRICS, MODEL, read_table
+from offbeat.watch.files import COLUMNS, METRICS, MODEL, OWN_PARTS, read_table
 
 T = TypeVar("T")
 
@@ -148,6 +148,14 @@ class TaskResult:
     metrics: Mapping[str, float]
     allocation: Mapping[str, Any] | None = None
     measured: tuple[Metric, ...] = ()
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        found: dict[str, torch.Tensor] = load_file(path)
+    except Exception as error:
+        raise FolderError(f"{path} is damaged ({error})") from None
+    return found
 
 
 def _task(tasks: Sequence[TaskResult], which: int | str) -> int:
@@ -300,10 +308,7 @@ class Result:
         path = None if self.folder is None else self.folder / MODEL
         if path is None or not path.exists():
             raise FolderError(f"{self.name}: its model was not kept")
-        try:
-            found: dict[str, torch.Tensor] = load_file(path)
-        except Exception as error:
-            raise FolderError(f"{path} is damaged ({error})") from None
+        found = _read_tensors(path)
         return {task.name: found[task.name] for task in self.tasks} if self.several else found
 
     @property
@@ -311,18 +316,29 @@ class Result:
         """The (first task's) final model, one flat vector."""
         return next(iter(self.models.values()))
 
-    def module(self, task: int | str = 0, problem: Problem | None = None) -> nn.Module:
+    def module(self, task: int | str = 0, problem: Problem | None = None, client: int | None = None) -> nn.Module:
         """The trained `torch.nn.Module` of a task, by number or name, in evaluation mode.
 
         problem: what it was trained on, for a run of Python objects; that of a file is made from it once more.
+        client: with what this client of a simulation keeps of the model.
         """
         number = _task(self.tasks, task)
         vector = list(self.models.values())[number]
+        if client is not None:
+            vector = torch.cat([vector, self._own_part(number, client)])
         if problem is None:
             if self.problems is None:
                 raise SettingError(f"{self.name}: what it was trained on is not known here; give problem=")
             problem = self.problems()[number]
         return trained(problem, vector)
+
+    def _own_part(self, task: int, client: int) -> Vector:
+        """What a client has at the end in its part of a task's model."""
+        path = None if self.folder is None else self.folder / OWN_PARTS
+        found = _read_tensors(path) if path is not None and path.exists() else {}
+        if f"{task}/{client}" not in found:
+            raise SettingError(f"client = {client}: {self.name} has kept no part of a model of this client")
+        return found[f"{task}/{client}"]
 
     def to_json(self) -> dict[str, Any]:
         """As in `result.json`, or a line of `runs.jsonl`."""
