@@ -28,11 +28,11 @@ TURN = 0.02  # seconds between two looks; a turn that took longer, because other
 class Site:
     """A client that joins within this process; what it says can be waited for."""
 
-    def __init__(self, creds: Path, url: str, folder: Path, data: str = "") -> None:
+    def __init__(self, creds: Path, url: str, folder: Path, data: str = "", models: Sequence[str] = ()) -> None:
         self.log = folder / "join.log"
         self.log.touch()
         self.leaving = asyncio.Event()
-        self.member = Participant(creds, url, Partner(data), folder / "state", False, False, self.leaving)
+        self.member = Participant(creds, url, Partner(data, models), folder / "state", False, False, self.leaving)
 
     async def __aenter__(self) -> Site:
         self.task = asyncio.create_task(self.member.take_part())
