@@ -50,7 +50,7 @@ class Served:
 
     async def link(self, name: str) -> Link:
         link = Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
-        await link.connect(10)
+        await link.connect(60)
         self.links.append(link)
         return link
 

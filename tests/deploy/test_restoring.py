@@ -127,8 +127,8 @@ def test_sites_that_are_ahead_of_a_restored_run_go_on_with_it(tmp_path: Path, al
             again = play.site("b")  # another process, with the same disk
             async with again, served(tmp_path, play.broker.url, "run", 10**6, text=play.text) as (server, _):
                 back = server.ledger.tally.updates
-                await stays.says("a: run was restored from a backup; ")
-                await again.says("b: run was restored from a backup; ")
+                await stays.says("a: run was restored from a backup; ", 60)
+                await again.says("b: run was restored from a backup; ", 60)
                 await play.grow(server, 20)
             async with play.link() as link:
                 folded = await refold(link, server.plan, server.ledger.position)
@@ -158,11 +158,11 @@ def test_a_site_that_has_seen_the_end_takes_part_again_once_the_run_is_restored(
                 while server.ledger.tally.updates < 10:
                     await asyncio.sleep(0.01)
                 await play.save()
-                await asyncio.wait_for(task, 30)
-            await site.says("run is finished (updates); 60 updates applied, 0 refused", 10)
+                await asyncio.wait_for(task, 120)
+            await site.says("run is finished (updates); 60 updates applied, 0 refused", 60)
             await play.put_back()
             async with served(tmp_path, play.broker.url, "run", 60, text=play.text) as (server, task):
-                await asyncio.wait_for(task, 30)
+                await asyncio.wait_for(task, 120)
                 assert server.ledger.tally.updates == 60
 
     with running(play.broker), site_logs(play):
@@ -186,7 +186,7 @@ def test_a_folder_from_before_the_restore_is_refused_and_adds_nothing(tmp_path: 
             end = await link.end("LOG-run")
             with pytest.raises(BrokenLogError, match="restored from a backup"):
                 async with served(tmp_path, play.broker.url, "run", 10**6, text=play.text) as (_, task):
-                    await asyncio.wait_for(task, 20)
+                    await asyncio.wait_for(task, 120)
             assert await link.end("LOG-run") == end
 
     with running(play.broker), site_logs(play):
