@@ -41,7 +41,7 @@ def free() -> float:
 
 def measure(source: Path, clients: int, size: int, seconds: float) -> dict[str, Any] | None:
     """One number of clients and one size; None: they do not fit into memory."""
-    at_once = min(clients, int(0.5 * free() / (8 * size)))
+    at_once = min(clients, int(0.25 * free() / (8 * size)))
     if at_once < 1:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -64,11 +64,11 @@ def test_the_table_of_the_page_has_another_version_beside_this_one() -> None:
 
 def test_what_cannot_fit_into_memory_is_left_out() -> None:
     (row,) = deploy.bench([10**6], [10**12], 1.0).rows
-    assert row.skipped.startswith("needs about 16000 GB of memory")
+    assert row.skipped.startswith("needs about 32000 GB of memory")
 
 
 def test_of_clients_that_do_not_all_fit_into_memory_some_have_work_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "_free", lambda: 2.0 * 2 * deploy.COPIES * 40_000)
+    monkeypatch.setattr(deploy, "_free", lambda: 4.0 * 2 * deploy.COPIES * 40_000)
     (row,) = deploy.bench([4], [40_000], 1.0).rows
     assert row.at_once == 2
     assert row.echo is not None

@@ -32,7 +32,7 @@ CROWD = 64  # clients from which on several processes hold them
 MANY = 256  # clients from which on a row is measured longer: as long as each of them takes for a few updates
 COPIES = 8  # of an update that a client with work and the server hold in memory, about
 LONGEST = 2 * PATIENCE  # seconds that a turn may take besides those that are measured
-SHARE = 0.5  # of the free memory that all of them may take
+SHARE = 0.25  # of the free memory that all of them may take
 ALONE = ("--dim", "8000", "--entries", "1000", "--restart", "1000")  # of the server without a network
 
 
