@@ -52,7 +52,7 @@ class Place:
             finally:
                 await scene.end()
 
-        asyncio.run(asyncio.wait_for(played(), 120))
+        asyncio.run(asyncio.wait_for(played(), 300))
 
 
 class Scene:
@@ -77,7 +77,7 @@ class Scene:
 
     async def link(self, name: str) -> Link:
         link = Link(keys.read_creds(self.place.folder / "fed" / f"{name}.creds"), self.place.broker.url)
-        await link.connect(10)
+        await link.connect(60)
         self.links.append(link)
         return link
 

@@ -125,13 +125,13 @@ def started(*arguments: str | Path, code: str = "from offbeat.cli import main; m
 
 def ended(process: subprocess.Popen[str]) -> Outcome:
     """The outcome of a process that is about to end."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return Outcome(process.returncode, out, err)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     """Until the process has made this path."""
-    for _ in range(6000):
+    for _ in range(30_000):
         if path.exists():
             return
         if process.poll() is not None:

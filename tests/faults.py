@@ -146,6 +146,7 @@ class Node:
     life: int = 0  # of the process
     cut_until: float = -1.0
     zombie: bool = False
+    returned: str = ""  # the nonce on its disk when that was last put back from a backup
     left: bool = False  # on purpose: it comes back
     error: str | None = None
     training: tuple[client_side.Train, Training, float, float] | None = None  # (what, its arithmetic, start, end)
@@ -584,6 +585,8 @@ class Broken:
         state = node.core.state if node.core else None
         if state is None or not state.accepted or self.random.random() > 0.9:
             return node
+        if state.nonce == node.returned:
+            return node  # it has to come back under a new epoch, as the new machine has: either may be first
         self.fired["zombie"] += 1
         node.zombie, node.cut_until = True, self.now + self.random.uniform(0, 8)
         self.zombies.append(node)
@@ -626,7 +629,7 @@ class Broken:
             return  # from before a disk was lost: its client would be right to stop, too
         self.fired["disk restored"] += 1
         self.witness.lost.add(read_client_state(node.disk).nonce)
-        node.disk = old
+        node.disk, node.returned = old, read_client_state(old).nonce
         self.kill(node, within)
 
     # What must hold

@@ -136,7 +136,7 @@ class Federation:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
-    def wait(self, patience: float = 120.0) -> dict[str, Any]:
+    def wait(self, patience: float = 300.0) -> dict[str, Any]:
         """Until the server has ended; gives what it printed."""
         assert self.server is not None
         until = time.monotonic() + patience
@@ -179,7 +179,7 @@ def plan_for(federation: Federation) -> Plan:
 async def connected(federation: Federation) -> Link:
     """As the server."""
     link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)
-    await link.connect(10)
+    await link.connect(60)
     return link
 
 

@@ -25,7 +25,7 @@ PROBLEM = Line([1.0, 2.0, 4.0])
 NAMES = ["alice", "bob", "carol"]
 
 
-async def until(what: Callable[[], Any], patience: float = 60.0, said: str = "it did not happen") -> None:
+async def until(what: Callable[[], Any], patience: float = 60.0, said: object = "it did not happen") -> None:
     end = asyncio.get_running_loop().time() + patience
     while not what():
         assert asyncio.get_running_loop().time() < end, said
@@ -50,7 +50,7 @@ class Served:
 
     async def link(self, name: str) -> Link:
         link = Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
-        await link.connect(10)
+        await link.connect(60)
         self.links.append(link)
         return link
 

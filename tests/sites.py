@@ -25,14 +25,33 @@ SOON = 2.0  # seconds within which a client says what is wrong
 TURN = 0.02  # seconds between two looks; a turn that took longer, because others had the processor, counts as five
 
 
+class Stopwatch:
+    """Seconds, without those in which others had the processor."""
+
+    seconds = 0.0
+
+    async def __aenter__(self) -> Stopwatch:
+        self.task = asyncio.create_task(self._count())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+
+    async def _count(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TURN)
+            self.seconds, last = self.seconds + min(time.monotonic() - last, 5 * TURN), time.monotonic()
+
+
 class Site:
     """A client that joins within this process; what it says can be waited for."""
 
-    def __init__(self, creds: Path, url: str, folder: Path, data: str = "") -> None:
+    def __init__(self, creds: Path, url: str, folder: Path, data: str = "", models: Sequence[str] = ()) -> None:
         self.log = folder / "join.log"
         self.log.touch()
         self.leaving = asyncio.Event()
-        self.member = Participant(creds, url, Partner(data), folder / "state", False, False, self.leaving)
+        self.member = Participant(creds, url, Partner(data, models), folder / "state", False, False, self.leaving)
 
     async def __aenter__(self) -> Site:
         self.task = asyncio.create_task(self.member.take_part())
@@ -40,15 +59,14 @@ class Site:
 
     async def __aexit__(self, *_: object) -> None:
         self.leaving.set()
-        assert await asyncio.wait_for(self.task, 10) == ""
+        assert await asyncio.wait_for(self.task, 60) == ""
 
     async def says(self, text: str, patience: float = SOON) -> None:
-        waited, last = 0.0, time.monotonic()
-        while text not in self.log.read_text():
-            assert waited < patience, self.log.read_text()
-            assert not self.task.done(), self.task.result()
-            await asyncio.sleep(TURN)
-            waited, last = waited + min(time.monotonic() - last, 5 * TURN), time.monotonic()
+        async with Stopwatch() as watch:
+            while text not in self.log.read_text():
+                assert watch.seconds < patience, self.log.read_text()
+                assert not self.task.done(), self.task.result()
+                await asyncio.sleep(TURN)
 
 
 @contextmanager
@@ -91,7 +109,7 @@ async def served(
     options, spec = DeployOptions(), experiment.runs[0]
     plan = plan_of(Session(experiment), spec, run, list(roster.clients), options)
     link = Link(keys.read_creds(folder / "fed" / "server.creds"), url)
-    await link.connect(5)
+    await link.connect(60)
     said = {**charter_of(experiment, spec, plan, options, False), **charter}
     server = RunServer(
         plan, link, folder / run, said, roster, wait=1, every=experiment.evaluate.every if "own" in text else None

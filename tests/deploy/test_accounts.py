@@ -14,6 +14,7 @@ import pytest
 from nats.errors import Error as NatsError, NoRespondersError, TimeoutError as NatsTimeoutError
 from nats.js import api
 from nats.js.errors import APIError
+from served import until
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import jwt, keys
@@ -87,7 +88,7 @@ class Stage:
                 await connection.close()
 
     def play(self, act: Callable[[Stage, Act], Awaitable[None]]) -> None:
-        asyncio.run(asyncio.wait_for(self._play(act), 20))
+        asyncio.run(asyncio.wait_for(self._play(act), 120))
 
 
 class Act:
@@ -104,19 +105,11 @@ async def settled(connection: Connection) -> None:
 
 
 async def complains(connection: Connection, about: str) -> None:
-    for _ in range(100):
-        if about in connection.trouble.lower():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"no {about}: {connection.trouble!r}")
+    await until(lambda: about in connection.trouble.lower(), said=f"no {about}")
 
 
 async def cut_off(connection: Connection) -> None:
-    for _ in range(300):
-        if connection.client.stats["reconnects"]:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("still connected")
+    await until(lambda: connection.client.stats["reconnects"], said="still connected")
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ def test_headers_of_a_piece_do_not_pass_for_the_broker_s(place: Place, header: s
             await thief.store(f"mirror.{run}", write("copy", CopyPiece("n", "c", 0, 1), b"state"), words)
         asking = Asking(thief, run)
         await asking.listen()
-        assert await asking.ask("copy", "n", patience=3) == b"state"
+        assert await asking.ask("copy", "n", patience=60) == b"state"
         await scene.goes_on()
 
     place.play(act)
@@ -215,7 +215,7 @@ def test_copies_that_make_no_sense_are_no_copies(place: Place) -> None:
         asking = Asking(scene.thief, scene.run)
         await asking.listen()
         for skip in (0, 7):
-            assert await asking.ask("copy", "n", skip=skip, patience=3) is None
+            assert await asking.ask("copy", "n", skip=skip, patience=60) is None
         with pytest.raises(TimeoutError):  # not a question
             await asking.ask("copy", "n", skip=-1, patience=0.2)
         await scene.goes_on()
@@ -253,19 +253,22 @@ def test_a_flood_drowns_nobody_else(place: Place, flood: str) -> None:
     what, many, size = FLOODS[flood]
 
     async def act(scene: Scene) -> None:
+        clock = asyncio.get_running_loop().time
         await scene.join("alice")
         await until(lambda: scene.server.ledger.tally.updates > 5)
-        data = bytes(size)
+        before, began = scene.server.ledger.tally.updates, clock()
+        await until(lambda: scene.server.ledger.tally.updates > before + 20)
+        calm, data = clock() - began, bytes(size)  # what as many updates take on a machine as busy as this one
         if what == "beat":
             beat = wire.say(wire.Beat(scene.run, "mallory", 0, 0))
             data = scene.sealed(beat, "beat")
-        before, began = scene.server.ledger.tally.updates, asyncio.get_running_loop().time()
+        before, began = scene.server.ledger.tally.updates, clock()
         for number in range(many):
             await scene.thief.client.publish(f"{what}.{scene.run}", data)
             if number % 500 == 0 or size > 1000:
                 await scene.thief.client.flush()
-        await until(lambda: scene.server.ledger.tally.updates > before + 20, 5)
-        assert asyncio.get_running_loop().time() - began < 15
+        await until(lambda: scene.server.ledger.tally.updates > before + 20, 5 + 20 * calm)
+        assert clock() - began < 15 + 20 * calm
         kept = 0
         for stream in ("IN", "PART", "MIRROR"):
             info = await scene.admin.js.stream_info(f"{stream}-{scene.run}")
@@ -314,7 +317,7 @@ def test_without_keys_nothing_is_said_to_the_broker(place: Place) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", scene.place.broker.port)
             with contextlib.suppress(ConnectionError):
                 writer.write(words)
-                answer = await asyncio.wait_for(reader.read(), 5)
+                answer = await asyncio.wait_for(reader.read(), 60)
                 assert b"-ERR" in answer or not answer.count(b"\r\n") > 1, answer
                 assert b"MSG" not in answer
             writer.close()
@@ -418,7 +421,7 @@ def test_everything_that_clients_sent_sent_again_is_applied_once(place: Place) -
         await scene.taken()
         record, tally = scene.server.ledger.clients[0], scene.server.ledger.tally
         assert tally.updates <= record.seq  # each number once
-        assert tally.repeated + tally.refused["replay"] > 5
+        assert tally.repeated + tally.refused.get("replay", 0) > 5
         scene.clients.clear()
         await scene.goes_on()
 
@@ -438,9 +441,9 @@ def test_a_greeting_or_a_farewell_said_again_changes_nothing(place: Place) -> No
         await scene.admin.store(hello.subject, hello.data)
         await scene.taken()
         assert not scene.server.ledger.clients[0].present
+        before = scene.server.ledger.clients[0].applied
         alice = await scene.join("alice")
-        before = alice.applied
-        await until(lambda: alice.applied > before + 2)
+        await until(lambda: scene.server.ledger.clients[0].applied > before + 2)
         for message in (bye, hello):
             await scene.admin.store(message.subject, message.data)
         await scene.taken()
@@ -670,10 +673,12 @@ def test_pulses_said_again_keep_no_site_in_a_dead_run(place: Place) -> None:
             await asyncio.sleep(0.1)  # a busy machine: its server has not answered in time
         await scene.stop()
         served = asyncio.create_task(served_runs(scene.admin, [scene.run]))
-        for _ in range(5):
+        for turn in range(100):
             for message in list(pulses)[:20]:
                 await scene.admin.say(message.subject, message.data)
             await asyncio.sleep(0.5)
+            if turn >= 4 and bulletin.silent(scene.run) > 2.0:  # the last true ones may have come late
+                break
         assert bulletin.silent(scene.run) > 2.0
         assert await served == set()  # nor does its operator take it for one that is served
         await scene.serve()  # a new term: its pulses count

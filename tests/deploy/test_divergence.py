@@ -23,12 +23,12 @@ def nowhere(task: int, vector: Vector) -> dict[str, float]:
 
 async def serve(folder: Path, url: str) -> None:
     link = Link(keys.read_creds(folder / "fed" / "server.creds"), url)
-    await link.connect(5)
+    await link.connect(60)
     try:
         made = plan(FedAsync(lr=0.1))
         roster = keys.read_roster(folder / "fed")
         server = RunServer(made, link, folder / "run", {"run": "run"}, roster, measure=nowhere, every=1.0, wait=0)
-        await asyncio.wait_for(server.run(), 20)
+        await asyncio.wait_for(server.run(), 120)
     finally:
         await link.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from served import until
 from worlds import Line
 
 from offbeat.algorithms import FedAsync
@@ -86,14 +87,6 @@ def sealed(link: Link, kind: str, **header: Any) -> bytes:
     """An envelope as its sender would send it."""
     message = wire.pack(kind, {"run": "r1", "client": link.creds.client, **header})
     return channel_of(link.creds, "r1").seal("entry", message)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if what():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen")
 
 
 def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_who_has_a_run_stopped_is_told_so_although_its_server_ends_at_once(tmp_p
     async def act(served: Served) -> None:
         _, task = await served.serve("one")
         stop = wire.say(wire.Halted("run", "stopped"))
-        answer = await questions.ask_server(await served.link("server"), "run", "append", stop, tries=1)
+        asking = questions.Asking(await served.link("server"), "run")
+        await asking.listen()
+        answer = await asking.ask("append", piece=stop, patience=60)  # once
         assert json.loads(answer)["state"] == "stopped"
         await asyncio.wait_for(task, 60)
 

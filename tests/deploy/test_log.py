@@ -111,8 +111,9 @@ def test_a_record_that_the_broker_loses_before_its_sender_has_heard_of_it_is_men
         assert server.appender is not None
         server.appender.settle = lambda: asyncio.sleep(1e9)  # type: ignore[assignment, method-assign, return-value]
         await until(lambda: len(server.appender.under_way) > 2)  # type: ignore[union-attr]
-        await asyncio.sleep(0.2)
-        first = server.appender.under_way[0].record.seq
+        first, admin = server.appender.under_way[0].record.seq, await served.link("server")
+        while await admin.end("LOG-run") < first:
+            await asyncio.sleep(0.02)
         await kill(server, task)
         await delete(served, first)
         assert (await goes_on(served)).ledger.position > first
@@ -174,7 +175,9 @@ def test_a_server_that_was_overtaken_trims_nothing_that_the_next_one_has_recorde
         await until(lambda: len(one.bodies) > 5)
         two, _ = await served.serve("two", save_every=1e9, trim=True)
         await cancel(*(client for _, client in clients))
-        await asyncio.sleep(0.5)  # whatever they have sent is taken
+        admin = await served.link("server")
+        while (await admin.js.stream_info("IN-run")).state.messages:  # whatever they have sent is taken
+            await asyncio.sleep(0.02)
         await cancel(task)
         await until(lambda: two.leading and two.intake is not None)
         last = next(message for message in reversed(taken) if message.data.startswith(b"P"))

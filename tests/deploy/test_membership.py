@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from command import offbeat
 from nats.js import api
+from served import until
+from sites import Stopwatch
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import certificates, jwt, keys
@@ -52,10 +54,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 async def within_a_second(what: Callable[[], Any]) -> None:
-    until = time.monotonic() + 1
-    while not what():
-        assert time.monotonic() < until
-        await asyncio.sleep(0.01)
+    async with Stopwatch() as watch:
+        while not what():
+            assert watch.seconds < 1
+            await asyncio.sleep(0.01)
 
 
 def test_a_client_that_is_added_connects_and_the_others_stay_connected(place: Place) -> None:
@@ -89,11 +91,7 @@ def test_open_connections_with_keys_that_count_no_longer_are_cut(
         assert bob.client.is_connected
         if change is keys.rotate:
             await (await place.connected("alice")).close()
-        for _ in range(80):
-            if alice.refused.is_set():
-                break
-            await asyncio.sleep(0.1)
-        assert alice.refused.is_set()
+        await until(alice.refused.is_set)
         with pytest.raises(OffbeatError, match="refuses these keys"):
             await alice.insist(lambda: alice.client.request("ask.r", b"", timeout=0.2))
         for connection in (alice, bob):
@@ -230,7 +228,7 @@ def test_another_operator_s_broker_serves_a_federation_once_its_administrator_tr
         process.wait()
 
 
-def _again(action: Callable[[], Any], patience: float = 10.0) -> Any:
+def _again(action: Callable[[], Any], patience: float = 60.0) -> Any:
     until = time.monotonic() + patience
     while (found := action()).code and time.monotonic() < until:
         time.sleep(0.1)
@@ -239,7 +237,7 @@ def _again(action: Callable[[], Any], patience: float = 10.0) -> Any:
 
 async def _connects(creds: keys.Creds, url: str) -> None:
     connection = Connection(creds, url)
-    await connection.connect(2)
+    await connection.connect(60)
     await connection.close()
 
 
@@ -340,7 +338,7 @@ def test_a_renewed_certificate_needs_no_new_credentials(tmp_path: Path) -> None:
         assert certificates.expiry(pem) >= before
         assert place.broker.process is not None
         place.broker.process.send_signal(signal.SIGHUP)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while ssl.get_server_certificate(("127.0.0.1", place.broker.port)) == served:
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -369,7 +367,7 @@ def test_a_broker_that_was_started_by_hand_is_not_given_a_second_one_on_its_stor
         [program(), "-c", "nats.conf"], cwd=place.broker.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        for _ in range(100):
+        for _ in range(1200):
             time.sleep(0.05)
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", place.broker.port), 1):
                 break

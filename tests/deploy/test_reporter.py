@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from federation import LOADER, OWN
 from logs import Log, plan
+from served import until
 from sites import running, served, site
 
 from offbeat.algorithms import FedAsync
@@ -39,16 +40,13 @@ def test_arrivals_first_updates_evaluations_members_and_the_end_are_written_and_
     async def play() -> int:
         with logged(told, "info", "json"), site(tmp_path, fed / "a.creds", broker.url, "told_data:load") as a:
             async with a, served(tmp_path, broker.url, "own", 10**6, text=OWN) as (server, _):
-                while server.ledger.tally.updates < 50:
-                    await asyncio.sleep(0.02)
+                await until(lambda: server.ledger.tally.updates >= 50 and ("", "evaluated") in events(told))
                 keys.add(fed, ["late"])
                 keys.remove(fed, ["b"])
                 await push(fed, broker.url)
-                while len(server.ledger.clients) < 3:
-                    await asyncio.sleep(0.02)
+                await until(lambda: len(server.ledger.clients) == 3)
                 a.leaving.set()
-                while server.ledger.clients[0].present:
-                    await asyncio.sleep(0.02)
+                await until(lambda: not server.ledger.clients[0].present)
                 return server.ledger.tally.updates
 
     with running(broker):

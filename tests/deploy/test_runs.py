@@ -28,20 +28,20 @@ from offbeat.experiment.real import RunIdentity, same_run, save_identity, saved_
 def test_runs_are_listed_stopped_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "GONE", 3.0)
     monkeypatch.setattr(admin, "PATIENCE", 1.5)
-    monkeypatch.setattr(admin, "SURE", 4.0)
+    monkeypatch.setattr(admin, "SURE", 10.0)
     fed = tmp_path / "fed"
     keys.init(fed, ["a", "b"], tls=False)
     broker = Broker(tmp_path / "broker", fed)
 
     async def play() -> None:
         link = Link(keys.read_creds(fed / "server.creds"), broker.url)
-        await link.connect(5)
+        await link.connect(60)
         with site(tmp_path, fed / "a.creds", broker.url) as a:
             async with a, served(tmp_path, broker.url, "left", 10**6):
-                await a.says("takes part in left")
+                await a.says("takes part in left", 60)
         with site(tmp_path, fed / "a.creds", broker.url) as a:
             async with a, served(tmp_path, broker.url, "one", 10**6) as (server, task):
-                await a.says("takes part in one", 10)
+                await a.says("takes part in one", 60)
                 found = {run.run: run for run in await admin.list_runs(link)}
                 while found["one"].state != "active":  # a busy machine: its server has not answered in time
                     found = {run.run: run for run in await admin.list_runs(link)}
@@ -52,7 +52,7 @@ def test_runs_are_listed_stopped_and_deleted(tmp_path: Path, monkeypatch: pytest
                 assert "its server writes the results" in await admin.stop_run(link, "one")
                 await asyncio.wait_for(task, 60)
                 assert server.ledger.stopped == "stopped"
-                await a.says("one was stopped by its operator; ")
+                await a.says("one was stopped by its operator; ", 60)
         assert "is off the board" in await admin.stop_run(link, "left")
         assert {run.state for run in await admin.list_runs(link)} == {"stopped"}
         await admin.delete_run(link, "left")

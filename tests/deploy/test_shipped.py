@@ -46,7 +46,7 @@ def test_nothing_is_lost_doubled_or_forgotten(seed: int, algorithm: str) -> None
 
 
 @pytest.mark.slow
-def test_three_hundred_schedules() -> None:
+def test_three_hundred_and_fifty_schedules() -> None:
     fired: Counter[str] = Counter()
     wrong = []
     for algorithm in ALGORITHMS:

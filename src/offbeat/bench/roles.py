@@ -44,7 +44,10 @@ PATIENCE = 60.0  # seconds to connect, to begin and to end
 
 @dataclass(frozen=True)
 class Role:
-    """What a role is to do. names: the clients of this process.   bytes: of an update and of a model."""
+    """What a role is to do. names: the clients of this process.   bytes: of an update and of a model.
+
+    at_once: clients that have work at a time, of all processes together.
+    """
 
     url: str
     fed: str
@@ -53,6 +56,7 @@ class Role:
     names: list[str]
     bytes: int
     seconds: float
+    at_once: int
 
 
 @dataclass(frozen=True)
@@ -137,14 +141,15 @@ async def connected(job: Role, creds: str) -> Link:
 # offbeat
 
 
-def algorithm() -> Algorithm:
+def algorithm(job: Role) -> Algorithm:
     """The algorithm that is served: it takes every update at once."""
-    return Algorithm(FedAsync(lr=0.1), SGD(lr=0.1))
+    some = job.at_once if job.at_once < job.clients else None
+    return Algorithm(FedAsync(lr=0.1, concurrency=some), SGD(lr=0.1))
 
 
 async def server(job: Role) -> dict[str, Any]:
     """Serves a run; the clock starts with the run."""
-    made, problem, meter = algorithm(), Nothing(job.clients, job.bytes // 4), Meter()
+    made, problem, meter = algorithm(job), Nothing(job.clients, job.bytes // 4), Meter()
     roster = keys.read_roster(Path(job.fed))
     limits = Limits(patience=PATIENCE, lease=1e6)
     plan = Plan(
@@ -176,7 +181,7 @@ async def clients(job: Role) -> dict[str, Any]:
     """Clients of a run; the clock starts with the first job."""
     meter, problem = Meter(), Nothing(job.clients, job.bytes // 4)
     links = [await connected(job, f"{name}.creds") for name in job.names]
-    made, crew = algorithm().locals(1), list[RunClient]()
+    made, crew = algorithm(job).locals(1), list[RunClient]()
     for name, link in zip(job.names, links, strict=True):
         party = Party(RUN, name, int(name[1:]), [problem], made, 0)
         crew.append(RunClient(party, link, Path(job.folder) / "state" / name))
@@ -243,10 +248,11 @@ async def echo_clients(job: Role) -> dict[str, Any]:
     """Send an update, wait for the answer, and again."""
     links = {name: await connected(job, f"{name}.creds") for name in job.names}
     meter = Meter()
-    until = time.monotonic() + job.seconds
+    until, update = time.monotonic() + job.seconds, bytes(job.bytes)
+    working = asyncio.Semaphore(max(1, job.at_once * len(job.names) // job.clients))
 
     async def ping(link: Link) -> int:
-        heard, update, count = asyncio.Queue[None](), bytes(job.bytes), 0
+        heard, count = asyncio.Queue[None](), 0
         pieces, place = link.pieces(update), f"get.model.{ECHO}.{link.creds.account}"
 
         async def hear(_: str, __: bytes) -> None:
@@ -256,16 +262,18 @@ async def echo_clients(job: Role) -> dict[str, Any]:
             return await link.get(f"{place}.{number}")
 
         await link.listen(f"desk.{ECHO}", hear)
-        while time.monotonic() < until:
-            word = update
-            if len(pieces) > 1:
-                word = as_json(await again(partial(link.put, pieces, lambda _: f"part.{ECHO}", dict[int, int]())))
-            await again(partial(link.store, f"up.{ECHO}", word))
-            await asyncio.wait_for(heard.get(), PATIENCE)
-            if len(pieces) > 1:
-                await again(partial(link.collect, piece, len(pieces)))
-            count += 1
-        return count
+        while True:
+            async with working:
+                if time.monotonic() >= until:
+                    return count
+                word = update
+                if len(pieces) > 1:
+                    word = as_json(await again(partial(link.put, pieces, lambda _: f"part.{ECHO}", dict[int, int]())))
+                await again(partial(link.store, f"up.{ECHO}", word))
+                await asyncio.wait_for(heard.get(), PATIENCE)
+                if len(pieces) > 1:
+                    await again(partial(link.collect, piece, len(pieces)))
+                count += 1
 
     counts = await asyncio.gather(*map(ping, links.values()))
     found = meter.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,9 +19,14 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer and shorter turns.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     turns: Annotated[int | None, typer.Option(min=1, help="Number of turns of each contender.")] = None,
-    clients: Annotated[str, typer.Option(help="deploy: numbers of clients, with commas.")] = "1,8,64",
+    clients: Annotated[str, typer.Option(help="deploy: numbers of clients, with commas.")] = "1,8,64,1000",
     sizes: Annotated[str, typer.Option("--bytes", help="deploy: bytes of an update, with commas.")] = "2600,4000000",
     seconds: Annotated[float, typer.Option(help="deploy: seconds that each number and size is measured.")] = 5.0,
+    simulated: Annotated[int, typer.Option(min=0, help="deploy: simulated clients of one server; 0: none.")] = 10_000,
+    markdown: Annotated[bool, typer.Option("--markdown", help="deploy: print the table of docs/deploy.md.")] = False,
+    before: Annotated[
+        Path | None, typer.Option(help="deploy: with --markdown, what `benchmarks/deploy/before.py` has printed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
     """Measure how fast offbeat is on this machine; takes a few minutes.
@@ -28,10 +34,10 @@ def bench(
     Contenders take turns, each in its own process. The check column shows that they did the same work.
 
     `deploy` measures a real federation instead: a broker, a server and clients on this machine, beside an echo through
-    the same broker.
+    the same broker; then one server alone with very many simulated clients. It takes less than ten minutes.
     """
     if workloads == [DEPLOY]:
-        _deploy(_numbers("clients", clients), _numbers("bytes", sizes), seconds, as_json)
+        _deploy(_numbers("clients", clients), _numbers("bytes", sizes), seconds, simulated, as_json, markdown, before)
         return
     from offbeat.bench import session, table
     from offbeat.experiment.folder import json_text
@@ -44,13 +50,25 @@ def bench(
         raise OffbeatError("; ".join(report.disagreements))
 
 
-def _deploy(clients: list[int], sizes: list[int], seconds: float, as_json: bool) -> None:
+def _deploy(
+    clients: list[int],
+    sizes: list[int],
+    seconds: float,
+    simulated: int,
+    as_json: bool,
+    markdown: bool,
+    before: Path | None,
+) -> None:
     from offbeat.experiment.folder import json_text
 
     with needs_deploy():
         from offbeat.bench import deploy
-    rows = deploy.bench(clients, sizes, seconds, say=lambda line: print(line, file=sys.stderr))
-    print(json_text([row.plain() for row in rows]) if as_json else deploy.text(rows))
+    then = None if before is None else deploy.read_before(before.read_text(encoding="utf-8"))
+    report = deploy.bench(clients, sizes, seconds, lambda line: print(line, file=sys.stderr), simulated)
+    if as_json:
+        print(json_text(report.plain()))
+    else:
+        print(deploy.markdown(report, then) if markdown else deploy.text(report))
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -40,9 +40,10 @@ class AssignmentHeader(wire.RunHeader):
     failed: int
     known_epoch: int  # of a run that was restored from a backup: the client's last message of which it knows
     known_seq: int
+    known_nonce: str = ""  # and which copy of the client that was from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Assignment(AssignmentHeader):
     """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
 
@@ -127,9 +128,18 @@ def write_assignment(
         if name not in on:
             put(name, data)
     last = (record.seq, record.digest, record.verdict)
-    counts = (record.applied, record.refused, record.failed, *record.known)
+    counts = (record.applied, record.refused, record.failed)
     plain = AssignmentHeader(
-        run, record.revision, record.epoch, record.nonce, *last, record.present, ledger.stopped, *counts
+        run,
+        record.revision,
+        record.epoch,
+        record.nonce,
+        *last,
+        record.present,
+        ledger.stopped,
+        *counts,
+        *record.known,
+        record.known_nonce,
     )
     header = {
         **vars(plain),

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import random
 import shutil
 import signal
 import socket
@@ -180,7 +181,14 @@ def program() -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on now.
+
+    Not one of those that the system gives to outgoing connections: any program could be given it before it is used.
+    """
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

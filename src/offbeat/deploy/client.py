@@ -88,6 +88,7 @@ class RunClient:
         self.keep = False
         self.tasks: set[asyncio.Task[None]] = set()
         self.under_way: set[str] = set()  # what `_once` has begun
+        self.trouble = ""  # why the broker does not take what we send
         # name of a large message, digest of another -> how often the broker has taken it, when
         self.told: dict[str, tuple[int, float]] = {}
         # the last large message: its name, its envelope, the digest of that, and the pieces that the broker has
@@ -228,12 +229,22 @@ class RunClient:
 
         async def do() -> None:
             try:
-                with contextlib.suppress(*FAILURES):
-                    await action()
+                await action()
+                self.trouble = ""
+            except FAILURES as error:  # it is tried again
+                self._troubled(error)
             finally:
                 self.under_way.discard(what)
 
         self._later(do())
+
+    def _troubled(self, error: Exception) -> None:
+        """Say what waiting alone does not help against, once."""
+        said = str(getattr(error, "description", "") or "")
+        if ("resource" in said or "storage" in said) and said != self.trouble:
+            self.trouble, who = said, self.party.client
+            advice = "whoever operates it has to free space on its disk or raise its limits"
+            log.warning("%s: the broker has no room for what this client sends (%s); %s", who, said, advice)
 
     # Doing
 

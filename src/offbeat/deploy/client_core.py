@@ -14,14 +14,15 @@ The rules, before the code:
    was cancelled or lost: the client stops it between two local steps and goes on with the next.
 6. If the server's log was restored from a backup, what was settled since then never was. The assignment says so, with
    an epoch larger than all before it: the client gives up its state, takes over the memory that the server has for it,
-   and begins the next epoch.
+   and begins the next epoch. What the server does not know of its memory stays as it is; if the disk was lost, it
+   comes from the copy that the backup has.
 7. While a result waits for its verdict, the next job may begin if it needs no memory. Its result is kept here, not
    written down, until that verdict is known, and goes out if its job is on the assignment then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
@@ -131,8 +132,11 @@ class ClientCore:
         found = self._left(data)
         if found is None:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
-        if found.nonce != assignment.nonce:
+        if found.nonce != (assignment.nonce or assignment.known_nonce):
             return self._move(assignment)  # another copy was let in meanwhile: look again
+        if assignment.restored:
+            self.state = found
+            return self._move(assignment)
         if not found.agrees(assignment):
             if found.settled > assignment.last:
                 return []  # this assignment is an old one; a newer one will come
@@ -296,18 +300,28 @@ class ClientCore:
         for name in assignment.memory.values():
             if name not in self.models:
                 return [effects.Interrupt(False), *self._get(name)]
+        given = {task: self.models[name] for task, name in assignment.memory.items()}
+        if self.state is None and assignment.known_nonce and not self._all_in(given):
+            return [effects.Interrupt(False), *self._recover(assignment)]
         own = self.state.memory if self.state is not None else {}
         memory = dict[int, Payload]()
         for task, first in enumerate(self.firsts):
             if first:
-                memory[task] = {**first, **own.get(task, {})}
-        memory |= {task: {**memory[task], **self.models[name]} for task, name in assignment.memory.items()}
+                memory[task] = {**first, **own.get(task, {}), **given.get(task, {})}
         if self.state is not None:
             epoch, seq = self.state.settled
             known = (assignment.known_epoch, assignment.known_seq)
             self.undone = seq - known[1] if epoch == known[0] else seq
         state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory)
         return [effects.Interrupt(False), *self._renew(state, assignment)]
+
+    def _all_in(self, given: Mapping[int, Payload]) -> bool:
+        """Whether this is all that a client remembers: no vector is missing, or longer here than there."""
+        return all(
+            name in given.get(task, {}) and given[task][name].numel() >= vector.numel()
+            for task, first in enumerate(self.firsts)
+            for name, vector in first.items()
+        )
 
     def _compare(self, mine: ClientState) -> list[Effect]:
         """Look at what we left with the broker: if that is newer than our disk, the disk is an old backup."""
@@ -335,7 +349,7 @@ class ClientCore:
 
     def _recover(self, assignment: Assignment) -> list[Effect]:
         self.recovering, self.asked = True, self.now
-        return [effects.Recover(assignment.nonce)]
+        return [effects.Recover(assignment.nonce or assignment.known_nonce)]
 
     def _renew(self, state: ClientState, assignment: Assignment) -> list[Effect]:
         """Come back under a new name and with a larger epoch."""

@@ -69,6 +69,7 @@ class ClientRecord(State):
     refused: int = 0  # results
     failed: int = 0  # jobs
     known: tuple[int, int] = (0, 0)  # (epoch, seq) of its last settled message before the run was restored
+    known_nonce: str = ""  # which copy of the client that was
     resync: dict[int, Payload] | None = field(default_factory=dict)  # task -> the memory it is to begin with then
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
     cancelled: list[int] = field(default_factory=list)  # its jobs that were cancelled since its last settled message

@@ -487,7 +487,8 @@ class Reducer(Course[SentJob]):
             if record.removed:
                 continue
             self._leave(client)
-            record.known = record.epoch, record.seq
+            if record.nonce:  # otherwise it has not come back since the run was restored before
+                record.known, record.known_nonce = (record.epoch, record.seq), record.nonce
             record.epoch, record.nonce, record.resync = ledger.life, "", self._memory(client)
             record.seq, record.digest, record.verdict = 0, "", ""
             self.traffic.touch(client)

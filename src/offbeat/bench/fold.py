@@ -1,7 +1,7 @@
 """What one entry of the log costs the server, by number of clients: no network, no clients that compute.
 
-    python benchmarks/deploy/fold.py --clients 100,1000,10000
-    python benchmarks/deploy/fold.py --clients 10000 --algorithm fedbuff --dim 650 --restart 1000
+    python -m offbeat.bench.fold --clients 100,1000,10000
+    python -m offbeat.bench.fold --clients 10000 --algorithm fedbuff --dim 650 --restart 1000
 
 All clients greet, the run begins, and then one client after another, drawn at random among those with work, reports.
 After each entry the server is asked what is due and how long to wait, as a real one does. Times per entry are CPU time.
@@ -24,7 +24,7 @@ import torch
 
 from offbeat.algorithms import AREA, Favano, FedAsync, FedAvg, FedBuff
 from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.server import Algorithm, Server
 from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.ledger import Ledger
@@ -34,14 +34,13 @@ from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
 from offbeat.watch.checkpoint import Checkpoints, restore
 
-torch.set_num_threads(1)
 RUN = "bench"
 
 
 def algorithm(name: str, clients: int) -> Algorithm:
     """The algorithm of this name; with "-half", half of the clients work at a time, drawn among the idle."""
     half = clients // 2 if name.endswith("-half") else None
-    servers = {
+    servers: dict[str, Server[Any]] = {
         "fedasync": FedAsync(lr=0.1, concurrency=half),
         "fedbuff": FedBuff(size=10, concurrency=half),
         "area": AREA(size=4, concurrency=half),
@@ -198,6 +197,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=2000)
     parser.add_argument("--restart", type=int, default=0, metavar="ENTRIES", help="also save and restart")
     args = parser.parse_args()
+    torch.set_num_threads(1)
     for clients in map(int, args.clients.split(",")):
         print(json.dumps(measure(args.algorithm, clients, args.dim, args.entries, args.restart)), flush=True)
 

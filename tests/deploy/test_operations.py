@@ -1,0 +1,81 @@
+"""What an operator is told: a broker without room, a disk without room, and how far a server is behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from served import Served, staged, until
+from sites import running, served, site
+
+from offbeat.deploy import keys
+from offbeat.deploy.broker import Broker
+from offbeat.deploy.logs import logged
+from offbeat.experiment import serving
+
+
+class Small(Broker):
+    """A broker whose disk has so little room."""
+
+    room = "400KB"
+
+    def _configure(self) -> None:
+        super()._configure()
+        if self.room:
+            text = self.config.read_text().replace("jetstream {", f"jetstream {{\n  max_file_store: {self.room}", 1)
+            self.config.write_text(text)
+
+
+def test_a_broker_without_room_is_said_and_the_run_goes_on_once_there_is_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(served: Served) -> None:
+        server, task = await served.serve("one")
+        for name in served.names:
+            await served.join(name)
+        await until(lambda: "no room for" in caplog.text)
+        assert not task.done()
+        served.broker.stop()
+        assert isinstance(served.broker, Small)
+        served.broker.room = ""
+        before = server.ledger.tally.updates
+        served.broker.start()
+        await until(lambda: server.ledger.tally.updates > before + 20)
+        assert not server.refused
+
+    made = Served(tmp_path)
+    made.broker = Small(tmp_path / "broker", tmp_path / "fed", sync=False)
+    staged(made, act)
+
+
+def test_how_far_a_server_is_behind_is_how_long_the_oldest_message_has_waited(tmp_path: Path) -> None:
+    async def act(served: Served) -> None:
+        server, _ = await served.serve("one")
+        await served.join("alice")
+        await until(lambda: server.ledger.tally.updates > 5 and server.lag < 1)
+        assert server.appender is not None
+        async with server.appender.lock:  # nothing is added to the log
+            await until(lambda: server.lag > 2)
+            assert server.backlog[0] >= 1
+        await until(lambda: server.lag < 1)
+
+    staged(Served(tmp_path), act)
+
+
+def test_a_disk_without_room_is_said_by_join_and_by_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys.init(tmp_path / "fed", ["a"], tls=False)
+    broker, told = Broker(tmp_path / "broker", tmp_path / "fed"), tmp_path / "told"
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=900 << 20))
+
+    async def play() -> None:
+        with logged(told), site(tmp_path, tmp_path / "fed" / "a.creds", broker.url) as a:
+            async with a, served(tmp_path, broker.url, "run", 10**6) as (server, _):
+                await a.says("a: warning: only 0.9 GB free in ", 60)
+                watching = asyncio.create_task(serving._watch(server))
+                await until(lambda: f"only 0.9 GB free in {server.folder}; make room" in told.read_text())
+                watching.cancel()
+
+    with running(broker):
+        asyncio.run(play())

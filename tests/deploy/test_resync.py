@@ -1,0 +1,68 @@
+"""What a client remembers once its run was restored from a backup, with its disk and without."""
+
+from __future__ import annotations
+
+import torch
+from logs import Log, plan
+
+from offbeat.algorithms import FedAsync
+from offbeat.deploy import effects
+from offbeat.deploy.assignment import Models, write_assignment
+from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.client_state import ClientState, write_client_state
+from offbeat.deploy.effects import Effect
+
+FIRST, OWN = torch.zeros(2), torch.ones(2)
+
+
+def restored(times: int = 1) -> bytes:
+    """The assignment of a client that has taken part as "a", of a run that was restored since."""
+    log = Log(plan(FedAsync())).begin()
+    for number in range(times):
+        log.add("", "restored", epoch=100 + number)
+    return write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+
+
+def core() -> ClientCore:
+    return ClientCore("run", "a", [{"own": FIRST}], lambda: "next", retry=1e9, beat=1e9)
+
+
+def asked(wants: list[Effect]) -> list[str]:
+    return [each.nonce for each in wants if isinstance(each, effects.Recover)]
+
+
+def test_what_only_the_client_knows_stays() -> None:
+    client = core()
+    client.state = ClientState("run", "a", 1, "a", accepted=True, settled=(1, 7), memory={0: {"own": OWN}})
+    assert asked(client.hear(restored(), 0.0)) == []
+    assert client.state.epoch == 101
+    assert torch.equal(client.state.memory[0]["own"], OWN)
+    assert client.undone == 7
+
+
+def test_without_a_disk_it_comes_from_the_copy_that_the_backup_has() -> None:
+    for times in (1, 2):  # the second time it had not come back since the first
+        client = core()
+        assert asked(client.hear(restored(times), 0.0)) == ["a"]
+        assert asked(client.hear(restored(times), 0.0)) == ["a"]
+        client.recovered(write_client_state(ClientState("run", "a", 1, "a", memory={0: {"own": OWN}})), 0.0)
+        assert client.state is not None
+        assert (client.state.epoch, client.state.nonce) == (100 + times, "next")
+        assert torch.equal(client.state.memory[0]["own"], OWN)
+
+
+def test_without_a_disk_and_a_copy_the_client_stops_instead_of_beginning_anew() -> None:
+    client = core()
+    client.hear(restored(), 0.0)
+    ((error,),) = (each for each in client.recovered(None, 0.0) if isinstance(each, effects.Exit))
+    assert "no copy of this client's memory is left; retire this client" in error
+
+
+def test_a_client_that_has_never_taken_part_begins() -> None:
+    log = Log(plan(FedAsync())).begin("b")
+    log.add("", "restored", epoch=100)
+    client = core()
+    assignment = write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+    assert asked(client.hear(assignment, 0.0)) == []
+    assert client.state is not None
+    assert torch.equal(client.state.memory[0]["own"], FIRST)
