@@ -11,6 +11,7 @@ from offbeat.algorithms import (
     MIFA,
     SCAFFOLD,
     AsFedAvg,
+    AsyncDiLoCo,
     AsySG,
     Decay,
     DeFedAvg,
@@ -32,6 +33,7 @@ from offbeat.algorithms import (
     SyncST,
     SyncUCBST,
 )
+from offbeat.algorithms.optimisers import DelayedNesterov, FedNesterov, HeLoCo, LookAhead
 from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
@@ -112,6 +114,11 @@ TABLE = [
     Row("persafl-me under area", AREA(size=4), replace(ENVELOPE, lr=0.1), within=0.003),
     Row("per-fedavg", FedAvg(sampled=4), META),
     Row("pfedme", FedAvg(sampled=4), ENVELOPE),
+    Row("async diloco", AsyncDiLoCo(server=FedNesterov(0.5, lr=0.1))),
+    Row("delayed nesterov", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4, activation=0.1))),
+    Row("dn-dylu", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4), dynamic=True), LOCAL, within=0.02),
+    Row("momentum look-ahead", AsyncDiLoCo(server=LookAhead(0.5, lr=0.3))),
+    Row("heloco", AsyncDiLoCo(server=HeLoCo(0.5, lr=0.2), ahead=True), within=0.02),
     Row("local-only", LocalOnly(), SGD(lr=0.1), own=True),
     Row("local-only moreau", LocalOnly(), replace(ENVELOPE, lr=0.1), own=True),
 ]

@@ -127,7 +127,12 @@ ZERO = {"decay", "mu", "momentum", "power", "after", "explore", "fairness", "std
     "floor",
     "warmup",
 }
-ZERO_OF = {(offbeat.local.MAML, "alpha"), (offbeat.timing.Uniform, "low")}
+ZERO_OF = {
+    (offbeat.local.MAML, "alpha"),
+    (offbeat.timing.Uniform, "low"),
+    (offbeat.algorithms.optimisers.DelayedNesterov, "activation"),
+    *((offbeat.algorithms.optimisers.HeLoCo, name) for name in ("shrink", "most", "turn", "doubt")),
+}
 
 
 def options(hint: Any) -> tuple[Any, ...]:

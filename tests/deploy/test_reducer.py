@@ -12,8 +12,8 @@ from ideal import Ideal
 from logs import Log, plan
 from worlds import run as simulate
 
-from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff
-from offbeat.algorithms.optimisers import FedAdam, FedAvgM
+from offbeat.algorithms import AREA, AsyncDiLoCo, DeFedAvg, Favano, FedAST, FedAsync, FedBuff
+from offbeat.algorithms.optimisers import DelayedNesterov, FedAdam, FedAvgM, HeLoCo
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
@@ -25,7 +25,7 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done
 from offbeat.deploy.server_core import ServerCore
-from offbeat.local import SGD, Adam, Moreau
+from offbeat.local import SGD, Adam, AdamW, Moreau
 from offbeat.local.schedules import CosineDecay
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times
@@ -173,6 +173,11 @@ COURSES = {
         AREA(size=3, server=FedAvgM(0.5, lr=0.7)),
         SGD(lr=0.05, momentum=0.9, keep=True, schedule=CosineDecay(40, over="job")),
     ),
+    "asynchronous diloco": (
+        AsyncDiLoCo(server=DelayedNesterov(0.5, lr=0.5, size=3), dynamic=True),
+        AdamW(lr=0.05, steps=4, keep=True),
+    ),
+    "heloco": (AsyncDiLoCo(server=HeLoCo(0.5, lr=0.3), ahead=True), SGD(lr=0.05, steps=2)),
     "area by local envelope": (AREA(size=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {

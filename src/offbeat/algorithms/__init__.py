@@ -6,6 +6,7 @@ from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
+from offbeat.algorithms.diloco import AsyncDiLoCo
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
@@ -26,6 +27,7 @@ __all__ = [
     "SCAFFOLD",
     "AsFedAvg",
     "AsySG",
+    "AsyncDiLoCo",
     "Criterion",
     "DeFedAvg",
     "DeFedAvgIID",

@@ -65,6 +65,10 @@ class ServerOptimiser(_Rated, Checked):
         way, kept = self.way(direction, moments, t)
         return self.rate(staleness) * way, kept
 
+    def onward(self, moments: Moments) -> Vector | None:
+        """Where its momentum alone would carry the model next, from where it is; None: it has none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Sparing(ServerOptimiser):
@@ -91,3 +95,7 @@ class Sparing(ServerOptimiser):
         others = {name: kept for name, kept in moments.items() if name != "spared"}
         step, kept = self.inner.step(direction, others, t, staleness)
         return step - step * spared + direction * spared, {**kept, "spared": spared}
+
+    def onward(self, moments: Moments) -> Vector | None:
+        way = self.inner.onward(moments)
+        return None if way is None else way - way * moments["spared"]
