@@ -14,6 +14,7 @@ import pytest
 import offbeat.algorithms
 import offbeat.algorithms.optimisers
 import offbeat.local
+import offbeat.local.compress
 import offbeat.local.optimisers
 import offbeat.local.schedules
 import offbeat.timing
@@ -25,6 +26,7 @@ HOMES = (
     offbeat.algorithms,
     offbeat.algorithms.optimisers,
     offbeat.local,
+    offbeat.local.compress,
     offbeat.local.optimisers,
     offbeat.local.schedules,
     offbeat.timing,
@@ -82,6 +84,7 @@ def test_its_docstring_begins_with_one_sentence_on_one_line(kind: type) -> None:
 GIVEN: dict[str, Any] = {
     "lr": 0.1,
     "count": 1,
+    "share": 0.5,
     "length": 10,
     "every": 10,
     "c": 1.0,

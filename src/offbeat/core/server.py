@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from offbeat.core.compressed import Compressed, compressed
 from offbeat.core.errors import Checked, SettingError
 from offbeat.core.events import (
     Admitted,
@@ -363,7 +364,8 @@ class Algorithm:
         return server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
 
     def _paired(self, trainer: Local) -> Local:
-        paired = self.server.pair(trainer)
+        trainer = trainer.inner if isinstance(trainer, Compressed) else trainer
+        paired = compressed(self.server.pair(trainer))
         server, local = type(self.server).__name__, trainer.label
         if self.server.holds and not paired.stops:
             raise SettingError(f"{server} {cannot_hold(trainer)}")

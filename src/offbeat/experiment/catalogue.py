@@ -26,6 +26,7 @@ from offbeat.algorithms.optimisers import (
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.core import names
+from offbeat.core.compressor import Compressor
 from offbeat.core.local import Local
 from offbeat.core.names import register
 from offbeat.core.optimiser import Optimiser, ServerOptimiser
@@ -35,7 +36,7 @@ from offbeat.data.facts import FACTS
 from offbeat.data.readers import load
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
 from offbeat.experiment import schema
-from offbeat.local import optimisers as local_optimisers, schedules as local_schedules
+from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
 from offbeat.problems.metrics import NAMED, Score
@@ -173,6 +174,17 @@ register(
     "offbeat.optimisers",
 )
 register(
+    Compressor,
+    {
+        "top-k": compress.LargestK,
+        "random-k": compress.RandomK,
+        "sign": compress.Signs,
+        "qsgd": compress.QSGD,
+        "quantise": compress.Quantise,
+    },
+    "offbeat.compressors",
+)
+register(
     LocalSchedule,
     {
         "cosine": local_schedules.CosineDecay,
@@ -279,6 +291,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         },
         "optimisers": {**_lines(Optimiser), **own},
         "schedules": {**_lines(LocalSchedule), **own},
+        "compressors": {**_lines(Compressor), **own},
         "models": {
             **_lines(nn.Module),
             "package.module:factory": "your own: any callable that gives a torch.nn.Module",
