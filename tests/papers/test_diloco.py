@@ -17,6 +17,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.server import Algorithm
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.session import Session
 from offbeat.local import SGD, AdamW
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
@@ -165,6 +166,25 @@ def test_heloco_leaves_alone_what_is_aligned_and_what_is_across_in_a_conflict() 
     against = HeLoCo().corrected(torch.tensor([-3.0, 4.0], dtype=torch.float64), m)
     part = 0.5 * 0.6 * 5 / (5 + 3)  # k_s·(−c)·conf
     assert against.tolist() == pytest.approx([-3 * (1 - part), 4.0])
+
+
+def test_heloco_corrects_each_tensor_by_itself() -> None:
+    """The sizes come from the model: 64 × 4 and 4 × 10 weights, and biases."""
+    table = {
+        "problem": {"data": "digits", "clients": 2, "model": {"name": "mlp", "hidden": [4]}},
+        "timing": {"constant": 1.0},
+        "algorithm": {"heloco": {"local": {"sgd": {"lr": 0.1}}}},
+    }
+    session = Session(Experiment.parse(table))
+    made = session.experiment.algorithms["heloco"].server_for(session.problems(session.experiment.runs[0]))
+    optimiser = made.server  # type: ignore[attr-defined]
+    assert optimiser == HeLoCo(0.9, lr=0.1, blocks=(256, 4, 40, 10))
+    direction, m = torch.randn(2, 310, generator=torch.Generator().manual_seed(0))
+    parts = [
+        HeLoCo().corrected(direction[part], m[part])
+        for part in (slice(256), slice(256, 260), slice(260, 300), slice(300, 310))
+    ]
+    assert torch.equal(optimiser.whole(direction, m), torch.cat(parts))
 
 
 def test_heloco_that_corrects_nothing_is_momentum_look_ahead() -> None:

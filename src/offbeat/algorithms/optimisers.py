@@ -7,14 +7,15 @@ A direction Δ points to where the server would step by itself: for FedBuff −l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
+from typing import Self
 
 import torch
 
 from offbeat.core.errors import Count, Fraction, NotNegative, Positive, SettingError, Share
 from offbeat.core.optimiser import Moments, ServerOptimiser
-from offbeat.core.vectors import Vector, dot, norm
+from offbeat.core.vectors import Vector, alike, dot, materialise, norm
 
 TINY = 1e-8  # ε of HeLoCo
 
@@ -107,7 +108,7 @@ class HeLoCo(LookAhead):
     turn: strength with which unclear directions are turned, k_d.
     doubt: weight of the momentum's length against that of a direction, κ.
 
-    Differs from the paper: the whole model is one block instead of one block a tensor.
+    Each tensor of the model is a block that is corrected by itself; with several tasks, the whole model is one.
     """
 
     aligned: Share = 0.2
@@ -115,12 +116,23 @@ class HeLoCo(LookAhead):
     most: Fraction = 0.5
     turn: NotNegative = 1.0
     doubt: NotNegative = 3.0
+    blocks: tuple[int, ...] = field(default=(), metadata={"setting": False})
+
+    def over(self, blocks: tuple[int, ...]) -> Self:
+        return replace(self, blocks=blocks)
 
     def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
-        return super().way(self.corrected(direction, moments["m"]), moments, t)
+        return super().way(self.whole(direction, moments["m"]), moments, t)
+
+    def whole(self, direction: Vector, m: Vector) -> Vector:
+        """Δ̂, block by block."""
+        if len(self.blocks) < 2:
+            return self.corrected(direction, m)
+        pairs = zip(*(torch.split(materialise(each), list(self.blocks)) for each in (direction, m)), strict=True)
+        return alike(direction, torch.cat([self.corrected(mine, its) for mine, its in pairs]))
 
     def corrected(self, direction: Vector, m: Vector) -> Vector:
-        """Δ̂."""
+        """Δ̂ of a block."""
         length, momentum = norm(direction), norm(m)
         if min(length, momentum) < TINY:  # nothing to correct, or by
             return direction

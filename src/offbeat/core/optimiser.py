@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -64,6 +64,10 @@ class ServerOptimiser(_Rated, Checked):
         """(the step, what it keeps) in step number t, the stalest update of which was so many versions old."""
         way, kept = self.way(direction, moments, t)
         return self.rate(staleness) * way, kept
+
+    def over(self, blocks: tuple[int, ...]) -> Self:
+        """The same for a model whose tensors have these sizes, one after the other."""
+        return self
 
     def onward(self, moments: Moments) -> Vector | None:
         """Where its momentum alone would carry the model next, from where it is; None: it has none."""
