@@ -17,6 +17,7 @@ from offbeat.algorithms import (
     SCAFFOLD,
     AsFedAvg,
     AsGrad,
+    AsyncDiLoCo,
     AsySG,
     Decay,
     DeFedAvg,
@@ -48,9 +49,11 @@ from offbeat.algorithms import (
     SyncST,
     SyncUCBST,
 )
+from offbeat.algorithms.optimisers import DelayedNesterov, FedNesterov, HeLoCo, LookAhead
 from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
+from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs
 
 N = 8  # clients
 SMALL = SGD(lr=0.02)  # one local step: the fixed point is the optimum itself
@@ -161,6 +164,18 @@ TABLE = [
     Row("persafl-me under area", AREA(size=4), replace(ENVELOPE, lr=0.1), within=0.003),
     Row("per-fedavg", FedAvg(sampled=4), META),
     Row("pfedme", FedAvg(sampled=4), ENVELOPE),
+    Row("async diloco", AsyncDiLoCo(server=FedNesterov(0.5, lr=0.1))),
+    Row("delayed nesterov", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4, activation=0.1))),
+    Row("dn-dylu", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4), dynamic=True), LOCAL, within=0.02),
+    Row("momentum look-ahead", AsyncDiLoCo(server=LookAhead(0.5, lr=0.3))),
+    Row("heloco", AsyncDiLoCo(server=HeLoCo(0.5, lr=0.2), ahead=True), within=0.02),
+    Row("fedbuff top-k", FedBuff(size=4), replace(SMALL, compress=LargestK(0.4, feedback=True)), within=0.02),
+    Row("fedbuff random-k", FedBuff(size=4), replace(SMALL, compress=RandomK(0.8)), within=0.03),
+    Row("fedasync signs", FedAsync(lr=0.3), replace(SMALL, compress=Signs(feedback=True)), within=0.02),
+    Row("area qsgd", AREA(size=4), SGD(lr=0.1, compress=QSGD(4)), within=0.003),
+    Row("area top-k", AREA(size=4), SGD(lr=0.1, compress=LargestK(0.4)), within=0.003),
+    Row("mifa quantise", MIFA(size=4), replace(SMALL, compress=Quantise(4, feedback=True)), within=0.02),
+    Row("scaffold top-k", SCAFFOLD(sampled=4), Scaffold(0.05, steps=2, compress=LargestK(0.4, feedback=True))),
     Row("local-only", LocalOnly(), SGD(lr=0.1), own=True),
     Row("local-only moreau", LocalOnly(), replace(ENVELOPE, lr=0.1), own=True),
 ]

@@ -14,6 +14,7 @@ import pytest
 import offbeat.algorithms
 import offbeat.algorithms.optimisers
 import offbeat.local
+import offbeat.local.compress
 import offbeat.local.optimisers
 import offbeat.local.schedules
 import offbeat.timing
@@ -25,6 +26,7 @@ HOMES = (
     offbeat.algorithms,
     offbeat.algorithms.optimisers,
     offbeat.local,
+    offbeat.local.compress,
     offbeat.local.optimisers,
     offbeat.local.schedules,
     offbeat.timing,
@@ -84,6 +86,7 @@ GIVEN: dict[str, Any] = {
     "lr": 0.1,
     "count": 1,
     "first": 1,
+    "share": 0.5,
     "length": 10,
     "every": 10,
     "c": 1.0,
@@ -129,7 +132,12 @@ ZERO = {"decay", "mu", "momentum", "power", "after", "explore", "fairness", "std
     "floor",
     "warmup",
 }
-ZERO_OF = {(offbeat.local.MAML, "alpha"), (offbeat.timing.Uniform, "low")}
+ZERO_OF = {
+    (offbeat.local.MAML, "alpha"),
+    (offbeat.timing.Uniform, "low"),
+    (offbeat.algorithms.optimisers.DelayedNesterov, "activation"),
+    *((offbeat.algorithms.optimisers.HeLoCo, name) for name in ("shrink", "most", "turn", "doubt")),
+}
 NOT_OF = {(offbeat.algorithms.Ringmaster, "threshold")}
 
 

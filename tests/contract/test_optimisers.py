@@ -39,7 +39,17 @@ from offbeat.algorithms import (
     QuAFL,
     SyncST,
 )
-from offbeat.algorithms.optimisers import FedAdagrad, FedAdam, FedAMSGrad, FedAvgM, FedNesterov, FedYogi
+from offbeat.algorithms.optimisers import (
+    DelayedNesterov,
+    FedAdagrad,
+    FedAdam,
+    FedAMSGrad,
+    FedAvgM,
+    FedNesterov,
+    FedYogi,
+    HeLoCo,
+    LookAhead,
+)
 from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
@@ -54,6 +64,9 @@ SHORT = Until(updates=40)
 OPTIMISERS = [
     FedAvgM(0.5),
     FedNesterov(0.5, lr=0.5),
+    DelayedNesterov(0.5, lr=0.5, size=3, activation=0.2),
+    LookAhead(0.5, lr=0.5),
+    HeLoCo(0.5, lr=0.5),
     FedAdagrad(lr=0.1),
     FedAdam(lr=0.05),
     FedAdam(lr=0.05, correct=True, threshold=3),
@@ -84,7 +97,7 @@ SERVERS: list[Server[Any]] = [
     MIFA(size=2),
     CA2FL(size=3),
 ]
-_locals = itertools.cycle(LOCALS)  # eight against the seven optimisers: every server meets each, every optimiser, too
+_locals = itertools.cycle(LOCALS)  # eight against the ten optimisers: every server meets each, every optimiser, too
 PAIRS: list[tuple[Any, Local]] = [
     *((replace(server, server=optimiser), next(_locals)) for server in SERVERS for optimiser in OPTIMISERS),
     (ACED(server=FedAdam(lr=0.05)), SGD(0.05, steps=2)),

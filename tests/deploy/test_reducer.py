@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,13 @@ from ideal import Ideal
 from logs import Log, plan
 from worlds import Scenario, TwoTasks, run as simulate, send
 
-from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedBuff, Rennala, Ringmaster
-from offbeat.algorithms.optimisers import FedAdam, FedAvgM
+from offbeat.algorithms import AREA, AsyncDiLoCo, DeFedAvg, Favano, FedAST, FedAsync, FedBuff, Rennala, Ringmaster
+from offbeat.algorithms.optimisers import DelayedNesterov, FedAdam, FedAvgM, HeLoCo
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Cancel, Job, Recall
-from offbeat.core.server import Server
+from offbeat.core.local import Local
+from offbeat.core.server import Algorithm, Server
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment
@@ -26,7 +28,9 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Done
 from offbeat.deploy.server_core import ServerCore
-from offbeat.local import SGD, Adam, Gradient, Moreau
+from offbeat.deploy.train import Training
+from offbeat.local import SGD, Adam, AdamW, Gradient, Moreau
+from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs
 from offbeat.local.schedules import CosineDecay
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times
@@ -243,6 +247,40 @@ def test_the_fold_survives_any_log(entries: list[tuple[str, bytes]]) -> None:
     assert sum(log.refused.values()) == len(entries)
 
 
+def test_compressed_vectors_come_as_bytes_and_others_are_refused() -> None:
+    signs = Signs()
+    log = Log(plan(FedAsync(lr=0.1), SGD(lr=0.5, compress=signs))).begin()
+    before, packed = log.reducer.model(0), signs.pack(signs.code(torch.tensor([[-3.0]], dtype=torch.float64), list))
+    assert packed.shape == (1, 9)
+    assert log.result("a", 1, 0, parts={"delta": packed[0]}) == "applied"
+    assert (log.reducer.model(0) - before).item() == pytest.approx(0.3)
+    assert log.result("b", 1, 1) == "dtype"
+    assert log.result("b", 2, 3, parts={"delta": packed[0, :8]}) == "length"
+    far = torch.cat([torch.tensor([math.nan], dtype=torch.float64).view(torch.uint8), packed[0, 8:]])
+    assert log.result("b", 3, 4, parts={"delta": far}) == "nonfinite"
+
+
+def test_bytes_that_no_client_would_pack_are_refused() -> None:
+    levels = QSGD(4)  # nine of them, in 4 bits
+    log = Log(plan(FedAsync(lr=0.1), SGD(lr=0.5, compress=levels))).begin()
+    scale = torch.ones(1, dtype=torch.float64).view(torch.uint8)
+    assert (
+        log.result("a", 1, 0, parts={"delta": torch.cat([scale, torch.tensor([9], dtype=torch.uint8)])}) == "malformed"
+    )
+
+
+@pytest.mark.parametrize("coder", [LargestK(0.01), RandomK(0.2), Signs(), QSGD(7), Quantise(8)], ids=repr)
+def test_a_real_message_has_the_bytes_that_are_counted(coder: Any) -> None:
+    problem, local = Quadratic(2, dim=500, noise=0.5), Algorithm(AREA(), Moreau(lr=0.1, compress=coder)).local
+    assert isinstance(local, Local)
+    training = Training(
+        problem, local, Job(0, 0, 0, 0, 1, 0.1, 0), {"model": problem.initial()}, local.remember(problem.initial()), 0
+    )
+    training.step()
+    message = wire.unpack(wire.pack("trained", {}, training.result()[0]))
+    assert sum(len(raw) for _, raw in message.parts.values()) == local.wire(500)[1]
+
+
 def test_bfloat16_is_refused_where_clients_have_a_memory() -> None:
     with pytest.raises(SettingError, match="bfloat16"):
         plan(AREA(), dtype="bfloat16")
@@ -262,6 +300,16 @@ COURSES = {
     ),
     "ringmaster with stops": (Ringmaster(threshold=2, lr=0.02, stop=True), Gradient()),
     "rennala with stops": (Rennala(size=3, lr=0.05, stop=True), Gradient()),
+    "asynchronous diloco": (
+        AsyncDiLoCo(server=DelayedNesterov(0.5, lr=0.5, size=3), dynamic=True),
+        AdamW(lr=0.05, steps=4, keep=True),
+    ),
+    "heloco": (AsyncDiLoCo(server=HeLoCo(0.5, lr=0.3), ahead=True), SGD(lr=0.05, steps=2)),
+    "top-k with feedback": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2, compress=LargestK(0.3, feedback=True))),
+    "random-k": (FedBuff(size=3), SGD(lr=0.05, compress=RandomK(0.6))),
+    "signs": (FedBuff(size=3), Adam(lr=0.05, steps=2, keep=True, compress=Signs(feedback=True))),
+    "area, quantised": (AREA(size=3), Moreau(lr=0.05, penalty=20.0, inner=3, compress=Quantise(3))),
+    "area, qsgd": (AREA(size=3), SGD(lr=0.05, steps=2, compress=QSGD(4, feedback=True))),
     "area by local envelope": (AREA(size=2), Moreau(lr=0.05, penalty=20.0, inner=3)),
 }
 HELD = {

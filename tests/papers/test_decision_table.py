@@ -21,6 +21,7 @@ from offbeat.algorithms import (
     MIFA,
     AsFedAvg,
     AsGrad,
+    AsyncDiLoCo,
     AsySG,
     DeFedAvg,
     DeFedAvgIID,
@@ -41,6 +42,7 @@ from offbeat.algorithms import (
     Ringleader,
     Ringmaster,
 )
+from offbeat.algorithms.optimisers import DelayedNesterov, FedNesterov, HeLoCo, LookAhead
 from offbeat.core.course import Until
 from offbeat.local import SGD, Gradient
 from offbeat.problems.quadratic import Quadratic
@@ -74,6 +76,10 @@ SERVERS: dict[str, tuple[Any, Any]] = {
     "mindflayer": (MindFlayer(limit=0.1, lr=0.05), Gradient()),
     "malenia": (Malenia(size=4, lr=0.1), Gradient()),
     "ringleader": (Ringleader(lr=0.05), Gradient()),
+    "async-diloco": (AsyncDiLoCo(server=FedNesterov(0.5)), SGD(lr=0.001)),
+    "dn-dylu": (AsyncDiLoCo(server=DelayedNesterov(0.5, size=4), dynamic=True), SGD(lr=0.004)),
+    "mla": (AsyncDiLoCo(server=LookAhead(0.5)), STEP),
+    "heloco": (AsyncDiLoCo(server=HeLoCo(0.5), ahead=True), STEP),
     "defedavg-niid": (DeFedAvg(sampled=2), SGD(lr=0.05)),
     "defedavg-iid": (DeFedAvgIID(size=4), SGD(lr=0.01)),
     "favano": (Favano(sampled=2, period=0.2), SGD(lr=0.005, steps=4)),
@@ -104,4 +110,4 @@ def test_methods_for_any_data_end_at_the_optimum_and_the_others_do_not(
 
 def test_every_client_driven_method_of_the_table_was_tried() -> None:
     personal = {"persafl-maml", "persafl-me", "per-fedavg", "pfedme", "local-only"}
-    assert set(rows()) - set(SERVERS) <= personal | {"fedprox", "scaffold", "centralised"}
+    assert set(rows()) - set(SERVERS) <= personal | {"fedprox", "scaffold", "diloco", "centralised"}

@@ -28,6 +28,7 @@ from offbeat.algorithms import (
     QuAFL,
 )
 from offbeat.algorithms.optimisers import FedAdam
+from offbeat.core.compressor import Compressor
 from offbeat.core.course import Until
 from offbeat.core.events import Job, Update
 from offbeat.core.local import Local, Work
@@ -40,6 +41,7 @@ from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD, Adam, Scaffold
+from offbeat.local.compress import QSGD, LargestK, Signs
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
@@ -117,9 +119,21 @@ def test_a_run_that_is_saved_goes_on_bit_for_bit(name: str, executor: str, serve
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_on_an_ideal_network_the_model_is_the_simulated_one_bit_for_bit(name: str, server: Server[Any]) -> None:
+    as_simulated(name, server, LOCAL)
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+@pytest.mark.parametrize("coder", [LargestK(0.1, feedback=True), QSGD(7), Signs(feedback=True)], ids=repr)
+@pytest.mark.parametrize("name", ["average", "personal", "personal, average"])
+def test_so_it_is_with_compressed_messages(name: str, coder: Compressor, server: Server[Any]) -> None:
+    as_simulated(name, server, replace(LOCAL, compress=coder))
+
+
+def as_simulated(name: str, server: Server[Any], local: Local) -> None:
+    """Check that a run on an ideal network ends as a simulated one: the model, and what clients remember."""
     make, settings = MODELS[name]
     p, timing, until = problem(make(), **settings), Times(Exponential(1.0)), Until(updates=16)
-    simulated = prepare(p, Algorithm(server, LOCAL), timing, until, seed=3, executor="serial")
+    simulated = prepare(p, Algorithm(server, local), timing, until, seed=3, executor="serial")
     simulated.run()
     own: list[Any] = [
         ClientProblem(
@@ -127,7 +141,7 @@ def test_on_an_ideal_network_the_model_is_the_simulated_one_bit_for_bit(name: st
         )
         for client, shard in enumerate(SHARDS)
     ]
-    ideal = Ideal(p, server, LOCAL, timing, until, seed=3, own=own)
+    ideal = Ideal(p, server, local, timing, until, seed=3, own=own)
     found = ideal.run()
     assert torch.equal(found.reducer.model(0), simulated.server.models(simulated.world.server)[0].vector)
     for (client, _), (_, kept) in simulated.world.memories.items():
@@ -170,6 +184,22 @@ def test_optimisers_on_both_sides_run_on_every_executor_and_go_on(name: str, loc
     assert same_world(resumed, batched)
     assert torch.equal(elsewhere.server.model.vector, serial.server.model.vector)
     torch.testing.assert_close(batched.server.model.vector, serial.server.model.vector, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["average", "personal", "personal, average"])
+def test_with_compressed_messages_executors_agree_and_what_is_personal_is_trained_as_before(name: str) -> None:
+    runs = [
+        begun(name, FedBuff(size=2, lr=0.5), executor, replace(LOCAL, compress=LargestK(0.2, feedback=True)))
+        for executor in ("serial", "batched")
+    ]
+    for run in runs:
+        run.run()
+    serial, batched = map(memories, runs)
+    assert {key for _, key in serial} >= {"error.delta"}
+    for key, value in serial.items():
+        torch.testing.assert_close(batched[key], value, rtol=1e-3, atol=1e-4)
+        own = value[runs[0].problems[0].dim :] if key[1] == "error.delta" else value[:0]
+        assert torch.equal(own, torch.zeros_like(own))  # of what is not sent, nothing is left over
 
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)

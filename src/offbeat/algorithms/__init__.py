@@ -10,6 +10,7 @@ from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.delay_adaptive import DelayAdaptive
+from offbeat.algorithms.diloco import AsyncDiLoCo
 from offbeat.algorithms.fadas import FADAS
 from offbeat.algorithms.favano import Favano
 from offbeat.algorithms.fedast import FedAST, OneByOne
@@ -45,6 +46,7 @@ __all__ = [
     "AsFedAvg",
     "AsGrad",
     "AsySG",
+    "AsyncDiLoCo",
     "Criterion",
     "DeFedAvg",
     "DeFedAvgIID",

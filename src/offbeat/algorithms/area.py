@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,6 +24,10 @@ class Residual(Wrapper):
     @property
     def sends(self) -> tuple[str, ...]:
         return ("residual", *self.notes)
+
+    @property
+    def moves(self) -> Mapping[str, str | None]:
+        return {"residual": "y"}
 
     def remember(self, model: Vector) -> Payload:
         return {**self.inner.remember(model), "y": model}

@@ -42,8 +42,7 @@ class Flow(Stepping[S]):
     own_size: ClassVar[bool] = False  # under FedAST: keep `size` as it is instead of taking the task's b_m
 
     def started(self, state: S, view: View) -> Commands:
-        clients = view.everyone() if self.concurrency is None else view.idle(self.concurrency)
-        yield from hand_out(state.model, clients, self.local_lr(state))
+        yield from self.hand(state, view.everyone() if self.concurrency is None else view.idle(self.concurrency), view)
 
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         yield from self.next(state, job.client, view)
@@ -54,10 +53,13 @@ class Flow(Stepping[S]):
     def next(self, state: S, client: int, view: View) -> Commands:
         """Work for whoever follows this client: itself, or idle clients until enough are at work."""
         if self.concurrency is not None:
-            yield from hand_out(state.model, view.idle(self.concurrency - view.flying), self.local_lr(state))
+            yield from self.hand(state, view.idle(self.concurrency - view.flying), view)
         elif view.present(client):
-            model = state.model
-            yield Send(client, {"model": model.vector}, model.version, None, 0, self.local_lr(state))
+            yield from self.hand(state, (client,), view)
+
+    def hand(self, state: S, clients: Iterable[int], view: View) -> Commands:
+        """Work for these clients: the model as it is now."""
+        return hand_out(state.model, clients, self.local_lr(state))
 
     def local_lr(self, state: S) -> float | None:
         """The step size that goes with the model; None: the local trainer's own."""

@@ -1,19 +1,23 @@
 """Optimisers of a server's steps: FedAvgM (Hsu et al. 2019), FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021,
-algorithm 2) and AMSGrad, which with `threshold` is the delay-adaptive FADAS (Wang et al. 2024).
+algorithm 2) and AMSGrad, which with `threshold` is the delay-adaptive FADAS (Wang et al. 2024). Those of asynchronous
+DiLoCo: delayed Nesterov (Liu et al. 2024), momentum look-ahead (Ajanthan et al. 2025), HeLoCo (Al Asif et al. 2026).
 
 A direction Δ points to where the server would step by itself: for FedBuff −lr · mean of the deltas.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
+from typing import Self
 
 import torch
 
-from offbeat.core.errors import Fraction, Positive
+from offbeat.core.errors import Count, Fraction, NotNegative, Positive, SettingError, Share
 from offbeat.core.optimiser import Moments, ServerOptimiser
-from offbeat.core.vectors import Vector
+from offbeat.core.vectors import Vector, alike, dot, materialise, norm
+
+TINY = 1e-8  # ε of HeLoCo
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class FedAvgM(ServerOptimiser):
         m = self.beta * moments["m"] + direction
         return m, {"m": m}
 
+    def onward(self, moments: Moments) -> Vector | None:
+        return (self.lr * self.beta) * moments["m"]
+
 
 @dataclass(frozen=True)
 class FedNesterov(FedAvgM):
@@ -42,6 +49,102 @@ class FedNesterov(FedAvgM):
     def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
         m, kept = super().way(direction, moments, t)
         return direction + self.beta * m, kept
+
+
+@dataclass(frozen=True)
+class DelayedNesterov(FedAvgM):
+    """Nesterov's momentum that is renewed every few steps, by the mean of their directions.
+
+    Each step follows its direction at once, x ← x + lr·(c·beta·m + Δ/N). Every N-th one renews the momentum first,
+    m ← beta·m + (the last N directions)/N, and takes what the others left of it:
+    x ← x + lr·((1 − c·(N − 1))·beta·m + Δ/N). With N = 1 this is Nesterov's.
+
+    size: steps from one renewal of the momentum to the next, N; the number of clients is a natural choice.
+    activation: part of the momentum that every step takes, c in [0, 1/N]; with 0, the N-th takes all of it.
+    """
+
+    size: Count = 4
+    activation: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation * self.size > 1.0:
+            raise SettingError(f"activation = {self.activation:g}: must be at most 1/size = {1 / self.size:g}")
+
+    def begin(self, model: Vector) -> Moments:
+        return {**super().begin(model), "sum": model * 0.0}
+
+    def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
+        m, total, share = moments["m"], moments["sum"] + direction, self.activation
+        if t % self.size == 0:
+            m, total = self.beta * m + (1.0 / self.size) * total, total * 0.0
+            share = 1.0 - self.activation * (self.size - 1)
+        return (1.0 / self.size) * direction + (share * self.beta) * m, {"m": m, "sum": total}
+
+
+@dataclass(frozen=True)
+class LookAhead(FedAvgM):
+    """Momentum look-ahead (MLA): m ← beta·m + (1 − beta)·Δ, x ← x + lr·(Δ + beta·m).
+
+    So x, which clients are sent, is always a plain step x + lr·Δ moved on along the momentum.
+    """
+
+    def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
+        m = self.beta * moments["m"] + (1.0 - self.beta) * direction
+        return direction + self.beta * m, {"m": m}
+
+
+@dataclass(frozen=True)
+class HeLoCo(LookAhead):
+    """Momentum look-ahead of directions that are first corrected by the momentum, as in HeLoCo.
+
+    c is the cosine of Δ and m, and conf = ‖Δ‖/(‖Δ‖ + doubt·‖m‖). With c ≥ aligned, Δ stays as it is. With c < 0, it
+    loses a part min(shrink·(−c)·conf, most) of its component along m. In between it is turned towards m, to the
+    direction of (1 − λ)·Δ/‖Δ‖ + λ·m/‖m‖, λ = min(turn·(1 − c)·conf, 1), and keeps its length.
+
+    aligned: cosine from which a direction is not corrected, c_ok.
+    shrink: strength with which conflicting directions are shortened, k_s.
+    most: the largest part of a component that is taken away, β_max.
+    turn: strength with which unclear directions are turned, k_d.
+    doubt: weight of the momentum's length against that of a direction, κ.
+
+    Each tensor of the model is a block that is corrected by itself; with several tasks, the whole model is one.
+    """
+
+    aligned: Share = 0.2
+    shrink: NotNegative = 0.5
+    most: Fraction = 0.5
+    turn: NotNegative = 1.0
+    doubt: NotNegative = 3.0
+    blocks: tuple[int, ...] = field(default=(), metadata={"setting": False})
+
+    def over(self, blocks: tuple[int, ...]) -> Self:
+        return replace(self, blocks=blocks)
+
+    def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
+        return super().way(self.whole(direction, moments["m"]), moments, t)
+
+    def whole(self, direction: Vector, m: Vector) -> Vector:
+        """Δ̂, block by block."""
+        if len(self.blocks) < 2:
+            return self.corrected(direction, m)
+        pairs = zip(*(torch.split(materialise(each), list(self.blocks)) for each in (direction, m)), strict=True)
+        return alike(direction, torch.cat([self.corrected(mine, its) for mine, its in pairs]))
+
+    def corrected(self, direction: Vector, m: Vector) -> Vector:
+        """Δ̂ of a block."""
+        length, momentum = norm(direction), norm(m)
+        if min(length, momentum) < TINY:  # nothing to correct, or by
+            return direction
+        cosine, conf = dot(direction, m) / (length * momentum), length / (length + self.doubt * momentum)
+        if cosine >= self.aligned:
+            return direction
+        if cosine < 0:
+            part = min(-self.shrink * cosine * conf, self.most)
+            return direction - (part * cosine * length / momentum) * m
+        part = min(self.turn * (1.0 - cosine) * conf, 1.0)
+        mixed = ((1.0 - part) / length) * direction + (part / momentum) * m
+        return (length / max(norm(mixed), TINY)) * mixed
 
 
 @dataclass(frozen=True)

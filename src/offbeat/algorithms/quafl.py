@@ -5,25 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import torch
-
 from offbeat.algorithms.favano import InterruptedState, Interrupting
 from offbeat.core.errors import Count, SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.vectors import Payload, Vector
-
-
-def quantise(x: Vector, reference: Vector, uniform: Vector, bits: int) -> Vector:
-    """x rounded at random, and on average to itself, to one of 2^bits levels around a reference that both sides know.
-
-    Rows [n, d]; the levels span the row's largest distance from the reference, so the error shrinks with it.
-    """
-    away = x - reference
-    span = away.abs().amax(dim=-1, keepdim=True)
-    spacing = torch.clamp(2.0 * span / (2**bits - 1), min=torch.finfo(x.dtype).tiny)
-    level = torch.floor((away + span) / spacing + uniform)
-    return reference + torch.clamp(level, max=2**bits - 1) * spacing - span
+from offbeat.local.compress import quantise
 
 
 @dataclass(frozen=True)

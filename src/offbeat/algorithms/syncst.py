@@ -188,6 +188,10 @@ class ReportsLoss(Wrapper):
     def sends(self) -> tuple[str, ...]:
         return (*self.inner.sends, "loss")
 
+    @property
+    def moves(self) -> Mapping[str, str | None]:
+        return self.inner.moves
+
     def wire(self, dim: int) -> tuple[int, int]:
         down, up = self.inner.wire(dim)
         return down, up + 4

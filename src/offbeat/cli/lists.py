@@ -15,8 +15,8 @@ def list_(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, server-optimisers, locals, optimisers, schedules, models, data, losses, metrics, splits "
-            "or timing. Default: all."
+            help="algorithms, server-optimisers, locals, optimisers, schedules, compressors, models, data, losses, "
+            "metrics, splits or timing. Default: all."
         ),
     ] = None,
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
 
+from offbeat.core.compressor import Compressor
 from offbeat.core.errors import Checked, Count, Positive, SettingError, Share
 from offbeat.core.events import Job
 from offbeat.core.problem import Countable, Numbers, Oracle, Problem
@@ -28,6 +29,7 @@ class Work:
     accumulate: mini-batches of which every gradient, product and loss is the mean.
     jobs: what the server asked for, a job a client.
     shared: how many numbers of a vector, the first ones, are the server's to see; None: all of them.
+    packed: whether compressed vectors are wanted as bytes, as they travel, instead of as what comes out of them.
     between: told by a trainer that makes all steps of a job in one call how many it has made so far; says whether to go
         on. None: to the end.
     """
@@ -42,6 +44,7 @@ class Work:
     accumulate: int = 1
     jobs: Sequence[Job] = ()
     shared: int | None = None
+    packed: bool = False
     between: Callable[[int], bool] | None = None
 
     def gradient(self, w: Vector, sample: int = 0) -> Vector:
@@ -121,6 +124,7 @@ class Local(Checked):
     shuffle: go through the data in a new random order every epoch instead of drawing with replacement.
     epochs: instead of steps: as many as it takes to draw so many times the number of the client's samples.
     accumulate: mini-batches per local step, of whose gradients the mean is taken.
+    compress: what is sent instead of all numbers, such as { top-k = 0.01 }; by default all.
     """
 
     lr: Positive
@@ -129,6 +133,7 @@ class Local(Checked):
     shuffle: bool = False
     epochs: Positive | None = field(default=None, kw_only=True)
     accumulate: Count = field(default=1, kw_only=True)
+    compress: Compressor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,6 +151,17 @@ class Local(Checked):
     def sends(self) -> tuple[str, ...]:
         """What its upload holds."""
         return ("delta",)
+
+    @property
+    def moves(self) -> Mapping[str, str | None]:
+        """What it sends that is a difference, and so may be compressed: by name, what a client remembers that moves by
+        this difference, or None."""
+        return {"delta": None}
+
+    @property
+    def coders(self) -> Mapping[str, Compressor]:
+        """How what it sends is compressed, by name."""
+        return {}
 
     def remember(self, model: Vector) -> Payload:
         """A client's memory before its first job, given the initial model; empty for a client without memory."""
@@ -223,12 +239,14 @@ class Wrapper(Local):
 
     inner: Local = field(kw_only=True, metadata={"setting": False})
 
+    reports: ClassVar[bool] = True  # whether what it sends is made of the model that the inner one reaches
+
     @classmethod
     def around(cls, inner: Local) -> Self:
         """This wrapper around a local trainer, unless it is one already."""
         if isinstance(inner, cls):
             return inner
-        if not inner.trains:
+        if cls.reports and not inner.trains:
             raise SettingError(f"{type(inner).__name__} reaches no model that could be reported; use one that trains")
         return cls(
             lr=inner.lr,
@@ -237,6 +255,7 @@ class Wrapper(Local):
             shuffle=inner.shuffle,
             epochs=inner.epochs,
             accumulate=inner.accumulate,
+            compress=inner.compress,
             inner=inner,
         )
 
@@ -263,6 +282,14 @@ class Wrapper(Local):
     @property
     def paced(self) -> bool:
         return self.inner.paced
+
+    @property
+    def moves(self) -> Mapping[str, str | None]:
+        return {}  # for each wrapper to say
+
+    @property
+    def coders(self) -> Mapping[str, Compressor]:
+        return self.inner.coders
 
     def pace(self, version: int, number: int) -> float:
         return self.inner.pace(version, number)

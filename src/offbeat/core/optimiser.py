@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from offbeat.core.errors import Checked, NotNegative
 from offbeat.core.vectors import Vector, marked
@@ -63,6 +63,14 @@ class ServerOptimiser(_Rated, Checked):
         way, kept = self.way(direction, moments, t)
         return self.rate(staleness) * way, kept
 
+    def over(self, blocks: tuple[int, ...]) -> Self:
+        """The same for a model whose tensors have these sizes, one after the other."""
+        return self
+
+    def onward(self, moments: Moments) -> Vector | None:
+        """Where its momentum alone would carry the model next, from where it is; None: it has none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Sparing(ServerOptimiser):
@@ -87,3 +95,7 @@ class Sparing(ServerOptimiser):
         others = {name: kept for name, kept in moments.items() if name != "spared"}
         step, kept = self.inner.step(direction, others, t, staleness)
         return step - step * spared + direction * spared, {**kept, "spared": spared}
+
+    def onward(self, moments: Moments) -> Vector | None:
+        way = self.inner.onward(moments)
+        return None if way is None else way - way * moments["spared"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
 
+from offbeat.core.compressed import Compressed, compressed
 from offbeat.core.errors import Checked, SettingError
 from offbeat.core.events import (
     Admitted,
@@ -355,12 +356,19 @@ class Algorithm:
         return tuple(p.pair(t) if isinstance(p, Pairing) else t for p, t in zip(problems, locals_, strict=True))
 
     def server_for(self, problems: Sequence[Problem]) -> Server[Any]:
-        """The server for these problems, its settings in their order; its optimiser steps no running statistics."""
+        """The server for these problems, its settings in their order.
+
+        Its optimiser knows the tensors of a model and steps no running statistics.
+        """
         server = self.server.for_problems(problems)
         optimiser = server.optimiser if isinstance(server, Stepping) else None
         spared: list[Any] = [getattr(problem, "averaged", None) for problem in problems]
-        if optimiser is None or not any(spared):
+        if optimiser is None:
             return server
+        if len(problems) == 1:
+            optimiser = optimiser.over(getattr(problems[0], "blocks", ()))
+        if not any(spared):
+            return server.optimised(optimiser)  # type: ignore[attr-defined, no-any-return]
         if len(problems) > 1:
             named = next(p.name for p, which in zip(problems, spared, strict=True) if which)
             raise SettingError(
@@ -371,7 +379,8 @@ class Algorithm:
         return server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
 
     def _paired(self, trainer: Local) -> Local:
-        paired = self.server.pair(trainer)
+        trainer = trainer.inner if isinstance(trainer, Compressed) else trainer
+        paired = compressed(self.server.pair(trainer))
         server, local = type(self.server).__name__, trainer.label
         if self.server.holds and not paired.stops:
             raise SettingError(f"{server} {cannot_hold(trainer)}")

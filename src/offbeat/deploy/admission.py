@@ -27,11 +27,12 @@ from typing import Any, Self
 
 import torch
 
+from offbeat.core.compressor import Compressor
 from offbeat.core.errors import SettingError, not_negative, positive
 from offbeat.core.state import State
-from offbeat.core.vectors import Payload
+from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy.envelope import LARGEST
-from offbeat.deploy.wire import Message, RefusedError, dtype_of
+from offbeat.deploy.wire import SIZES, Message, RefusedError, dtype_of
 
 APPLIED = "applied"
 
@@ -81,17 +82,39 @@ def _as(default: object, name: str, value: float) -> Any:
     return int(value) if isinstance(default, int) or name == "window" else value
 
 
-def admit(message: Message, expected: Mapping[str, int], dtype: str) -> Payload:
-    """The update's vectors. expected: name and length of each; nothing is copied before they agree."""
+def admit(
+    message: Message, expected: Mapping[str, int], dtype: str, coders: Mapping[str, Compressor] | None = None
+) -> Payload:
+    """The update's vectors. expected: name and length of each; nothing is copied before they agree.
+
+    coders: of those that are compressed, how.
+    """
+    coders = coders or {}
     if set(message.parts) != set(expected):
         raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected {', '.join(expected)}")
     for name, length in expected.items():
-        if message.parts[name][0] not in (dtype, "bfloat16"):
-            raise RefusedError("dtype", f"{name} is {message.parts[name][0]}, expected {dtype}")
-        if message.length(name) != length:
-            raise RefusedError("length", f"{name} has {message.length(name)} numbers, expected {length}")
-    vectors = {name: message.vector(name).to(dtype_of(dtype)) for name in expected}
+        kinds, count = (dtype, "bfloat16"), length
+        if name in coders:
+            kinds, count = ("bytes", "bytes"), coders[name].size(length, SIZES[dtype])
+        if message.parts[name][0] not in kinds:
+            raise RefusedError("dtype", f"{name} is {message.parts[name][0]}, expected {kinds[0]}")
+        if message.length(name) != count:
+            raise RefusedError("length", f"{name} has {message.length(name)} numbers, expected {count}")
+    vectors = {
+        name: _unpacked(message.vector(name), length, dtype, coders[name])
+        if name in coders
+        else message.vector(name).to(dtype_of(dtype))
+        for name, length in expected.items()
+    }
     for name, vector in vectors.items():
         if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
             raise RefusedError("nonfinite", f"{name} holds a number that is not finite")
     return vectors
+
+
+def _unpacked(packed: Vector, length: int, dtype: str, coder: Compressor) -> Vector:
+    like = torch.empty(1, length, dtype=dtype_of(dtype))
+    try:
+        return coder.value(coder.unpack(packed.unsqueeze(0), like))[0]
+    except ValueError as error:
+        raise RefusedError("malformed", f"what should be compressed is not: {error}") from None

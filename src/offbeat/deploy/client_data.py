@@ -58,6 +58,10 @@ class ModelOnly:
         return self.flat.initial()
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        return self.flat.blocks
+
+    @property
     def averaged(self) -> tuple[int, int] | None:
         return self.flat.averaged
 

@@ -96,8 +96,9 @@ class Plan:
     def update_bytes(self, task: int) -> int:
         """Bytes of an update, with some for its header."""
         half = self.dtype == "bfloat16" and self.initial[task].dtype == torch.float32
-        each = 2 if half else self.initial[task].element_size()
-        return 1024 + each * sum(self.expected(task).values())
+        width, coders = self.initial[task].element_size(), self.locals[task].coders
+        sizes = {name: (2 if half else width) * length for name, length in self.expected(task).items()}
+        return 1024 + sum(coders[n].size(self.expected(task)[n], width) if n in coders else s for n, s in sizes.items())
 
     @property
     def remembers(self) -> list[bool]:

@@ -397,7 +397,7 @@ class Reducer(Course[SentJob]):
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
         dtype = wire.name_of(plan.initial[job.task].dtype)
-        vectors = admit(message, self.expected[job.task], dtype)
+        vectors = admit(message, self.expected[job.task], dtype, plan.locals[job.task].coders)
         self._measure(client, job.task, vectors)
         ledger.clients[client].slots[job.task] = version
         ledger.clients[client].strikes = 0

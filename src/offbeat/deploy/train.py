@@ -44,6 +44,7 @@ class Training:
             keys=np.array([own], dtype=np.int64),
             accumulate=local.accumulate,
             jobs=[job],
+            packed=True,
             between=self._between,
         )
         self.carry = local.init(self.work)

@@ -12,10 +12,21 @@ from torch import nn
 from offbeat import algorithms as servers, local as trainers, timing
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson
 from offbeat.algorithms.flow import Flow
-from offbeat.algorithms.optimisers import FedAdagrad, FedAdam, FedAMSGrad, FedAvgM, FedNesterov, FedYogi
+from offbeat.algorithms.optimisers import (
+    DelayedNesterov,
+    FedAdagrad,
+    FedAdam,
+    FedAMSGrad,
+    FedAvgM,
+    FedNesterov,
+    FedYogi,
+    HeLoCo,
+    LookAhead,
+)
 from offbeat.algorithms.schedules import Decay, Schedule, Steady
 from offbeat.algorithms.staleness import Equal, Hinge, Polynomial, Staleness
 from offbeat.core import names
+from offbeat.core.compressor import Compressor
 from offbeat.core.local import Local
 from offbeat.core.names import register
 from offbeat.core.optimiser import Optimiser, ServerOptimiser
@@ -25,7 +36,7 @@ from offbeat.data.facts import FACTS
 from offbeat.data.readers import load
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
 from offbeat.experiment import schema
-from offbeat.local import optimisers as local_optimisers, schedules as local_schedules
+from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
 from offbeat.problems.metrics import NAMED, Score
@@ -102,12 +113,38 @@ register(
         "persafl-me": Recipe(
             servers.FedAsync, trainers.Moreau, text="PersA-FL on the Moreau envelope: FedAsync with moreau"
         ),
+        "async-diloco": Recipe(
+            servers.AsyncDiLoCo,
+            preset={"server": {"nesterov": {"beta": 0.9, "lr": 0.07}}},
+            text="an outer Nesterov step for every update",
+        ),
+        "dn-dylu": Recipe(
+            servers.AsyncDiLoCo,
+            preset={"server": {"delayed-nesterov": {"beta": 0.9, "lr": 0.7, "size": 4}}, "dynamic": True},
+            text="asynchronous DiLoCo with delayed Nesterov and dynamic local updates",
+        ),
+        "mla": Recipe(
+            servers.AsyncDiLoCo,
+            preset={"server": {"look-ahead": {"beta": 0.9, "lr": 0.1}}},
+            text="asynchronous DiLoCo with momentum look-ahead",
+        ),
+        "heloco": Recipe(
+            servers.AsyncDiLoCo,
+            preset={"server": {"heloco": {"beta": 0.9, "lr": 0.1}}, "ahead": True},
+            text="asynchronous DiLoCo whose updates are corrected by the momentum",
+        ),
         "fedavg": Recipe(servers.FedAvg),
         "m-sync": Recipe(servers.MSync),
         "fedprox": Recipe(servers.FedAvg, trainers.Prox, text="FedAvg whose clients stay near what they were sent"),
         "scaffold": Recipe(servers.SCAFFOLD, trainers.Scaffold),
         "per-fedavg": Recipe(servers.FedAvg, trainers.MAML, text="FedAvg on the MAML loss"),
         "pfedme": Recipe(servers.FedAvg, trainers.Moreau, text="FedAvg on the Moreau envelope; lr is its β"),
+        "diloco": Recipe(
+            servers.FedAvg,
+            trainers.AdamW,
+            preset={"server": {"nesterov": {"beta": 0.9, "lr": 0.7}}},
+            text="FedAvg with local AdamW and outer Nesterov",
+        ),
         "local-only": Recipe(servers.LocalOnly),
         "centralised": Recipe(servers.FedAvg, pooled=True, text="one client with everybody's data, the reference"),
         "fedast": Recipe(servers.FedAST),
@@ -153,6 +190,17 @@ register(
     "offbeat.optimisers",
 )
 register(
+    Compressor,
+    {
+        "top-k": compress.LargestK,
+        "random-k": compress.RandomK,
+        "sign": compress.Signs,
+        "qsgd": compress.QSGD,
+        "quantise": compress.Quantise,
+    },
+    "offbeat.compressors",
+)
+register(
     LocalSchedule,
     {
         "cosine": local_schedules.CosineDecay,
@@ -166,6 +214,9 @@ register(
     {
         "momentum": FedAvgM,
         "nesterov": FedNesterov,
+        "delayed-nesterov": DelayedNesterov,
+        "look-ahead": LookAhead,
+        "heloco": HeLoCo,
         "adagrad": FedAdagrad,
         "adam": FedAdam,
         "yogi": FedYogi,
@@ -256,6 +307,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         },
         "optimisers": {**_lines(Optimiser), **own},
         "schedules": {**_lines(LocalSchedule), **own},
+        "compressors": {**_lines(Compressor), **own},
         "models": {
             **_lines(nn.Module),
             "package.module:factory": "your own: any callable that gives a torch.nn.Module",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -23,6 +24,8 @@ class Gradient(Local):
             raise SettingError("gradient takes no step of its own: leave lr and steps out, the server's lr is the step")
 
     sends: ClassVar[tuple[str, ...]] = ("gradient",)
+
+    moves: ClassVar[Mapping[str, str | None]] = {"gradient": None}
 
     trains: ClassVar[bool] = False
 

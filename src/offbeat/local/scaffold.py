@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -28,6 +29,8 @@ class Scaffold(SGD):
     needs: ClassVar[tuple[str, ...]] = ("model", "control")
 
     sends: ClassVar[tuple[str, ...]] = ("delta", "control")
+
+    moves: ClassVar[Mapping[str, str | None]] = {"delta": None, "control": "control"}
 
     def remember(self, model: Vector) -> Payload:
         return {**super().remember(model), "control": model * 0.0}

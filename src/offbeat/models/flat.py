@@ -178,6 +178,12 @@ class Flat:
         return tuple((end - size, end) for name, end, size in parts if "bias" in name and end <= self.dim)
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many numbers each tensor in the server's part has, in their order."""
+        ends = list(accumulate(self._sizes))
+        return tuple(size for size, end in zip(self._sizes, ends, strict=True) if end <= self.dim)
+
+    @property
     def modes(self) -> list[bool]:
         """Which of the module's layers, in the order of `modules()`, are in training mode when it is trained."""
         return [mode for _, mode in self._modes]

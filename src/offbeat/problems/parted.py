@@ -61,7 +61,8 @@ class Parted(Wrapper):
         upload, memory = self.inner.final(carry, self._whole(work))
         if self.own is None:
             return upload, memory
-        sent = {name: v if name in self.notes else v[:, : self.shared].contiguous() for name, v in upload.items()}
+        cut = {name for name, v in upload.items() if name not in self.notes and v.is_floating_point()}  # no packed ones
+        sent = {name: v[:, : self.shared].contiguous() if name in cut else v for name, v in upload.items()}
         return sent, {**memory, "personal": carry["w"][:, self.shared :].contiguous()}
 
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:

@@ -277,6 +277,11 @@ class Supervised:
         return Rows(self, clients, keys, steps, batch, shuffle)
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of the tensors in the server's vector."""
+        return self.flat.blocks
+
+    @property
     def averaged(self) -> tuple[int, int] | None:
         """From where to where running statistics stand in the server's vector."""
         return self.flat.averaged

@@ -117,6 +117,8 @@ def _covered(algorithm: Algorithm, local: Local) -> int | None:
         raise SettingError("the theorems are about plain local steps of one size, without optimiser and schedule")
     if local.epochs is not None or local.accumulate > 1 or not isinstance(local.batch, int | None):
         raise SettingError("the theorems are about one number of local steps and one batch size for all clients")
+    if local.compress is not None:
+        raise SettingError("the theorems are about whole messages, not about compressed ones")
     return local.batch
 
 
