@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from offbeat.core.errors import Checked, Count, Positive, SettingError
 from offbeat.core.events import Alarm
+from offbeat.core.periods import following
 from offbeat.core.random import Stream
 from offbeat.core.server import View
 
@@ -45,7 +46,7 @@ class MessageCount(Checked):
 
 @dataclass(frozen=True)
 class Period(Checked):
-    """Aggregate at regular times.
+    """Aggregate at regular times, the multiples of a period.
 
     time: time between two aggregations.
     """
@@ -100,6 +101,8 @@ _messages = lru_cache(MessageCount)  # asked for on every arrival
 def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
     """The alarm for the next aggregation, if the criterion goes by the clock."""
     wait = when.wait(view.rng)
+    if isinstance(when, Period):
+        wait = following(when.time, view.now) - view.now
     if wait is not None:
         yield Alarm(wait, AGGREGATE)
 
