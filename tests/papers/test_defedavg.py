@@ -105,6 +105,16 @@ def test_a_client_drawn_twice_counts_twice() -> None:
     assert last.server.model.vector.item() == pytest.approx(10.0 * drawn.get(1, 0) / 5)
 
 
+def test_whoever_replaces_a_client_that_left_counts_as_often_as_it_did() -> None:
+    """All five draws of a round are made good, so that the mean is over five."""
+    clock = Scripted([[4.0], [4.0], [9.0]], flips={0: (1.0,), 1: (2.0,)})
+    steps = prepare(Line([0.0] * 3), Algorithm(DeFedAvg(sampled=5), HALF), clock, Until(time=3.0)).steps()
+    drawn = [dict(world.server.drawn) for world in steps]
+    assert len(drawn[0]) > 1
+    assert [sum(round_.values()) for round_ in drawn] == [5] * len(drawn)
+    assert drawn[-1] == {2: 5}
+
+
 def test_draws_are_with_replacement_and_uniform() -> None:
     """Line 4: of n = 2 draws from N = 4, a quarter hit the same client twice, and every client is hit alike."""
     simulation = prepare(

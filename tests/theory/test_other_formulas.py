@@ -195,6 +195,27 @@ def test_fasts_constants_stay_within_theirs_o(steps: int, size: int, requests: i
     assert exact.total <= 33 * order.total
 
 
+def test_fasts_bound_is_the_last_line_of_its_proof() -> None:
+    """Appendix E.3.1, "Using (13)", evaluated by sympy; the terms with R are the asynchrony's."""
+    b, R, es, ec, sl, sg = sp.symbols("b R es ec sl sg", positive=True)
+    at = {L: 0.3, T: 5000, Q: 4, b: 3, R: 12, es: 1.7, ec: 0.04, sl: 1.1, sg: 0.6, gap: 2.5}
+    D, tilde = L**2 * ec**2 * Q * (Q - 1), Q * es
+    noise = L * tilde * ec / (2 * Q * b) + (3 * L**3 * ec**3 * tilde * Q + L**2 * ec**2 * Q) / (4 * (1 - D))
+    unlike = 3 * L * tilde * ec / (2 * b) + (3 * L * tilde * ec * D + D) / (2 * (1 - D))
+    late = (1 + 3 * R * (L * ec * Q) ** 2 / (2 * (1 - D))) * (L * tilde * ec) ** 2 * R / (2 * b**2 * Q) * sl**2
+    late += (1 + D) / (1 - D) * 3 * (L * tilde * ec * R / b) ** 2 / 2 * sg**2
+    right = [11 * term for term in (gap / (T * tilde * ec), noise * sl**2, unlike * sg**2, late)]
+    found = fedast.bound(fedast.FedASTTask(0.3, 4, 3, 12, 5, 1.1, 0.6, 2.5), 1.7, 0.04, 5000)
+    assert list(found.terms.values()) == pytest.approx([float(term.subs(at)) for term in right], rel=1e-12)
+
+
+def test_the_fewest_server_steps_of_fast_and_of_maml() -> None:
+    """Corollary 1.1: T ≥ max(36bτ, 16τRγ); PersA-FL, theorem 2: T ≥ 64 L_b."""
+    assert fedast.least_steps(fedast.FedASTTask(0.3, 4, 3, 12, 5)) == 16 * 4 * 12 * 5
+    assert fedast.least_steps(fedast.FedASTTask(0.3, 4, 3, 12, 0)) == 36 * 3 * 4
+    assert persafl.maml_least_steps(maml(0.2)) == pytest.approx(64 * 0.3 * (1 + 0.2 * 0.3) ** 2)
+
+
 def test_the_optimum_of_6_against_a_numerical_minimiser() -> None:
     weights = [0.5, 1.0, 3.0]
     found = minimize(
@@ -250,6 +271,9 @@ def test_defa_theorem_2_and_the_line_of_its_proof() -> None:
     both = defedavg.iid_global_step(problem) * (local := defedavg.iid_local_step(problem, T_))
     line = 4 * 2.5 / (4 * T_ * both) + 8 * 0.3 * both * 1.21 / 5 + 8 * 0.09 * 4 * local**2 * 1.21
     assert defedavg.iid_bound(problem, T_).total == pytest.approx(line)
+    assert defedavg.iid_bound(problem, T_, printed=True).terms["start and noise"] == pytest.approx(
+        math.sqrt(128 * 0.3 * 2.5 / (5 * 4 * T_))
+    )
     noisier = decoupled(sigma=2.2)
     assert defedavg.iid_bound(noisier, T_).terms["start and noise"] == pytest.approx(
         2 * defedavg.iid_bound(problem, T_).terms["start and noise"]
