@@ -64,8 +64,8 @@ class Period(Checked):
 class Poisson(Checked):
     """Aggregate at the random times of a Poisson process.
 
-    rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), which needs exponential
-        compute times and no network.
+    rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), best for a number of
+        iterations and not for a time, which needs exponential compute times and no network.
     """
 
     rate: Positive | Literal["optimal"]
@@ -108,7 +108,10 @@ def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
 
 
 def optimal_rate(rates: Sequence[float]) -> float:
-    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the aggregation rate that minimises theorem 8's bound (AREA, §4.2).
+    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the rate that minimises theorem 8's bound after K iterations (AREA, §4.2).
+
+    Iterations are messages and server steps. For the bound after a time, higher rates are better:
+    `offbeat.theory.area.rate_within`.
 
     >>> round(optimal_rate([10.0] * 128), 3)     # equal rates: λ·sqrt(n/2)
     80.0
