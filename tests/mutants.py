@@ -28,7 +28,11 @@ import sympy
 import torch
 
 ROOT = Path(__file__).parent.parent
-TESTS = {"algorithms": ("papers",), "local": ("local", "papers"), "theory": ("theory",)}  # where a tree's tests are
+TESTS = {  # where a tree's tests are
+    "algorithms": ("papers/test_*.py", "deploy/test_members.py"),
+    "local": ("local/test_*.py", "papers/test_*.py"),
+    "theory": ("theory/test_*.py",),
+}
 SLOW = ("test_bounds.py", "test_command.py")  # many runs
 PRELOADED = (numpy, scipy.optimize, sympy, torch)  # once, and not in every mutant
 OPERATORS: dict[type, type] = {
@@ -93,7 +97,7 @@ def concerned(path: Path, tree: ast.Module) -> list[str]:
     names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     words = [path.stem, *(name for name in names if not name.startswith("_"))]
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b")
-    files = (file for folder in TESTS[path.parent.name] for file in sorted((ROOT / "tests" / folder).glob("test_*.py")))
+    files = (file for glob in TESTS[path.parent.name] for file in sorted((ROOT / "tests").glob(glob)))
     return [str(file) for file in files if file.name not in SLOW and pattern.search(file.read_text())]
 
 
