@@ -6,7 +6,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGE := $(VENV)/.installed
 TOOLS   := $(VENV)/.installed-dev
 
-.PHONY: setup setup-dev demo screenshots test test-slow faults test-kernels fuzz theory bench bench-others lint format clean
+.PHONY: setup setup-dev demo screenshots test test-slow faults test-kernels fuzz mutants theory bench bench-others lint format clean
 
 setup: $(PACKAGE)
 
@@ -46,6 +46,10 @@ fuzz: setup-dev
 # 1,400 schedules of injected faults around the fold, 350 around what ships, and the planted mistakes: about 20 minutes
 faults: setup-dev
 	$(BIN)/pytest -n 2 -m 'slow or not slow' tests/deploy/test_faults.py tests/deploy/test_shipped.py
+
+# N small mistakes in algorithms/, local/ and theory/, and whether the tests notice: about half a minute each
+mutants: setup-dev
+	$(BIN)/python tests/mutants.py -n $(or $(N),60) --seed $(or $(SEED),0)
 
 # the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
 test-kernels: setup-dev

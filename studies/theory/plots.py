@@ -46,13 +46,13 @@ def _axes(draw: Any) -> Any:
 
 
 def smooth(axes: Any) -> None:
-    """AREA, theorem 7: mean of 20 runs, the lemmas' recursion, the theorem's leading terms."""
+    """AREA, theorem 7: mean of 20 runs, the lemmas' recursion, the theorem's closed form."""
     K = 4000
     squares, problem, events = trials.area_smooth([1.0] * 3, 1.0, K, SEEDS, dim=4)
     k = np.unique(np.geomspace(1, K, 200).astype(int))
     axes.loglog(k, area.trajectory(problem, events, K)[k], label="bound: the lemmas, iterated")
     axes.loglog(
-        k, [area.leading(problem, events, int(x)).total for x in k], "--", label="bound: theorem 7, leading terms"
+        k, [area.leading(problem, events, int(x)).total for x in k], "--", label="bound: theorem 7, closed form"
     )
     mean = squares.mean(axis=0)
     axes.loglog(k, mean[k], label="measured, mean of 20 runs")

@@ -13,6 +13,7 @@ from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
+from offbeat.core.watcher import ARRIVED
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
@@ -102,6 +103,16 @@ def test_a_client_drawn_twice_counts_twice() -> None:
     assert sum(drawn.values()) == 5
     *_, last = steps
     assert last.server.model.vector.item() == pytest.approx(10.0 * drawn.get(1, 0) / 5)
+
+
+def test_whoever_replaces_a_client_that_left_counts_as_often_as_it_did() -> None:
+    """All five draws of a round are made good, so that the mean is over five."""
+    clock = Scripted([[4.0], [4.0], [9.0]], flips={0: (1.0,), 1: (2.0,)})
+    steps = prepare(Line([0.0] * 3), Algorithm(DeFedAvg(sampled=5), HALF), clock, Until(time=3.0)).steps()
+    drawn = [dict(world.server.drawn) for world in steps]
+    assert len(drawn[0]) > 1
+    assert [sum(round_.values()) for round_ in drawn] == [5] * len(drawn)
+    assert drawn[-1] == {2: 5}
 
 
 def test_draws_are_with_replacement_and_uniform() -> None:
@@ -211,6 +222,41 @@ def test_a_round_takes_the_first_results_whoever_sends_them() -> None:
     result = run(Line([4.0, 12.0, 100.0]), DeFedAvgIID(size=2, lr=0.5), HALF, clock, Until(versions=1))
     assert result.world.now == 1.5
     assert result.model.item() == 0.5 * (2.0 + 6.0) / 2
+
+
+FIVE = Scripted([[1.0], [1.6], [2.1], [3.5], [4.0]])
+
+
+def rounds_of(server: DeFedAvgIID, clock: Scripted, rounds: int) -> tuple[list[list[int]], float]:
+    """(the clients of each round, the time at the end of the last)."""
+    result = run(Line([0.0] * 5), server, HALF, clock, Until(versions=rounds))
+    clients = [row.client for row in result.events if row.event == ARRIVED]
+    return [clients[i : i + server.size] for i in range(0, len(clients), server.size)], result.world.now
+
+
+def test_with_as_many_results_as_clients_every_client_takes_part_once() -> None:
+    """Client line 2: "if the receive buffer is nonempty"; §2.3: "full" participation "by setting n = N"."""
+    rounds, end = rounds_of(DeFedAvgIID(size=5), FIVE, 3)
+    assert [sorted(clients) for clients in rounds] == [[0, 1, 2, 3, 4]] * 3
+    assert end == 12.0  # three times the slowest client's time
+
+
+def test_a_client_without_a_new_model_may_repeat_the_old_one() -> None:
+    rounds, end = rounds_of(DeFedAvgIID(size=5, repeat=True), FIVE, 1)
+    assert (rounds, end) == ([[0, 1, 0, 2, 0]], 3.0)
+
+
+def test_a_client_that_comes_back_within_a_round_is_not_counted_again() -> None:
+    clock = Scripted(FIVE.jobs, flips={0: (2.2, 2.4), 4: (3.7, 3.8)})  # client 4 leaves before it is done
+    rounds, end = rounds_of(DeFedAvgIID(size=5), clock, 2)
+    assert [sorted(clients) for clients in rounds] == [[0, 1, 2, 3, 4]] * 2
+    assert end == pytest.approx(3.8 + 4.0 + 4.0)
+
+
+def test_more_results_than_clients_are_refused_unless_clients_repeat() -> None:
+    with pytest.raises(SettingError, match=r"size = 6: a round needs so many clients, and there are 5"):
+        run(Line([0.0] * 5), DeFedAvgIID(size=6), HALF, FIVE, Until(versions=1))
+    assert run(Line([0.0] * 5), DeFedAvgIID(size=6, repeat=True), HALF, FIVE, Until(versions=1)).world.now == 3.2
 
 
 def test_a_round_of_nothing_is_refused() -> None:

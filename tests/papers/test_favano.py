@@ -108,6 +108,15 @@ def test_the_next_round_begins_a_period_after_the_last_answer() -> None:
     assert [(e.time, e.event) for e in result.events[1:]] == [(2, "Rang"), (5, "Arrived"), (7, "Rang"), (10, "Arrived")]
 
 
+@pytest.mark.parametrize("period", [0.1, 0.05, 0.3, 1 / 3])
+def test_a_client_with_time_for_one_step_in_a_period_makes_one_in_each(period: float) -> None:
+    """Rounds are at whole multiples of the period, and a step that ends with one is done."""
+    until = Until(time=float(Fraction(str(period)) * 60))
+    server, local = Favano(sampled=1, period=period), SGD(lr=0.5, steps=5)
+    result = run(Line([8.0]), server, local, Scripted([[5 * period]]), until)
+    assert result.world.server.taken == {0: [60, 60, 60]}  # answers, with a step, steps
+
+
 @BOTH
 def test_with_equal_speeds_and_everybody_it_is_its_synchronous_limit(normalise: str) -> None:
     """All do K steps in every period, so a = K: w ← (w + Σ (w − delta_i/K))/(n + 1), as a plain loop."""

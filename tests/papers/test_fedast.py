@@ -183,6 +183,18 @@ def test_reallocation_comes_every_three_quarters_of_m_times_r_arrivals() -> None
     assert [at + 1 for at in range(36) if at and after[at] > after[at - 1]] == [12, 24, 36]
 
 
+def test_a_task_that_is_over_does_not_count_in_the_period_of_reallocations() -> None:
+    """M is the number of tasks in training: 0.75 · 2 · 8 = 12 arrivals, though there were three."""
+    office = Office(FedAST(requests=8, allocation="dynamic", window=2), tasks=3)
+    list(office.server.closed(office.state, 2, office.view))
+    before = len(office.state.decisions)
+    after = []
+    for arrival in range(1, 26):
+        office.bring(arrival % 2, 1.0 + arrival % 3)
+        after.append(len(office.state.decisions) - before)
+    assert [after[11 - 1], after[12 - 1], after[24 - 1]] == [0, 1, 2]
+
+
 def test_nothing_is_reallocated_before_every_task_has_a_full_window() -> None:
     office = Office(FedAST(requests=4, allocation="dynamic", window=8, period=0.125))  # every arrival
     for _ in range(30):

@@ -57,6 +57,11 @@ def test_the_staleness_weight_multiplies_the_mixing() -> None:
     assert found == pytest.approx([2.0, 2.0 + (8.0 - 2.0) / 6])
 
 
+def test_the_default_mixing_weight() -> None:
+    """α = 0.6; from 0 towards a client that is always at 1."""
+    assert models(Line([1.0]), FedAsyncMixing(), HOME, Scripted([[1.0]]), 1) == [0.6]
+
+
 def test_mixing_one_takes_the_client_s_model() -> None:
     assert models(Line([4.0]), FedAsyncMixing(mixing=1.0), HOME, Scripted([[1.0]]), 1) == [4.0]
 

@@ -11,12 +11,43 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
+from offbeat.core.server import Algorithm
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 from offbeat.timing.base import Durations
 
+HOME = SGD(lr=1.0)  # reaches its centre
 QUADRATIC = Quadratic(6, dim=6, heterogeneity=5.0, dtype=torch.float64)
+
+
+def first_round(clock: Scripted, sampled: int, seed: int) -> list[dict[int, int]]:
+    """How often each client counts, after each event of a round with replacement; and that it trains once."""
+    server = FedAvg(sampled=sampled, replacement=True)
+    simulation = prepare(Line([0.0, 5.0]), Algorithm(server, HOME), clock, Until(versions=1), seed=seed)
+    times = [dict(world.server.times) for world in simulation.steps() if not world.stopped]
+    world = simulation.world
+    assert world.server.model.vector.item() == pytest.approx(5.0 * times[-1].get(1, 0) / sampled)
+    assert world.tally.updates == len(times[-1])
+    return times
+
+
+def test_with_replacement_a_client_drawn_twice_trains_once_and_counts_twice() -> None:
+    """DeFedAvg's (2): the mean is over a multiset; five draws from two clients, at 0 and at 5."""
+    drawn = [first_round(Scripted([[1.0], [2.0]]), 5, seed)[0] for seed in range(12)]
+    assert all(sum(times.values()) == 5 for times in drawn)
+    assert len({times.get(1, 0) for times in drawn}) > 2
+
+
+def test_who_replaces_a_client_that_left_counts_as_often_as_it_did() -> None:
+    times = first_round(Scripted([[4.0], [9.0]], flips={0: (1.0,)}), 3, seed=5)
+    assert (times[0], times[-1]) == ({0: 3}, {1: 3})
+
+
+def test_results_that_count_several_times_are_not_over_selected() -> None:
+    with pytest.raises(SettingError, match="first = 2"):
+        FedAvg(sampled=5, first=2, replacement=True)
 
 
 def test_everybody_with_one_step_is_gradient_descent() -> None:

@@ -99,6 +99,11 @@ def test_with_a_period_the_mean_is_over_what_came_in_between() -> None:
     assert result.model.item() == 4.0  # deltas −3, −3 and −6 over three
 
 
+def test_with_a_period_the_step_size_multiplies_the_mean() -> None:
+    result = run(THREE, FedBuff(size=Period(2.75), lr=0.25), HALF, ORDER, Until(time=2.8))
+    assert result.model.item() == 1.0
+
+
 def test_a_buffer_of_one_is_fedasync() -> None:
     """§II: "for K = 1, the presented algorithm reduces to vanilla asynchronous federated learning"."""
     assert models(FedBuff(size=1, lr=0.5)) == models(FedAsync(lr=0.5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -58,6 +59,13 @@ def test_ca2fl_six_messages_by_hand() -> None:
     ]
     for found, (w, mean) in zip(course(CA2FL(size=2), "mean"), expected, strict=True):
         assert found == pytest.approx((float(w), float(mean)), abs=1e-14)
+
+
+@pytest.mark.parametrize("server", [MIFA(), CA2FL(size=1)], ids=["mifa", "ca2fl"])
+def test_the_step_size_multiplies_the_first_step(server: Server) -> None:
+    """Client 0 from 0: −3, which MIFA divides by n = 3."""
+    whole, part = (run(THREE, replace(server, lr=lr), HALF, ORDER, Until(updates=1)).model.item() for lr in (1.0, 0.25))
+    assert (whole, part) == ((1.0, 0.25) if isinstance(server, MIFA) else (3.0, 0.75))
 
 
 def test_the_running_means_are_the_means_of_what_is_remembered() -> None:

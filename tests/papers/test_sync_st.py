@@ -48,6 +48,12 @@ def test_the_first_k_results_make_a_round_by_hand() -> None:
         assert (world.now, world.server.tasks[0].model.vector.item()) == (at, model)
 
 
+def test_the_step_size_multiplies_the_mean_of_a_round() -> None:
+    line, clock = Line([6.0, 12.0, -6.0]), Scripted([[1.0]])
+    world = prepare(line, Algorithm(SyncST(sampled=3, lr=0.25), HALF), clock, Until(versions=1)).run()
+    assert world.server.tasks[0].model.vector.item() == 0.5  # a quarter of the mean of 3, 6 and −3
+
+
 def test_all_tasks_wait_for_the_slowest_of_them() -> None:
     """§2: "the server waits for the slowest update across all the tasks before commencing the next round"."""
     result = run(lines(3, 12), SyncST(sampled=9), HALF, Times(Exponential(1.0)), Until(updates=900))

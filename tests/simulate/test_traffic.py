@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from worlds import Line, Scenario, Scripted, TwoTasks, play, send
 
+from offbeat.algorithms import AREA, FedAST, Period
 from offbeat.algorithms.area import Residual
 from offbeat.core.course import Until
 from offbeat.core.errors import HandlerError
@@ -242,3 +245,21 @@ def test_work_lost_with_a_client_that_was_away_does_not_keep_it_busy_when_it_joi
     simulation, _ = play(Hasty({0: []}), clock, LONG, problems=[Line([0.0, 0.0])])
     assert simulation.world.server.heard == ["3: job 0 of client 1 absent", "idle: [1]"]
     assert simulation.world.idle.items == [1]
+
+
+@pytest.mark.parametrize("every", [0.1, 0.05, 0.3, 0.7, 1 / 3])
+def test_alarms_and_evaluations_by_the_clock_do_not_accumulate_rounding(every: float) -> None:
+    """The k-th is at k periods: 30 · 0.1 is 3, and not 2.9999999999999996 or 3.0000000000000004."""
+    until = Until(time=float(Fraction(str(every)) * 60))
+    _, history = play(AREA(size=Period(every)), Scripted([[100.0]]), until, evaluate=every)
+    rings = [row.time for row in history.events if row.event == "Rang"]
+    assert rings == [float(Fraction(str(every)) * k) for k in range(1, 61)]
+    assert [m.time for m in history.measurements] == [0.0, *rings]
+
+
+def test_evaluations_of_a_task_are_counted_from_its_opening() -> None:
+    two, terms = [Line([1.0])] * 2, [(0.0, 99.0), (5.0, 99.0)]
+    clock, until = Scripted([[100.0]]), Until(time=8.0)
+    _, history = play(FedAST(requests=2), clock, until, problems=two, terms=terms, evaluate=0.1)
+    times = [m.time for m in history.measurements if m.task == 1]
+    assert times == [pytest.approx(5 + k / 10, abs=1e-14) for k in range(31)]

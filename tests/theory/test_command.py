@@ -110,6 +110,22 @@ def test_a_run_with_theory_says_it_on_standard_error_and_json_stays_json(tmp_pat
     assert "σ² = 0.2" in outcome.err  # 0.25
 
 
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("4", "no bound: theorem 7 needs server steps at random times"),
+        ("{ period = 0.1 }", "no bound: theorem 7 needs server steps at random times"),
+        ("{ poisson = { rate = 20.0 } }", "with that schedule, and not with the step sizes chosen"),
+    ],
+)
+def test_areas_bound_is_printed_for_the_schedule_and_the_criterion_that_it_holds_for(
+    tmp_path: Path, size: str, said: str
+) -> None:
+    outcome = run(tmp_path, QUADRATIC, "--theory", "--json", "--set", f"algorithm.area.size={size}")
+    assert said in outcome.err
+    assert ("E|x − x*|² ≤" in outcome.err) == ("poisson" in size)
+
+
 EVERYTHING = """
 theory = true
 until = { updates = 40 }
@@ -139,7 +155,7 @@ def test_a_file_with_theory_speaks_about_every_algorithm(tmp_path: Path) -> None
     """`theory = true`; an algorithm without a theorem is said to have none."""
     tables = []
     for name in NAMES:
-        extra = "sampled = 2" if name in ("defedavg-niid", "fedavg") else ""
+        extra = {"defedavg-niid": "sampled = 2", "fedavg": "sampled = 2", "defedavg-iid": "size = 4"}.get(name, "")
         local = {"persafl-maml": "maml", "persafl-me": "moreau"}.get(name, "sgd")
         tables.append(f'[[algorithm]]\nname = "{name}"\n{extra}\nlocal = {{ {local} = {{ lr = 0.01, batch = 8 }} }}\n')
     outcome = run(tmp_path, EVERYTHING + "\n".join(tables))

@@ -195,6 +195,59 @@ def test_fasts_constants_stay_within_theirs_o(steps: int, size: int, requests: i
     assert exact.total <= 33 * order.total
 
 
+def test_fasts_bound_is_the_last_line_of_its_proof() -> None:
+    """Appendix E.3.1, "Using (13)", evaluated by sympy; the terms with R are the asynchrony's."""
+    b, R, es, ec, sl, sg = sp.symbols("b R es ec sl sg", positive=True)
+    at = {L: 0.3, T: 5000, Q: 4, b: 3, R: 12, es: 1.7, ec: 0.04, sl: 1.1, sg: 0.6, gap: 2.5}
+    D, tilde = L**2 * ec**2 * Q * (Q - 1), Q * es
+    noise = L * tilde * ec / (2 * Q * b) + (3 * L**3 * ec**3 * tilde * Q + L**2 * ec**2 * Q) / (4 * (1 - D))
+    unlike = 3 * L * tilde * ec / (2 * b) + (3 * L * tilde * ec * D + D) / (2 * (1 - D))
+    late = (1 + 3 * R * (L * ec * Q) ** 2 / (2 * (1 - D))) * (L * tilde * ec) ** 2 * R / (2 * b**2 * Q) * sl**2
+    late += (1 + D) / (1 - D) * 3 * (L * tilde * ec * R / b) ** 2 / 2 * sg**2
+    right = [11 * term for term in (gap / (T * tilde * ec), noise * sl**2, unlike * sg**2, late)]
+    found = fedast.bound(fedast.FedASTTask(0.3, 4, 3, 12, 5, 1.1, 0.6, 2.5), 1.7, 0.04, 5000)
+    assert list(found.terms.values()) == pytest.approx([float(term.subs(at)) for term in right], rel=1e-12)
+
+
+def test_fasts_theorem_2_is_the_last_line_of_its_proof() -> None:
+    """Appendix F, "Using (19)", evaluated by sympy."""
+    b, R, es, ec, sl, sg, rho = sp.symbols("b R es ec sl sg rho", positive=True)
+    at = {L: 0.3, T: 5000, Q: 4, b: 3, R: 12, es: 1.7, ec: 0.04, sl: 1.1, sg: 0.6, gap: 2.5, rho: 1.5}
+    D, tilde = L**2 * ec**2 * Q * (Q - 1), Q * es
+    noise = 2 * rho**3 * L * tilde * ec / (Q * b) + 3 * rho**3 * L**3 * ec**3 * tilde * Q / (1 - D)
+    noise += rho**2 * L**2 * ec**2 * Q / (2 * (1 - D))
+    unlike = 6 * rho**3 * L * tilde * ec / b + 6 * rho**3 * L * tilde * ec * D / (1 - D) + rho**2 * D / (1 - D)
+    late = (1 + 3 * R * (L * ec * Q) ** 2 / (2 * (1 - D))) * (L * tilde * ec * rho) ** 2 * R / (b**2 * Q) * sl**2
+    late += (1 + D) / (1 - D) * 3 * (L * tilde * ec * R * rho / b) ** 2 * sg**2
+    right = [11 * term for term in (gap * rho / (T * tilde * ec), noise * sl**2, unlike * sg**2, late)]
+    found = fedast.dynamic_bound(fedast.FedASTTask(0.3, 4, 3, 12, 5, 1.1, 0.6, 2.5), 1.5, 1.7, 0.04, 5000)
+    assert list(found.terms.values()) == pytest.approx([float(term.subs(at)) for term in right], rel=1e-12)
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 60), st.integers(0, 30), st.floats(1.0, 20.0))
+def test_theorem_2s_step_sizes_do_what_its_proof_needs(
+    steps: int, size: int, requests: int, late: int, skew: float
+) -> None:
+    """(19) leaves 1/11 at the largest step sizes that are allowed, and twice the clients' are not."""
+    task = fedast.FedASTTask(0.3, steps, size, requests, late)
+    server, client = (c.limit for c in fedast.dynamic_conditions(task, skew, 1.0, 1.0))
+    assert all(c.holds for c in fedast.dynamic_conditions(task, skew, server, client))
+    assert not all(c.holds for c in fedast.dynamic_conditions(task, skew, server, 2 * client))
+    D, step = (0.3 * client) ** 2 * steps * (steps - 1), 0.3 * steps * server * client
+    left = 0.5 - 6 * skew**3 * step / (1 - D) - skew**2 * D / (1 - D)
+    left -= 6 * step**2 * requests * skew**3 * late / size * (1 + D) / (1 - D)
+    assert left >= 1 / 11
+    with pytest.raises(SettingError, match="skew"):
+        fedast.dynamic_bound(task, 0.5, server, client, 100)
+
+
+def test_the_fewest_server_steps_of_fast_and_of_maml() -> None:
+    """Corollary 1.1: T ≥ max(36bτ, 16τRγ); PersA-FL, theorem 2: T ≥ 64 L_b."""
+    assert fedast.least_steps(fedast.FedASTTask(0.3, 4, 3, 12, 5)) == 16 * 4 * 12 * 5
+    assert fedast.least_steps(fedast.FedASTTask(0.3, 4, 3, 12, 0)) == 36 * 3 * 4
+    assert persafl.maml_least_steps(maml(0.2)) == pytest.approx(64 * 0.3 * (1 + 0.2 * 0.3) ** 2)
+
+
 def test_the_optimum_of_6_against_a_numerical_minimiser() -> None:
     weights = [0.5, 1.0, 3.0]
     found = minimize(
@@ -250,6 +303,9 @@ def test_defa_theorem_2_and_the_line_of_its_proof() -> None:
     both = defedavg.iid_global_step(problem) * (local := defedavg.iid_local_step(problem, T_))
     line = 4 * 2.5 / (4 * T_ * both) + 8 * 0.3 * both * 1.21 / 5 + 8 * 0.09 * 4 * local**2 * 1.21
     assert defedavg.iid_bound(problem, T_).total == pytest.approx(line)
+    assert defedavg.iid_bound(problem, T_, printed=True).terms["start and noise"] == pytest.approx(
+        math.sqrt(128 * 0.3 * 2.5 / (5 * 4 * T_))
+    )
     noisier = decoupled(sigma=2.2)
     assert defedavg.iid_bound(noisier, T_).terms["start and noise"] == pytest.approx(
         2 * defedavg.iid_bound(problem, T_).terms["start and noise"]

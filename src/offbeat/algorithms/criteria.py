@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from offbeat.core.errors import Checked, Count, Positive, SettingError
 from offbeat.core.events import Alarm
+from offbeat.core.periods import following
 from offbeat.core.random import Stream
 from offbeat.core.server import View
 
@@ -45,7 +46,7 @@ class MessageCount(Checked):
 
 @dataclass(frozen=True)
 class Period(Checked):
-    """Aggregate at regular times.
+    """Aggregate at regular times, the multiples of a period.
 
     time: time between two aggregations.
     """
@@ -63,8 +64,8 @@ class Period(Checked):
 class Poisson(Checked):
     """Aggregate at the random times of a Poisson process.
 
-    rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), which needs exponential
-        compute times and no network.
+    rate: aggregations per unit of time, λ_s; "optimal": the rate that AREA recommends (§4.2), best for a number of
+        iterations and not for a time, which needs exponential compute times and no network.
     """
 
     rate: Positive | Literal["optimal"]
@@ -100,12 +101,17 @@ _messages = lru_cache(MessageCount)  # asked for on every arrival
 def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
     """The alarm for the next aggregation, if the criterion goes by the clock."""
     wait = when.wait(view.rng)
+    if isinstance(when, Period):
+        wait = following(when.time, view.now) - view.now
     if wait is not None:
         yield Alarm(wait, AGGREGATE)
 
 
 def optimal_rate(rates: Sequence[float]) -> float:
-    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the aggregation rate that minimises theorem 8's bound (AREA, §4.2).
+    """λ_s* = sqrt(Σλ_i / ((2/n) Σ 1/λ_i)): the rate that minimises theorem 8's bound after K iterations (AREA, §4.2).
+
+    Iterations are messages and server steps. For the bound after a time, higher rates are better:
+    `offbeat.theory.area.rate_within`.
 
     >>> round(optimal_rate([10.0] * 128), 3)     # equal rates: λ·sqrt(n/2)
     80.0

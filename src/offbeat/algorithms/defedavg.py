@@ -6,15 +6,17 @@ results travel while they train on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.fedbuff import BuffState
 from offbeat.algorithms.flow import OneModel, hand_out
-from offbeat.core.errors import Count, Positive
+from offbeat.core.errors import Count, Positive, SettingError
 from offbeat.core.events import Job, Recall, Update
 from offbeat.core.server import Commands, Stepping, View
+from offbeat.core.vectors import Vector
 
 Renew = Literal["always", "drawn"]
 
@@ -88,46 +90,76 @@ class DeFedAvg(Stepping[DeFedAvgState]):
             state.drawn[client] = state.drawn.get(client, 0) + 1
 
 
+@dataclass
+class DeFedAvgIIDState(BuffState):
+    waiting: list[int] = field(default_factory=list)  # clients that have trained on the newest model
+
+
 @dataclass(frozen=True)
-class DeFedAvgIID(Stepping[BuffState]):
+class DeFedAvgIID(Stepping[DeFedAvgIIDState]):
     """The first results of a round make the next model, and clients keep training while messages travel.
 
     w ← w − lr · mean of the first n deltas, broadcast to all. Every client sends each of its results as soon as it has
     it, and goes on at once with the newest model in its receive buffer. A client that has trained on the newest one
-    already is sent it again when its result arrives.
+    already waits for the next, so that n = N is full participation.
 
     size: updates per server step, n.
     lr: server step size, η.
+    repeat: whether a client that has trained on the newest model is sent it again when its result arrives, instead of
+        waiting for the next; it may then count several times in a round.
     """
 
     size: Count = 10
     lr: Positive = 1.0
+    repeat: bool = False
 
-    state = BuffState
+    state = DeFedAvgIIDState
     holds = True
 
-    def started(self, state: BuffState, view: View) -> Commands:
+    def begin(self, models: Sequence[Vector], view: View) -> DeFedAvgIIDState:
+        state = super().begin(models, view)
+        self.resize(state, view.clients)
+        return state
+
+    def resize(self, state: DeFedAvgIIDState, clients: int) -> None:
+        if clients < self.size and not self.repeat:
+            raise SettingError(
+                f"size = {self.size}: a round needs so many clients, and there are {clients}; lower it, or let clients "
+                "train several times on a model, repeat = true"
+            )
+
+    def started(self, state: DeFedAvgIIDState, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)  # server line 2
         for client in view.everyone():
             yield Recall(client)
 
-    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
+    def arrived(self, state: DeFedAvgIIDState, update: Update, view: View) -> Commands:
+        client = update.job.client
         state.model.received(update.job)
         state.buffer.add(1.0, update["delta"])
+        waits = update.job.version == state.model.version and not self.repeat  # client line 2: its buffer is empty
+        if waits:
+            state.waiting.append(client)
         if state.buffer.count == self.size:  # line 4
             self.step(state.model, -self.lr, state.buffer.take_mean())  # lines 6 and 7
             yield from hand_out(state.model, view.everyone(), hold=True)  # line 8
-        yield from self._next(state, update.job)
+            for one in state.waiting:
+                if view.present(one):
+                    yield Recall(one)
+            state.waiting = []
+        if not waits:
+            yield from self._next(state, update.job)
 
-    def lost(self, state: BuffState, job: Job, reason: str, view: View) -> Commands:
+    def lost(self, state: DeFedAvgIIDState, job: Job, reason: str, view: View) -> Commands:
         if view.present(job.client):
             yield from self._next(state, job)
 
-    def joined(self, state: BuffState, client: int, view: View) -> Commands:
-        yield from hand_out(state.model, (client,), hold=True)
-        yield Recall(client)
+    def joined(self, state: DeFedAvgIIDState, client: int, view: View) -> Commands:
+        if client not in state.waiting:
+            yield from hand_out(state.model, (client,), hold=True)
+            yield Recall(client)
 
-    def _next(self, state: BuffState, job: Job) -> Commands:
+    def _next(self, state: DeFedAvgIIDState, job: Job) -> Commands:
         """What this client is at by now will be sent when it is done."""
         if job.version == state.model.version:  # it is at nothing
             yield from hand_out(state.model, (job.client,), hold=True)

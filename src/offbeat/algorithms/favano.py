@@ -9,6 +9,7 @@ from offbeat.algorithms.flow import OneModel, hand_out
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Alarm, Job, Recall, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.periods import multiple
 from offbeat.core.server import Commands, Stepping, View
 from offbeat.core.vectors import Payload, Vector
 
@@ -38,6 +39,8 @@ class InterruptedState(OneModel):
     sum: Vector | None = None  # of what this round's clients gave
     waiting: list[int] = field(default_factory=list)  # drawn clients that have not answered
     answered: list[int] = field(default_factory=list)
+    since: float = 0.0  # rounds that take no time follow each other in whole periods from here
+    periods: int = 0
 
 
 S = TypeVar("S", bound=InterruptedState)
@@ -50,7 +53,8 @@ class Interrupting(Stepping[S]):
     Subclasses say what a client gives and what it goes on from.
 
     sampled: clients drawn per round, s.
-    period: time between rounds, Δt.
+    period: time from the end of a round to the next draw, Δt; a round ends with the last upload of its clients, so that
+        if uploads take no time it is the time between rounds.
     """
 
     sampled: Count = 10
@@ -65,14 +69,14 @@ class Interrupting(Stepping[S]):
 
     def started(self, state: S, view: View) -> Commands:
         yield from hand_out(state.model, view.everyone(), hold=True)
-        yield Alarm(self.period, _ROUND)
+        yield self._next(state, view)
 
     def rang(self, state: S, key: str, view: View) -> Commands:
         state.waiting, state.answered = view.rng.sample(view.everyone(), self.sampled), []
         for client in state.waiting:
             yield Recall(client, partial=True)
         if not state.waiting:  # nobody is there
-            yield Alarm(self.period, _ROUND)
+            yield self._next(state, view)
 
     def arrived(self, state: S, update: Update, view: View) -> Commands:
         state.model.received(update.job)
@@ -101,7 +105,14 @@ class Interrupting(Stepping[S]):
             state.sum = None
         clients = [c for c in state.answered if view.present(c)]
         yield from hand_out(state.model if self.restarts else before, clients, hold=True)
-        yield Alarm(self.period, _ROUND)
+        yield self._next(state, view)
+
+    def _next(self, state: S, view: View) -> Alarm:
+        """The next round, a period from now."""
+        if view.now != state.since + multiple(self.period, state.periods):  # the last one has taken time
+            state.since, state.periods = view.now, 0
+        state.periods += 1
+        return Alarm(state.since + multiple(self.period, state.periods) - view.now, _ROUND)
 
 
 @dataclass

@@ -19,6 +19,7 @@ class RoundState(OneModel):
     buffer: Buffer = field(default_factory=Buffer)
     out: int = 0  # jobs of this round on their way
     asked: list[int] = field(default_factory=list)  # clients of this round
+    times: dict[int, int] = field(default_factory=dict)  # how often each was drawn, if with replacement
 
 
 S = TypeVar("S", bound=RoundState)
@@ -82,13 +83,20 @@ class Rounds(Stepping[S]):
         if state.buffer.count:
             self.aggregate(state, view)
             state.out, state.asked = 0, []
-        yield from self._send(state, view.idle(view.clients if self.sampled is None else self.sampled))
+        yield from self._send(state, self.drawn(state, view.clients if self.sampled is None else self.sampled, view))
+
+    def drawn(self, state: S, count: int, view: View) -> Sequence[int]:
+        """The clients of a new round."""
+        return view.idle(count)
 
     def _instead(self, state: S, client: int, view: View) -> Sequence[int]:
         if view.present(client):
             return (client,)
         idle = view.idle(len(state.asked) + 1)
-        return [c for c in idle if c not in state.asked][:1]
+        other = [c for c in idle if c not in state.asked][:1]
+        if other and client in state.times:
+            state.times[other[0]] = state.times.pop(client)
+        return other
 
     def _send(self, state: S, clients: Sequence[int]) -> Commands:
         state.out += len(clients)
@@ -103,9 +111,30 @@ class FedAvg(Rounds[RoundState]):
     """Synchronous rounds; with `first`, over-selection.
 
     w ← w − lr · mean of the deltas of the round's clients.
+
+    replacement: draw clients with replacement, as DeFedAvg's paper has it in (2): one drawn twice trains once and
+        counts twice. By default without, as McMahan et al. and AREA.
     """
 
+    replacement: bool = False
+
     state = RoundState
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replacement and self.first is not None:
+            raise SettingError(f"first = {self.first}: results that count several times cannot be the first so many")
+
+    def drawn(self, state: RoundState, count: int, view: View) -> Sequence[int]:
+        if not self.replacement:
+            return view.idle(count)
+        draws = view.available(count)
+        state.times = {client: draws.count(client) for client in draws}
+        return list(state.times)
+
+    def absorb(self, state: RoundState, update: Update) -> None:
+        for _ in range(state.times.get(update.job.client, 1)):
+            super().absorb(state, update)
 
 
 @dataclass(frozen=True)
@@ -120,3 +149,4 @@ class MSync(FedAvg):
     """
 
     first: Count = field(kw_only=True)
+    replacement: bool = field(default=False, kw_only=True, metadata={"setting": False})

@@ -11,6 +11,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Started, Update
 from offbeat.core.local import Local, planned_steps
 from offbeat.core.metric import in_order
+from offbeat.core.periods import multiple
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
 from offbeat.core.state import exchange
@@ -193,7 +194,9 @@ class Simulation(Course[Flight]):
             # unless nothing but measurements would ever happen again, and no time limit would end that
             stuck = self.until.time is None and all(entry[1] == MEASURE for entry in world.heap)
             if self.every is not None and int(ref) not in world.finished and not stuck:
-                self.traffic.push(world.now + self.every, MEASURE, ref)
+                opens = self.terms[int(ref)][0]
+                number = round((world.now - opens) / self.every) + 1
+                self.traffic.push(opens + multiple(self.every, number), MEASURE, ref)
         elif kind == RING:
             self.handle(Rang(str(ref)))
         elif kind == TURN:

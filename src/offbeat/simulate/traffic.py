@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappush
+from math import ulp
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
@@ -241,7 +242,8 @@ def _counted(flights: Sequence[Flight]) -> list[Flight]:
 
 
 def _steps_done(flight: Flight, now: float) -> int:
-    """Whole local steps done by now, if all of them take equally long."""
+    """Whole local steps done by now, if all of them take equally long; one that ends now is done."""
     if now <= flight.start:
         return 0
-    return int(flight.job.steps * (now - flight.start) / (flight.end - flight.start))
+    elapsed = now - flight.start + 4.0 * ulp(flight.end)  # what three times may have been rounded by
+    return min(flight.job.steps, int(flight.job.steps * elapsed / (flight.end - flight.start)))

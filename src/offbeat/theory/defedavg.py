@@ -128,8 +128,9 @@ def _least(after_one: Sequence[Condition]) -> tuple[float, str]:
 def iid_bound(problem: DeFedAvgProblem, rounds: float, printed: bool = False) -> Bound:
     """Theorem 2's bound on (1/T) Σ E|∇F(w_t)|²: sqrt(128·σ²·L·gap/(nKT)) + 8L/(KT).
 
-    printed: without σ²·L under the root, as the last line of the paper's proof has it. Putting its step sizes into
-    the line before gives σ²·L there; the two agree for σ²·L = 1. (The theorem itself draws the root over both terms.)
+    printed: without σ² under the root, as the last line of the paper's proof has it. Putting its step sizes into the
+    line before gives σ²·L there; the two agree for σ² = 1. (The theorem itself lacks L, too, and draws the root over
+    both terms.)
     """
     L, K, n, T = problem.smoothness, problem.steps, problem.sampled, rounds
     scale = L if printed else problem.sigma**2 * L

@@ -1,4 +1,4 @@
-"""FedAST: theorem 1, corollary 1.1, the optimum of (6), and the constants that appendix E derives before it drops them.
+"""FedAST: theorems 1 and 2, corollary 1.1, the optimum of (6); with the constants that appendices E and F derive.
 
 Symbols, for one task: L smoothness, τ local steps, b buffer, R active requests, γ^max largest staleness, σ_l² noise,
 σ_g² = max_i |∇f_i − ∇f|², δ = f(x_0) − min f, η_s and η_c the server's and the clients' step sizes, T server steps.
@@ -118,6 +118,55 @@ def bound(task: FedASTTask, server: float, client: float, server_steps: float) -
 def corollary_bound(task: FedASTTask, server_steps: float) -> Bound:
     """The same under corollary 1.1's step sizes."""
     return bound(task, server_step(task), client_step(task, server_steps), server_steps)
+
+
+# Theorem 2: requests that are divided anew
+
+
+def dynamic_conditions(task: FedASTTask, skew: float, server: float, client: float) -> list[Condition]:
+    """What theorem 2 asks of the step sizes.   task: with b_min and R_max.   skew: ρ_b = b_max/b_min."""
+    L, tau, late, part = task.smoothness, task.steps, task.requests * task.staleness, _part(skew)
+    largest = part / (24.0 * L * tau * math.sqrt(tau * task.size))
+    if late:
+        largest = min(largest, part / (16.0 * L * tau * math.sqrt(tau * late)))
+    return [
+        Condition("η_s ≤ ρ^(−3/2)·sqrt(τb)", server, part * server_step(task)),
+        Condition("η_c ≤ ρ^(−3/2)·min(1/(24Lτ·sqrt(τb)), 1/(16Lτ·sqrt(τRγ)))", client, largest),
+    ]
+
+
+def dynamic_bound(task: FedASTTask, skew: float, server: float, client: float, server_steps: float) -> Bound:
+    """Theorem 2's bound on (1/T) Σ E|∇f(x_t)|² for option D, with the constants of its proof (appendix F).
+
+    task: with the smallest buffer b_min and the most requests R_max that the task ever has.   skew: ρ_b = b_max/b_min.
+    The proof assumes that all requests of a round come back to rounds of one buffer size (assumption 5).
+    """
+    _part(skew)
+    L, tau, b, R, T = task.smoothness, task.steps, task.size, task.requests, server_steps
+    D = L**2 * client**2 * tau * (tau - 1)
+    if D >= 1:
+        raise SettingError(f"client step = {client:g}: L²η_c²τ(τ−1) = {D:g} must stay below 1")
+    step, rest = L * tau * server * client, 1.0 - D
+    noise = skew**3 * step * (2.0 / (tau * b) + 3.0 * (L * client) ** 2 * tau / rest)
+    noise += skew**2 * (L * client) ** 2 * tau / (2.0 * rest)
+    unlike = 6.0 * skew**3 * step * (1.0 / b + D / rest) + skew**2 * D / rest
+    late = (skew * step / b) ** 2 * R
+    stale = late / tau * (1.0 + 3.0 * R * (L * client * tau) ** 2 / (2.0 * rest)) * task.sigma**2
+    stale += 3.0 * (1.0 + D) / rest * late * R * task.gamma**2
+    return Bound(
+        {
+            "start": 11.0 * skew * task.gap / (T * tau * server * client),
+            "noise": 11.0 * noise * task.sigma**2,
+            "heterogeneity": 11.0 * unlike * task.gamma**2,
+            "asynchrony": 11.0 * stale,
+        }
+    )
+
+
+def _part(skew: float) -> float:
+    if not skew >= 1:
+        raise SettingError(f"skew = {skew:g}: b_max/b_min is at least 1")
+    return float(skew**-1.5)
 
 
 def objective(requests: Sequence[float], weights: Sequence[float]) -> float:
