@@ -104,7 +104,7 @@ def offbeat(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_settings_are_read_and_all_others_are_the_functions_own(lab: Path) -> None:
     local = ob.load(lab / "e.toml").algorithms["area"].local
-    said = "mytraining:train, lr=0.05, steps=3, batch=16, shuffle=False, epochs=None, accumulate=1"
+    said = "mytraining:train, lr=0.05, steps=3, batch=16, shuffle=False, epochs=None, accumulate=1, compress=None"
     assert f"Loop({said}, stops=False, memory={{'jobs': 1}}, decay=0.01)" in repr(local)
     alone = ob.load(lab / "e.toml", {"algorithm.area.local": "mytraining:train"}).algorithms["area"].local
     assert "Loop(mytraining:train, lr=0.01, steps=1, batch=None" in repr(alone)

@@ -81,7 +81,7 @@ SERVERS: dict[str, tuple[Any, Any]] = {
     "mla": (AsyncDiLoCo(server=LookAhead(0.5)), STEP),
     "heloco": (AsyncDiLoCo(server=HeLoCo(0.5), ahead=True), STEP),
     "defedavg-niid": (DeFedAvg(sampled=2), SGD(lr=0.05)),
-    "defedavg-iid": (DeFedAvgIID(size=4), SGD(lr=0.01)),
+    "defedavg-iid": (DeFedAvgIID(size=2), SGD(lr=0.05)),
     "favano": (Favano(sampled=2, period=0.2), SGD(lr=0.005, steps=4)),
     "quafl": (QuAFL(sampled=2, period=0.2), SGD(lr=0.005, steps=4)),
     "fedavg": (FedAvg(), SGD(lr=0.1)),

@@ -50,7 +50,7 @@ def algorithm(name: str, clients: int) -> Algorithm:
     return Algorithm(servers[name.removesuffix("-half")], SGD(lr=0.1))
 
 
-class Run:
+class FoldedRun:
     """A server and its log; the clients are what their last assignments say."""
 
     def __init__(self, name: str, clients: int, dim: int, seed: int = 0) -> None:
@@ -125,8 +125,9 @@ class Run:
 
 
 def measure(name: str, clients: int, dim: int, entries: int, between: int) -> dict[str, Any]:
+    """What so many entries cost a server with so many clients; with `between`, also saving it and coming back."""
     began = time.perf_counter()
-    run = Run(name, clients, dim)
+    run = FoldedRun(name, clients, dim)
     joined = time.perf_counter() - began
     for _ in range(min(entries, 200)):
         run.report()
@@ -148,7 +149,7 @@ def measure(name: str, clients: int, dim: int, entries: int, between: int) -> di
     return found | {"memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
 
 
-def again(run: Run, between: int) -> dict[str, Any]:
+def again(run: FoldedRun, between: int) -> dict[str, Any]:
     """Save again and again with updates in between, lose the process with as many beyond, and come back."""
     with tempfile.TemporaryDirectory() as place:
         folder, saves = Path(place), list[tuple[float, float, float]]()
@@ -188,6 +189,7 @@ def again(run: Run, between: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    """The command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="100,1000,10000")
     parser.add_argument(

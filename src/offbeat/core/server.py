@@ -368,7 +368,7 @@ class Algorithm:
         if len(problems) == 1:
             optimiser = optimiser.over(getattr(problems[0], "blocks", ()))
         if not any(spared):
-            return server.optimised(optimiser)  # type: ignore[attr-defined, no-any-return]
+            return server if optimiser is server.optimiser else server.optimised(optimiser)  # type: ignore[attr-defined]
         if len(problems) > 1:
             named = next(p.name for p, which in zip(problems, spared, strict=True) if which)
             raise SettingError(
