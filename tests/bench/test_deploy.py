@@ -67,6 +67,7 @@ def test_what_cannot_fit_into_memory_is_left_out() -> None:
     assert row.skipped.startswith("needs about 32000 GB of memory")
 
 
+@pytest.mark.slow
 def test_of_clients_that_do_not_all_fit_into_memory_some_have_work_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploy, "_free", lambda: 4.0 * 2 * deploy.COPIES * 40_000)
     (row,) = deploy.bench([4], [40_000], 1.0).rows

@@ -207,7 +207,12 @@ def mark(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "lost"), [("area", ""), ("scaffold", "its disk is lost, too"), ("fedasync", "its disk is lost, too")]
+    ("algorithm", "lost"),
+    [
+        ("area", ""),
+        pytest.param("scaffold", "its disk is lost, too", marks=pytest.mark.slow),
+        ("fedasync", "its disk is lost, too"),
+    ],
 )
 def test_personal_parameters_outlast_a_restore(tmp_path: Path, algorithm: str, lost: str) -> None:
     play = Play(tmp_path, algorithm, PERSONAL)

@@ -95,7 +95,12 @@ def rows() -> dict[str, str]:
     return dict(re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \| ([^|]*?) \|", table, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", SERVERS)
+QUICK = ("area", "mifa", "fedbuff", "rennala", "ringleader", "defedavg-iid", "mla")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVERS]
+)
 def test_methods_for_any_data_end_at_the_optimum_and_the_others_do_not(
     name: str,
 ) -> None:

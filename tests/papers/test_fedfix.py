@@ -57,6 +57,7 @@ def test_with_a_period_in_which_everybody_reports_it_is_fedavg() -> None:
     torch.testing.assert_close(fixed, rounds, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_slow_clients_count_as_much_as_fast_ones() -> None:
     """Rates 50, 10, 5 and 1: FedBuff by the same clock settles near the fast client's optimum."""
     problem = Quadratic(4, dim=4, convexity=0.3, heterogeneity=5.0, dtype=torch.float64)
