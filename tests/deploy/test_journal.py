@@ -314,37 +314,6 @@ def test_the_tail_keeps_what_is_newer_than_the_last_but_one_checkpoint(tmp_path:
     assert again.read() == {2: b"two", 3: b"three", 4: b"four"}
 
 
-def test_the_tail_keeps_the_last_records_of_a_run_in_which_little_happens(tmp_path: Path) -> None:
-    tail = Tail(tmp_path)
-    for number in (1, 2):
-        tail.write(number, b"record")
-        for _ in range(3):  # checkpoints
-            tail.rotate(2)
-    assert set(tail.read()) == {1, 2}
-    tail.close()
-    again = Tail(tmp_path)
-    again.write(3, b"record")
-    again.rotate(2)
-    assert set(again.read()) == {1, 2, 3}
-    again.write(4, b"record")
-    again.rotate(2)
-    assert set(again.read()) == {3, 4}
-
-
-def test_a_record_that_was_sent_and_never_acknowledged_is_no_copy_of_what_was_in_the_log(tmp_path: Path) -> None:
-    tail = Tail(tmp_path)
-    tail.write(1, b"one")
-    tail.send(2, b"ours, of a former life")
-    tail.send(2, b"ours")
-    assert tail.confirmed() == {1: b"one"}
-    tail.acknowledge(2)
-    tail.send(3, b"ours, too late")
-    tail.write(3, b"another's")
-    tail.send(4, b"ours, too late")
-    tail.acknowledge(5)  # of which nothing is here
-    assert tail.confirmed() == {1: b"one", 2: b"ours", 3: b"another's"}
-
-
 def test_the_tail_has_what_is_sent_before_it_is_sent_and_tells_what_was_acknowledged(tmp_path: Path) -> None:
     seen: list[dict[int, bytes]] = []
 

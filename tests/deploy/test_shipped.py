@@ -37,9 +37,7 @@ def test_without_faults_everything_is_applied_once() -> None:
     assert outcome.updates > 50
 
 
-@pytest.mark.parametrize(
-    ("seed", "algorithm"), [(0, "area"), (1, "defedavg"), (3, "area"), (3015, "defedavg"), (1012, "kept")]
-)
+@pytest.mark.parametrize(("seed", "algorithm"), [(0, "area"), (1, "defedavg"), (3, "area"), (3015, "defedavg")])
 def test_nothing_is_lost_doubled_or_forgotten(seed: int, algorithm: str) -> None:
     outcome = Shipped(seed, algorithm).run()
     assert outcome.violations == []

@@ -254,7 +254,6 @@ class LogClock:
 
 class Tail:
     """Records since the last two checkpoints, in two files: `log.tail`, and `log.tail.old` up to the last checkpoint.
-    A run in which little happens has checkpoints without new records, and keeps older ones.
 
     A record without content is a mark: the one of its number is in the log. They are written without waiting for the
     disk: they are there for when the broker, not this machine, loses data.
@@ -265,9 +264,7 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self.paths = folder / "log.tail.old", folder / "log.tail"
         self.file = self._open()
-        frames = list(self._frames(self.paths[1]))
-        os.truncate(self.file, sum(self.FRAME.size + len(raw) for _, raw in frames))
-        self.fresh = sum(not raw for _, raw in frames)  # records of this file that are in the log
+        os.truncate(self.file, sum(self.FRAME.size + len(raw) for _, raw in self._frames(self.paths[1])))
         self.under_way: dict[int, bytes] = {}  # records that were sent and are not acknowledged
 
     def _open(self) -> int:
@@ -281,13 +278,11 @@ class Tail:
     def acknowledge(self, seq: int) -> None:
         """The record of this number that was sent is in the log."""
         self.under_way.pop(seq, None)
-        self.fresh += 1
         self._write(self.FRAME.pack(seq, 0))
 
     def write(self, seq: int, raw: bytes) -> None:
         """This record was read in the log, where whatever we may have sent after the one before it is not."""
         self.under_way.clear()
-        self.fresh += 1
         self._write(self.FRAME.pack(seq, len(raw)) + raw + self.FRAME.pack(seq, 0))
 
     def _write(self, content: bytes) -> None:
@@ -295,12 +290,8 @@ class Tail:
         while frames:
             frames = frames[os.write(self.file, frames) :]
 
-    def rotate(self, least: int = 0) -> None:
-        """A checkpoint was written: what is older than the one before it is not needed any more. least: records that
-        are kept all the same, for a server that stands by and has not read them when the broker loses them."""
-        if self.fresh < least:
-            return
-        self.fresh = 0
+    def rotate(self) -> None:
+        """A checkpoint was written: what is older than the one before it is not needed any more."""
         os.close(self.file)
         self.paths[1].replace(self.paths[0])
         self.file = self._open()
@@ -310,17 +301,6 @@ class Tail:
     def read(self) -> dict[int, bytes]:
         """All records by number, also such as were never acknowledged; of a number that was written twice the last."""
         return {seq: raw for seq, raw in self._frames(*self.paths) if raw}
-
-    def confirmed(self) -> dict[int, bytes]:
-        """The records by number that are known to have been in the log as they are here: those with a mark behind."""
-        sent: dict[int, bytes] = {}
-        found: dict[int, bytes] = {}
-        for seq, raw in self._frames(*self.paths):
-            if raw:
-                sent[seq] = raw
-            elif seq in sent:
-                found[seq] = sent[seq]
-        return found
 
     def acknowledged(self) -> int:
         """The number of the last record that is known to have been in the log; 0: none is."""

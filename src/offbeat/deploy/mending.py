@@ -54,7 +54,7 @@ class Mending:
 
     async def leave(self, seq: int) -> None:
         """Another server misses a record of which we may have a copy."""
-        raw = self.tail.confirmed().get(seq)
+        raw = self.tail.read().get(seq) if seq <= self.chain.seq else None
         if raw is not None:
             await self.link.store(copy_of(self.run, seq), raw)
 
@@ -62,8 +62,8 @@ class Mending:
         """Leave copies of what the broker has lost since the last look, as long as we have them."""
         holes = await self.stream.holes()
         if fresh := holes - self.holes:
-            ours = self.tail.confirmed()
-            for seq in sorted(fresh & ours.keys()):
+            ours = self.tail.read()
+            for seq in sorted(seq for seq in fresh if seq in ours and seq <= self.chain.seq):
                 note("the broker has lost a record; a copy is left beside the log", "warning", run=self.run, record=seq)
                 await self.link.store(copy_of(self.run, seq), ours[seq])
         self.holes = holes
@@ -72,20 +72,14 @@ class Mending:
 
     async def mend(self, seq: int, audit: LogAudit) -> bytes | None:
         """Another copy of a record that the broker has lost or damaged: our own, which is left for others to read, or
-        one that another server has left, if need be because we ask for it.
-
-        A record that we sent and that was never acknowledged is not known to be the one: another server's may have
-        been there in its place. It counts if the broker has none and nobody else says anything.
-        """
-        ours = self.tail.confirmed().get(seq, b"")
-        if not audit.fits(ours):
-            found = await self._copy(seq, audit) or await self._asked_for(seq, audit)
-            ours = self.tail.read().get(seq, b"")
-            there = found or await self.link.insist(lambda: self.stream.read(seq))
-            if there is not None or not audit.fits(ours):
-                return found
-        await self.link.insist(lambda: self.link.store(copy_of(self.run, seq), ours))
-        return ours
+        one that another server has left, if need be because we ask for it."""
+        raw = self.tail.read().get(seq, b"")
+        if seq > self.tail.acknowledged() and await self.link.insist(lambda: self.stream.read(seq)) is not None:
+            raw = b""  # that we sent, and somebody else was faster
+        if audit.fits(raw):
+            await self.link.insist(lambda: self.link.store(copy_of(self.run, seq), raw))
+            return raw
+        return await self._copy(seq, audit) or await self._asked_for(seq, audit)
 
     async def _copy(self, seq: int, audit: LogAudit) -> bytes | None:
         """The copy beside the log, unless the broker has made that up."""

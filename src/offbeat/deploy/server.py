@@ -58,7 +58,6 @@ from offbeat.watch.record import Recorder
 PULSE = 1.0  # seconds between two signs of life
 LOOK = 2.0  # seconds between two looks at the roster
 BEAT = 5.0  # what a sign of life costs: as much as so many messages
-KEPT = 64  # of the last records, at least, that a leader has copies of
 COPIES = 3  # of a client's state that the broker keeps
 
 Measure = Callable[[int, Vector], Mapping[str, float]]
@@ -211,7 +210,7 @@ class RunServer:
         extra = {"record": self.recorder.state, "trips": self.trips.state, "worked": self.wall}
         extra |= {"chain": vars(self.chain), "refused": dict(self.gate.refused)}
         if self.whole:
-            self.tail.rotate(KEPT)
+            self.tail.rotate()
         self.whole = False
         return self.checkpoints.snapshot(self.ledger, extra), (self.ledger.position, self.chain.term)
 
