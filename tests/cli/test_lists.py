@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import typer
 from command import offbeat
 
 from offbeat import __version__
+from offbeat.cli import app
 from offbeat.data.folder import NAMES as SETS
 from offbeat.experiment.catalogue import catalogue
 from offbeat.models.build import NAMES as NETWORKS
@@ -55,3 +63,70 @@ def test_without_a_command_the_commands_are_shown() -> None:
 
 def test_the_version_is_printed_without_a_command() -> None:
     assert offbeat("--version") == (0, f"offbeat {__version__}\n", "")
+
+
+def test_help_and_completion_import_neither_pytorch_nor_the_library() -> None:
+    """These take a second and more; help answers in a fifth of one."""
+    heavy = "torch", "numpy", "pyarrow", "sklearn", "nats", "offbeat.experiment", "offbeat.theory", "offbeat.report"
+    code = f"""
+import sys
+from offbeat.cli.app import main
+try:
+    main(["--help"])
+except SystemExit:
+    print([name for name in {heavy} if name in sys.modules])
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_costs_less_than_half_a_second() -> None:
+    """Of CPU time, the children's of this process: the machine may be busy."""
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "offbeat", "--help"], capture_output=True, check=True)
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
+
+
+def test_commands_are_grouped_by_what_people_do_and_their_lines_are_not_cut_off() -> None:
+    shown = offbeat("--help").out
+    titles = [line.rstrip(":").split()[0] for line in shown.splitlines() if line.endswith(":") and line[0] != " "]
+    assert titles == ["Options", "Run", "Compare", "Reproduce", "Deploy"]
+    assert "..." not in shown.replace("[ARGS]...", "")
+    assert shown.index("\n  run ") < shown.index("\n  sweep ") < shown.index("\n  up ")
+
+
+def _parameters(command: Any, path: str = "offbeat") -> Iterator[tuple[str, Any]]:
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _parameters(each, f"{path} {name}")
+    yield from ((f"{path} {each.name}", each) for each in command.params if not getattr(each, "hidden", False))
+
+
+def test_every_option_says_what_happens_without_it() -> None:
+    own = {"offbeat install_completion", "offbeat show_completion"}
+    missing = [
+        where
+        for where, each in _parameters(typer.main.get_command(app.commands()))
+        if not each.required
+        and not (getattr(each, "is_flag", False) and each.default is False)  # off
+        and each.default in (None, "", [])
+        and not {"Default:", "Required."} & set((each.help or "").split())
+    ]
+    assert set(missing) <= own
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    words = {
+        "bash": {"COMP_WORDS": "offbeat swe", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "offbeat swe"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "offbeat swe", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    found = subprocess.run(
+        [sys.executable, "-m", "offbeat"],
+        env={**os.environ, **words, "_OFFBEAT_COMPLETE": f"complete_{shell}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "sweep" in found.stdout
+    assert "serve" not in found.stdout

@@ -1,41 +1,65 @@
-"""`offbeat`: all commands. A command's module is imported when it is called, so that it answers at once."""
+"""`offbeat`: all commands, in the groups that `--help` shows.
+
+No module here imports PyTorch or the library at its top, so help and completion answer at once.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from offbeat import __version__
 from offbeat.core.errors import InterruptedRunError, OffbeatError
 
-_COMMANDS = {  # name -> module in this package, and function
-    "run": "run:run",
-    "resume": "run:resume",
-    "sweep": "sweep:sweep",
-    "report": "report:report",
-    "reproduce": "reproduce:reproduce",
-    "list": "lists:list_",
-    "schema": "lists:schema",
-    "data": "lists:data",
-    "up": "deploy:up",
-    "serve": "deploy:serve",
-    "join": "deploy:join",
-    "doctor": "deploy:doctor",
-    "status": "deploy:status",
-    "retire": "deploy:retire",
-    "replay": "deploy:replay",
-    "backup": "deploy:backup",
-    "restore": "deploy:restore",
-    "trace": "deploy:trace",
-    "export": "deploy:export",
-    "bench": "bench:bench",
+_COMMANDS = {  # what people do -> name -> module in this package, and its function or group of commands
+    "Run an experiment": {
+        "run": "run:run",
+        "resume": "run:resume",
+        "list": "lists:list_",
+        "data": "lists:data",
+        "schema": "lists:schema",
+    },
+    "Compare settings and algorithms": {
+        "sweep": "sweep:sweep",
+        "report": "report:report",
+        "theory": "theory:theory",
+        "bench": "bench:bench",
+    },
+    "Reproduce a paper": {
+        "reproduce": "reproduce:reproduce",
+    },
+    "Deploy to real machines": {
+        "up": "deploy:up",
+        "keys": "keys:keys",
+        "doctor": "deploy:doctor",
+        "serve": "deploy:serve",
+        "join": "deploy:join",
+        "status": "deploy:status",
+        "runs": "deploy:runs",
+        "retire": "deploy:retire",
+        "backup": "deploy:backup",
+        "restore": "deploy:restore",
+        "replay": "deploy:replay",
+        "trace": "deploy:trace",
+        "export": "deploy:export",
+    },
 }
 _HELP = "Asynchronous federated learning: simulate an experiment in virtual time, then run it across real machines."
-_GROUPS = {"keys": "keys:keys", "runs": "deploy:runs", "theory": "theory:theory"}
+
+
+class _Grouped(TyperGroup):
+    """Help that lists commands by what they are for, each with its whole first sentence."""
+
+    def format_commands(self, context: Any, formatter: Any) -> None:
+        for title, group in _COMMANDS.items():
+            with formatter.section(title):
+                shown = [(name, self.commands[name].get_short_help_str(limit=1000)) for name in group]
+                formatter.write_dl(shown)
 
 
 def _version(wanted: bool) -> None:
@@ -52,22 +76,15 @@ def _root(
     pass
 
 
-def commands(called: str = "") -> typer.Typer:
-    """All commands, or the one that is called alone; `--version` needs none."""
-    app = typer.Typer(
-        help=_HELP,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
+def commands() -> typer.Typer:
+    """All commands."""
+    app = typer.Typer(cls=_Grouped, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(_root)
-    wanted = {called} if called in {*_COMMANDS, *_GROUPS, "--version"} else {*_COMMANDS, *_GROUPS}
-    for name, place in (_COMMANDS | _GROUPS).items():
-        if name in wanted:
+    for group in _COMMANDS.values():
+        for name, place in group.items():
             module, _, attribute = place.partition(":")
             found = getattr(import_module(f"offbeat.cli.{module}"), attribute)
-            app.add_typer(found, name=name) if name in _GROUPS else app.command(name)(found)
+            app.add_typer(found, name=name) if isinstance(found, typer.Typer) else app.command(name)(found)
     return app
 
 
@@ -75,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Errors made by offbeat are one line and exit code 1; 130 if the user stopped it."""
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        commands(words[0] if words else "")(args=words, prog_name="offbeat", standalone_mode=True)
+        commands()(args=words, prog_name="offbeat", standalone_mode=True)
     except OffbeatError as error:
         print(f"offbeat: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 1)

@@ -18,14 +18,19 @@ def bench(
     workloads: Annotated[list[str] | None, typer.Argument(help="W1 to W6, or deploy. Default: W1 to W6.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer and shorter turns.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    turns: Annotated[int | None, typer.Option(min=1, help="Number of turns of each contender.")] = None,
+    turns: Annotated[
+        int | None, typer.Option(min=1, help="Number of turns of each contender. Default: as the workload has it.")
+    ] = None,
     clients: Annotated[str, typer.Option(help="deploy: numbers of clients, with commas.")] = "1,8,64,1000",
     sizes: Annotated[str, typer.Option("--bytes", help="deploy: bytes of an update, with commas.")] = "2600,4000000",
     seconds: Annotated[float, typer.Option(help="deploy: seconds that each number and size is measured.")] = 5.0,
     simulated: Annotated[int, typer.Option(min=0, help="deploy: simulated clients of one server; 0: none.")] = 10_000,
     markdown: Annotated[bool, typer.Option("--markdown", help="deploy: print the table of docs/deploy.md.")] = False,
     before: Annotated[
-        Path | None, typer.Option(help="deploy: with --markdown, what `benchmarks/deploy/before.py` has printed.")
+        Path | None,
+        typer.Option(
+            help="deploy: with --markdown, what `benchmarks/deploy/before.py` has printed. Default: no such column."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:

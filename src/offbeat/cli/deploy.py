@@ -23,9 +23,14 @@ Url = Annotated[
 Keys = Annotated[Path, typer.Option("--keys", metavar="FILE", help="Credentials file.")]
 Run = Annotated[Path, typer.Argument(help="Folder of a run, LABEL-SEED.")]
 Folder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder to write. If it contains this run, the run continues.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder to write. If it contains this run, the run continues. Default: runs/TIME."
+    ),
 ]
-Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port.")]
+Metrics = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port. Default: off.")
+]
 Lease = Annotated[float, typer.Option(help="Seconds that a job may take, from when its client could start it.")]
 Patience = Annotated[float, typer.Option(help="Seconds without a heartbeat after which a client counts as gone.")]
 Norm = Annotated[
@@ -37,22 +42,31 @@ Norm = Annotated[
     ),
 ]
 Window = Annotated[
-    int | None, typer.Option("--max-staleness", help="Refuse updates from more than this many versions ago.")
+    int | None,
+    typer.Option("--max-staleness", help="Refuse updates from more than this many versions ago. Default: no limit."),
 ]
 Slot = Annotated[bool, typer.Option("--one-slot", help="Accept one update per client between two server steps.")]
 Trim = Annotated[bool, typer.Option("--trim", help="Keep only the part of the log that is needed to continue.")]
 Size = Annotated[int, typer.Option("--max-size", min=1, max=2000, help="Refuse updates of more megabytes than this.")]
 Replicas = Annotated[int, typer.Option(min=1, max=5, help="Number of brokers of a cluster that store the run.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Clients send updates as bfloat16, with half the bytes.")]
-Data = Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the samples.")]
+Data = Annotated[
+    str, typer.Option(metavar="MODULE:FUNCTION", help="Function that returns the samples. Default: as in the file.")
+]
 Holdout = Annotated[float, typer.Option(help="Share of the samples kept for evaluation.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda. Default: as in the experiment.")]
-State = Annotated[Path | None, typer.Option(help="Folder for this client's state. Do not delete it.")]
+State = Annotated[
+    Path | None, typer.Option(help="Folder for this client's state. Do not delete it. Default: ~/.local/state/offbeat.")
+]
 LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"] | None, typer.Option("--log-level", help="What is logged.")
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option("--log-level", help="What is logged. Default: info."),
 ]
 LogFormat = Annotated[
-    Literal["text", "json"] | None, typer.Option("--log-format", help="Lines of text, or one JSON object per line.")
+    Literal["text", "json"] | None,
+    typer.Option(
+        "--log-format", help="Lines of text, or one JSON object per line. Default: serve writes JSON, join text."
+    ),
 ]
 BROKER = "tls://127.0.0.1:4222"
 runs = typer.Typer(help="List, stop and delete the runs of a federation.")
@@ -110,7 +124,11 @@ def up(
     clients: Annotated[int | None, typer.Option(help="Number of clients. Default: as in the file.")] = None,
     processes: Annotated[int | None, typer.Option(help="Client processes. Default: one per client, at most 8.")] = None,
     pace: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Follow the timing model, with SECONDS per unit of time.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Follow the timing model, with SECONDS per unit of time. Default: as fast as clients are.",
+        ),
     ] = None,
     data: Data = "",
     set_: Set = None,
@@ -142,8 +160,10 @@ def serve(
     keys: Keys,
     nats: Url = BROKER,
     embedded: Annotated[bool, typer.Option(help="Also run the broker; it stores its data next to the keys.")] = False,
-    algorithm: Annotated[str | None, typer.Option(help="Label of the algorithm to run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Label of the algorithm to run. Default: the file's, if it has one.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run. Default: the file's, if it has one.")] = None,
     wait: Annotated[int | None, typer.Option(help="Start when this many clients are online. Default: all.")] = None,
     set_: Set = None,
     out: Folder = None,
@@ -192,7 +212,8 @@ def join(
     data: Data = "",
     holdout: Holdout = 0.2,
     allow: Annotated[
-        list[str] | None, typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable. Default: none."),
     ] = None,
     model: Annotated[list[str] | None, typer.Option(hidden=True)] = None,  # what --allow was called
     device: Device = "",
@@ -222,7 +243,7 @@ def join(
 
 def doctor(
     keys: Keys,
-    file: Annotated[Path | None, typer.Argument(help="Experiment file to try out, too.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Experiment file to try out, too. Default: none.")] = None,
     nats: Url = BROKER,
     data: Data = "",
     holdout: Holdout = 0.2,
@@ -279,7 +300,9 @@ def status(keys: Keys, nats: Url = BROKER, as_json: AsJson = False) -> None:
 @runs.callback(invoke_without_command=True)
 def list_runs(
     context: typer.Context,
-    keys: Annotated[Path | None, typer.Option("--keys", metavar="FILE", help="The server's credentials.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option("--keys", metavar="FILE", help="The server's credentials. Required.")
+    ] = None,
     nats: Url = BROKER,
     as_json: AsJson = False,
 ) -> None:
@@ -353,7 +376,8 @@ def restore(
 def replay(
     run: Run,
     keys: Annotated[
-        Path | None, typer.Option("--keys", metavar="FILE", help="The server's; not needed after `offbeat up`.")
+        Path | None,
+        typer.Option("--keys", metavar="FILE", help="The server's; not needed after `offbeat up`. Default: none."),
     ] = None,
     nats: Url = BROKER,
 ) -> None:

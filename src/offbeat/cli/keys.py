@@ -14,7 +14,9 @@ keys = typer.Typer(help="Manage the keys, roster and broker configuration of a f
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation's keys.")]
 Clients = Annotated[str, typer.Option(help="Names of the clients, separated by commas.")]
-Nats = Annotated[str, typer.Option("--nats", help="Address of the running broker, which is told at once.")]
+Nats = Annotated[
+    str, typer.Option("--nats", help="Address of the running broker, which is told at once. Default: none is.")
+]
 
 
 @keys.command()
@@ -23,7 +25,8 @@ def init(
     clients: Clients,
     federation: Annotated[str, typer.Option("--name", help="Name of the federation.")] = "fed",
     host: Annotated[
-        list[str] | None, typer.Option(help="Host name or address of the broker, for its certificate. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Host name or address of the broker, for its certificate. Repeatable. Default: localhost."),
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the broker.")] = 4222,
     tls: Annotated[bool, typer.Option(help="Encrypt all traffic.")] = True,
@@ -87,7 +90,9 @@ def revoke(folder: Folder, clients: Clients, nats: Nats = "") -> None:
 @keys.command()
 def renew(
     folder: Folder,
-    host: Annotated[list[str] | None, typer.Option(help="A further host name or address. Repeatable.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A further host name or address. Repeatable. Default: none.")
+    ] = None,
 ) -> None:
     """Make a new certificate for the broker. All credentials stay valid."""
     with needs_deploy():
@@ -103,7 +108,11 @@ def push(
     nats: Annotated[str, typer.Option("--nats", help="Address of the running broker.")],
     system: Annotated[
         Path | None,
-        typer.Option("--system", help="NATS credentials of the broker's system account, if it is another operator's."),
+        typer.Option(
+            "--system",
+            help="NATS credentials of the broker's system account, if it is another operator's. "
+            "Default: sys.creds in the folder.",
+        ),
     ] = None,
 ) -> None:
     """Tell a running broker and server about all changes in this folder."""

@@ -49,7 +49,9 @@ def schema() -> None:
 
 
 def data(
-    get: Annotated[str | None, typer.Option(metavar="NAME", help="Download this data set and verify it.")] = None,
+    get: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Download this data set and verify it. Default: none.")
+    ] = None,
 ) -> None:
     """Show every data set: its task, size and licence, whether it is installed, and how to get it."""
     from offbeat.data import fetch, status

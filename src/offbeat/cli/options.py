@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from offbeat.experiment.overrides import parse
-
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY.PATH=VALUE", help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable."
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable. Default: as in the file.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")]
@@ -23,5 +23,7 @@ Out = Annotated[
 
 def overrides(set_: list[str] | None, **options: Any) -> list[tuple[str, Any]]:
     """Settings from options that were given, and then from `--set`; `trackers__wandb` is trackers.wandb."""
+    from offbeat.experiment.overrides import parse
+
     given = [(name.replace("__", "."), value) for name, value in options.items() if value is not None]
     return [*given, *map(parse, set_ or ())]

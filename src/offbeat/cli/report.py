@@ -1,4 +1,4 @@
-"""`offbeat report`: run folders as one page, or as figures for a paper."""
+"""`offbeat report`: run folders as one page, or as figures for a paper. Default: off."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from offbeat.core.errors import SettingError
-from offbeat.report import PAGE, figures, gather, save
 
 
 def report(
@@ -18,10 +17,11 @@ def report(
         list[Path], typer.Argument(metavar="RUN...", help="Folders of experiments, sweeps or single runs.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help=f"File to write. Default: {PAGE} in the folder; here if there are several.")
+        Path | None, typer.Option(help="File to write. Default: report.html in the folder; here if there are several.")
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper.")
+        Path | None,
+        typer.Option("--figures", metavar="DIR", help="Also write the plots as figures for a paper. Default: off."),
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Format of the figures: pdf or png.")] = "pdf",
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
@@ -30,6 +30,8 @@ def report(
 
     If files are missing or damaged, the report shows what can be read and says what is missing.
     """
+    from offbeat.report import PAGE, figures, gather, save
+
     if form not in figures.FORMATS:
         raise SettingError(f"--format {form}: must be one of {', '.join(figures.FORMATS)}")
     content = gather(runs)

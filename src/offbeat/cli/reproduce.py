@@ -31,13 +31,16 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="EXPERIMENT[/ALGORITHM]", help="Run only this experiment, or one algorithm of it. Repeatable."
+            metavar="EXPERIMENT[/ALGORITHM]",
+            help="Run only this experiment, or one algorithm of it. Repeatable. Default: all.",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Override a setting of the experiments, e.g. trials=1. Repeatable."
+            "--set",
+            metavar="KEY.PATH=VALUE",
+            help="Override a setting of the experiments, e.g. trials=1. Repeatable. Default: the protocol's.",
         ),
     ] = None,
     printed: Annotated[

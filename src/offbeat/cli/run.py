@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-import offbeat as ob
-from offbeat.cli import reproduce, show
+from offbeat.cli import reproduce
 from offbeat.cli.options import AsJson, Out, Set, overrides
 
 
@@ -24,18 +23,24 @@ def run(
         bool, typer.Option("--theory", help="Also print what the papers' theorems would choose, on standard error.")
     ] = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files to this folder.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Also write TensorBoard event files to this folder. Default: off."),
     ] = None,
     wandb: Annotated[
-        str | None, typer.Option(metavar="PROJECT", help="Also log the runs to this Weights & Biases project.")
+        str | None,
+        typer.Option(metavar="PROJECT", help="Also log the runs to this Weights & Biases project. Default: off."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Distribute clients' jobs over this many processes or Ray workers.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Distribute clients' jobs over this many processes or Ray workers. Default: one process."
+        ),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
-            metavar="auto|ADDRESS", help="Distribute them over Ray; auto: a detected cluster, else this machine."
+            metavar="auto|ADDRESS",
+            help="Distribute them over Ray; auto: a detected cluster, else this machine. Default: off.",
         ),
     ] = None,
 ) -> None:
@@ -43,6 +48,9 @@ def run(
 
     Ctrl-C saves the run. `offbeat resume DIR` continues it and ends bit for bit like an uninterrupted run.
     """
+    from offbeat.cli import show
+    from offbeat.experiment.experiment import load
+
     spread = None if workers is None and ray is None else "processes" if ray is None else "ray"
     given = overrides(
         set_,
@@ -52,7 +60,7 @@ def run(
         trackers__tensorboard=None if tensorboard is None else str(tensorboard),
         trackers__wandb=wandb,
     )
-    experiment = ob.load(file, given)
+    experiment = load(file, given)
     if theory or experiment.theory:
         print("\n".join(experiment.advice()), file=sys.stderr)
     show.results(experiment.run(out), as_json)
@@ -62,5 +70,8 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an experiment that was stopped.")], as_json: AsJson = False
 ) -> None:
     """Continue an experiment, sweep or reproduction that was stopped. Finished runs are kept."""
+    from offbeat.cli import show
+    from offbeat.experiment import runs
+
     if not reproduce.resume(folder, as_json):
-        show.results(ob.resume(folder), as_json)
+        show.results(runs.resume(folder), as_json)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import show
 from offbeat.cli.options import AsJson, Out, Set, overrides
 
 
@@ -19,7 +18,9 @@ def sweep(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over", metavar="KEY.PATH=[VALUES]", help="Also sweep over this key: algorithm.*.local.sgd.lr=[1,10]."
+            "--over",
+            metavar="KEY.PATH=[VALUES]",
+            help="Also sweep over this key: algorithm.*.local.sgd.lr=[1,10]. Default: [sweep] alone.",
         ),
     ] = None,
     out: Out = None,
@@ -31,7 +32,8 @@ def sweep(
         str | None,
         typer.Option(
             help="Rank by a metric (accuracy, loss), by the time to a value of the task's own metric (time:0.8) or of "
-            "another one (time:rmse:0.5), or by finish, the time when the last of several tasks reached its target."
+            "another one (time:rmse:0.5), or by finish, the time when the last of several tasks reached its target. "
+            "Default: finish with several tasks, else the task's own metric."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -41,6 +43,7 @@ def sweep(
     Jobs of all active runs are computed in batches, in several processes. Ctrl-C saves the active runs;
     `offbeat resume DIR` continues them.
     """
+    from offbeat.cli import show
     from offbeat.experiment import sweep as library
     from offbeat.experiment.experiment import read
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offbeat.core.errors import SettingError, at_least, unknown
-from offbeat.theory import area, defedavg, fedast, fedbuff, persafl, ringmaster
-from offbeat.theory.advice import Advice, Arrivals
+
+if TYPE_CHECKING:
+    from offbeat.theory.advice import Advice
 
 theory = typer.Typer(
     help="Compute step sizes, bounds and times from the papers' theorems.", no_args_is_help=True, rich_markup_mode=None
@@ -42,12 +43,17 @@ def area_(
     distance: Annotated[float, typer.Option(help="|x_0 − x*|.")] = 1.0,
     server_rate: Annotated[float | None, typer.Option(help="Aggregations per unit of time. Default: λ_s*.")] = None,
     lipschitz: Annotated[
-        float | None, typer.Option(help="Assume convex and B-Lipschitz functions instead of smooth ones: theorem 8.")
+        float | None,
+        typer.Option(
+            help="Assume convex and B-Lipschitz functions instead of smooth ones: theorem 8. Default: smooth."
+        ),
     ] = None,
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """AREA: the schedule of theorem 7, or with --lipschitz the constant step of theorem 8."""
+    from offbeat.theory import area
+
     each = _rates(rates, clients)
     problem: area.Smooth | area.Nonsmooth
     if lipschitz is not None:
@@ -73,6 +79,9 @@ def fedbuff_(
     as_json: AsJson = False,
 ) -> None:
     """FedBuff: theorem 1."""
+    from offbeat.theory import fedbuff
+    from offbeat.theory.advice import Arrivals
+
     problem = fedbuff.FedBuffProblem(smoothness, steps, staleness or 0.0, clients, sigma, gamma, gap)
     arrivals = Arrivals(_rates(rates, clients), size, _concurrency(concurrency, clients))
     _print(fedbuff.advise(problem, arrivals, staleness, epsilon), as_json)
@@ -101,6 +110,9 @@ def persafl_(
     as_json: AsJson = False,
 ) -> None:
     """FedAsync, PersA-FL-MAML and PersA-FL-ME: PersA-FL, theorems 1, 2 and 3."""
+    from offbeat.theory import persafl
+    from offbeat.theory.advice import Arrivals
+
     base = persafl.FedAsyncProblem(smoothness, steps, staleness or 0.0, sigma, gamma, gap)
     arrivals = Arrivals(_rates(rates, clients), 1, _concurrency(concurrency, clients))
     problem: persafl.FedAsyncProblem | persafl.MamlProblem | persafl.MoreauProblem = base
@@ -126,12 +138,18 @@ def fedast_(
     gap: Gap = 1.0,
     staleness: Stale = None,
     weights: Annotated[
-        str | None, typer.Option(help="Only the optimum of (6), given sqrt(η_s·η_c·τ)·σ_g of every task.")
+        str | None,
+        typer.Option(
+            help="Only the optimum of (6), given sqrt(η_s·η_c·τ)·σ_g of every task. Default: all of the theorem."
+        ),
     ] = None,
     epsilon: Epsilon = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """FedAST: theorem 1, corollary 1.1, and the allocation of requests to tasks."""
+    from offbeat.theory import fedast
+    from offbeat.theory.advice import Arrivals
+
     if weights is not None:
         _print(fedast.advise_allocation(requests, _numbers("weights", weights)), as_json)
         return
@@ -157,6 +175,8 @@ def defedavg_(
     as_json: AsJson = False,
 ) -> None:
     """DeFedAvg: theorem 1 and its bound on the delay."""
+    from offbeat.theory import defedavg
+
     problem = defedavg.DeFedAvgProblem(smoothness, steps, sampled, delay or 1.0, sigma, nu, gradient, gap)
     _print(defedavg.advise(problem, clients, round_time, delay, epsilon, failure), as_json)
 
@@ -172,6 +192,8 @@ def ringmaster_(
     as_json: AsJson = False,
 ) -> None:
     """Ringmaster and Rennala: settings and times if clients always take the same time; the lower bound."""
+    from offbeat.theory import ringmaster
+
     problem = ringmaster.FixedTimes(smoothness, sigma, gap)
     _print(ringmaster.advise(problem, _rates(rates, clients), epsilon), as_json)
 
