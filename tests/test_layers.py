@@ -19,6 +19,7 @@ LAYERS = [
     ["algorithms"],
     ["data", "models", "timing"],
     ["problems"],
+    ["privacy"],
     ["simulate"],
     ["watch"],
     ["deploy"],
