@@ -1,0 +1,184 @@
+"""PersA-FL's figure 2 with its grids, in memory: for a machine without pyarrow and a network.
+
+`python -m studies.persafl FOLDER --device cuda` runs the entry persafl-fig2, each of its parts in its own process. The
+grid of a method runs with one seed to half of the horizon; its best setting then runs with the seeds that judge. FOLDER
+gets a JSON file for each part, written every few seconds: a second call goes on with what is missing, and a run that
+was cut short begins anew. `--limit` stops after so many seconds with what there is; `--until 20` shows that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import offbeat
+from offbeat.core.errors import DivergedError
+from offbeat.experiment.experiment import Experiment, algorithm_tables
+from offbeat.experiment.overrides import override
+from offbeat.experiment.session import Problems, Session
+from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.program import Program
+from offbeat.simulate.threads import computing, use
+from offbeat.watch.history import History
+
+ENTRY = Path(offbeat.__file__).parent / "papers" / "persafl-fig2.toml"
+TUNING, JUDGING = (100,), (0, 1, 2, 3)  # seeds
+LONG = ("persafl-maml", "persafl-me")  # with a process of their own
+DIFFERENCE = "algorithm.{}.local.maml.hessian=difference"  # as in the paper's appendix D, with the right factor
+COLUMNS = ("personal", "personal_worst", "accuracy")
+_WRITE = 5.0  # seconds
+
+
+def parts(data: str) -> dict[str, list[str]]:
+    """Which methods run in one process, by the name of the part."""
+    every = list(algorithm_tables(_entry(data)["algorithm"]))
+    return {f"{data}-rest": [label for label in every if label not in LONG], **{f"{data}-{x}": [x] for x in LONG}}
+
+
+def _entry(data: str) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads(ENTRY.read_text(encoding="utf-8"))["experiment"][data]
+    return found
+
+
+class Part:
+    """The runs of some methods as one program."""
+
+    def __init__(self, folder: Path, name: str, given: argparse.Namespace) -> None:
+        self.path, self.given = folder / f"{name}.json", given
+        data, _, _ = name.partition("-")
+        self.table, self.labels = _entry(data), parts(data)[name]
+        self.methods = algorithm_tables(self.table["algorithm"])
+        self.grids = self.table.pop("sweep")
+        self.runs: list[dict[str, Any]] = json.loads(self.path.read_text())["runs"] if self.path.exists() else []
+        self.runs = [run for run in self.runs if run["finished"]]
+        self.began = self.written = time.monotonic()
+        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
+
+    def settings(self, label: str) -> list[dict[str, float]]:
+        """The grid of a method."""
+        keys = [key for key in self.grids if key.startswith(f"algorithm.{label}.")]
+        return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(self.grids[k] for k in keys))]
+
+    def work(self) -> None:
+        """Tune, then judge."""
+        tuned = [(x, s, seed, 0.5) for x in self.labels if len(self.settings(x)) > 1
+                 for s in self.settings(x) for seed in TUNING]  # fmt: skip
+        self.run(tuned)
+        chosen = {x: max(self.settings(x), key=lambda s, x=x: self.tuned(x, s)) for x in self.labels}  # type: ignore[misc]
+        self.run([(x, s, seed, 1.0) for x, s in chosen.items() for seed in JUDGING])
+        self.write()
+
+    def tuned(self, label: str, settings: Mapping[str, float]) -> float:
+        """The final accuracy of a setting's run that tunes; −1 if it diverged."""
+        found = [r for r in self.runs if (r["algorithm"], r["settings"], r["seed"]) == (label, settings, TUNING[0])]
+        return found[0]["curve"][-1][1] if found and found[0]["curve"] and not found[0]["error"] else -1.0
+
+    def run(self, wanted: Sequence[tuple[str, dict[str, float], int, float]]) -> None:
+        """Those of these runs that are not done yet."""
+        known = [(r["algorithm"], r["settings"], r["seed"]) for r in self.runs]
+        left = [each for each in wanted if each[:3] not in known]
+        self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
+        program = Program(self._makers(left), self._over)
+        for _ in program.rounds():
+            if time.monotonic() - self.written > _WRITE:
+                self.write()
+            if time.monotonic() - self.began > self.given.limit:
+                self.write()
+                raise SystemExit(f"{self.path.stem}: out of time")
+
+    def _makers(self, wanted: Sequence[tuple[str, dict[str, float], int, float]]) -> Iterator[Any]:
+        for number, each in enumerate(wanted):
+            yield number, lambda number=number, each=each: self._make(number, *each)
+
+    def _make(self, number: int, label: str, settings: dict[str, float], seed: int, share: float) -> Simulation:
+        horizon, given = share * self.given.until, self.given
+        said = [f"device={given.device}", f"until.time={horizon}", f"evaluate.every={given.every}"]
+        maml = "maml" in self.methods[label]["local"]
+        said += [DIFFERENCE.format(label)] if maml else []
+        said += ["precision=tf32"] if given.device != "cpu" and not maml else []  # differences of gradients need more
+        said += [f"{key}={value}" for key, value in settings.items()]
+        said += given.set
+        table = {**self.table, "seed": seed, "trials": 1}
+        table["algorithm"] = {label: self.methods[label]}
+        experiment, history = Experiment.parse(override(table, said)), History()
+        record = {"algorithm": label, "settings": settings, "seed": seed, "horizon": horizon, "finished": False,
+                  "error": None, "updates": 0, "curve": []}  # fmt: skip
+        self.at_work[number] = record, history
+        session = Session(experiment, self.problems)
+        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
+        use(run.problems, experiment.threads, experiment.precision, 1)
+        return run
+
+    def _executor(self, made: Executor) -> Executor:
+        return self.executors.setdefault(made.stacked, made)
+
+    def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
+        record, history = self.at_work.pop(number)
+        ended = {"finished": True, "error": None if error is None else str(error), "updates": run.world.tally.updates}
+        self.runs.append({**record, **ended, "curve": _curve(history)})
+
+    def write(self) -> None:
+        """What is known so far."""
+        self.written = time.monotonic()
+        under_way = [{**record, "curve": _curve(history)} for record, history in self.at_work.values()]
+        seconds, columns = round(time.monotonic() - self.began), ["time", *COLUMNS]
+        data = {"columns": columns, "seconds": seconds, "runs": [*self.runs, *under_way]}
+        self.path.write_text(json.dumps(data))
+
+
+def _curve(history: History) -> list[list[float]]:
+    return [[m.time, *(round(m.metrics[name], 4) for name in COLUMNS)] for m in history.measurements]
+
+
+def table(folder: Path) -> Iterator[str]:
+    """Of every method, the means of the seeds that judge at a few times."""
+    for path in sorted(folder.glob("*.json")):
+        runs = [run for run in json.loads(path.read_text())["runs"] if run["seed"] in JUDGING]
+        for label in dict.fromkeys(run["algorithm"] for run in runs):
+            mine = [run for run in runs if run["algorithm"] == label and run["curve"]]
+            last = min((run["curve"][-1][0] for run in mine), default=0.0)
+            for at in dict.fromkeys((last / 3, last)):
+                found = [min(run["curve"], key=lambda row: abs(row[0] - at))[1] for run in mine]
+                if found:
+                    setting = {k.rpartition(".")[2]: v for k, v in mine[0]["settings"].items()}
+                    said = " ".join(f"{value:.3f}" for value in found)
+                    yield f"{path.stem:20} {label:14} t = {at:5.0f}  {mean(found):.3f}  [{said}]  {setting}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--part", help="one part alone, in this process")
+    parser.add_argument("--data", nargs="+", default=["mnist", "cifar10"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--until", type=float, default=600.0, help="horizon")
+    parser.add_argument("--every", type=float, default=30.0, help="time between evaluations")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--set", action="append", default=[], help="overrides")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.part:
+        with computing(()):
+            Part(given.folder, given.part, given).work()
+        return
+    began, same = time.monotonic(), [word for word in sys.argv[1:] if word not in ("--data", *given.data)]
+    names = [name for data in given.data for name in parts(data)]
+    children = [subprocess.Popen([sys.executable, "-m", "studies.persafl", *same, "--part", name]) for name in names]
+    for name, child in zip(names, children, strict=True):
+        print(f"{name}: exit {child.wait()} after {time.monotonic() - began:.0f} s", flush=True)
+    print(*table(given.folder), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
