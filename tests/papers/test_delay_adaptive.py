@@ -38,6 +38,18 @@ def test_six_gradients_by_hand(server: DelayAdaptive, expected: list[Fraction]) 
     assert found == pytest.approx([float(x) for x in expected], abs=1e-14)
 
 
+@pytest.mark.parametrize("staleness", range(12))
+def test_the_step_is_that_of_equation_11(staleness: int) -> None:
+    """Koloskova et al., theorem 8: η_t is η if τ_t ≤ τ_C, and below min{η, 1/(4Lτ_t)} if τ_t > τ_C, with η ≤ 1/(4L).
+
+    Any smaller step will do; this is the largest.
+    """
+    smoothness, step, concurrency = 2.0, 1 / 8, 5
+    server = DelayAdaptive(lr=step, smoothness=smoothness, concurrency=concurrency)
+    late = min(step, 1 / (4 * smoothness * staleness)) if staleness else step
+    assert server.rate(staleness, 40) == (step if staleness <= concurrency else late)
+
+
 def test_where_nothing_is_late_it_is_plain_asynchronous_sgd() -> None:
     problem = Quadratic(4, dim=3, noise=0.5, dtype=torch.float64)
     timing, until = Times(Exponential((8.0, 4.0, 2.0, 1.0))), Until(updates=300)

@@ -40,6 +40,20 @@ def test_the_formulas_by_hand() -> None:
     assert ringmaster.unlike_order(PROBLEM, [10.0, 1.0, 2.0], 1.0) == pytest.approx(10 * (10 + 13 / 9 * 9))
 
 
+@given(st.floats(0.1, 10.0), st.floats(0.0, 30.0), st.floats(0.1, 10.0), st.floats(0.01, 10.0))
+def test_step_sizes_and_numbers_of_steps_bring_the_usual_bounds_below_the_target(
+    smoothness: float, sigma: float, gap: float, epsilon: float
+) -> None:
+    """2Δ/(γK) + 2γLσ² for delays below R, and 2Δ/(γK) + γLσ²/S for batches of S."""
+    problem, most = FixedTimes(smoothness, sigma, gap), epsilon * (1 + 1e-9)
+    step, steps = ringmaster.ringmaster_step(problem, epsilon), ringmaster.ringmaster_steps(problem, epsilon)
+    assert step <= 1 / (2 * ringmaster.threshold(problem, epsilon) * smoothness)
+    assert 2 * gap / (step * steps) + 2 * step * smoothness * sigma**2 <= most
+    step, steps = ringmaster.rennala_step(problem, epsilon), ringmaster.rennala_steps(problem, epsilon)
+    assert step <= 1 / smoothness
+    assert 2 * gap / (step * steps) + step * smoothness * sigma**2 / ringmaster.threshold(problem, epsilon) <= most
+
+
 @given(several, st.floats(0.0, 30.0), st.floats(0.01, 10.0))
 def test_asynchronous_sgd_is_never_better_than_the_lower_bound_and_equal_speeds_make_them_equal(
     times: list[float], sigma: float, epsilon: float

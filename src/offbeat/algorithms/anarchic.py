@@ -6,14 +6,11 @@ Workers choose when they take part and how many local steps they make; what coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from offbeat.algorithms.fedbuff import BuffState
-from offbeat.algorithms.flow import Flow
+from offbeat.algorithms.fedbuff import Buffered
 from offbeat.algorithms.mifa import MifaState, Remembering
-from offbeat.core.errors import Count, Positive
+from offbeat.core.errors import Positive
 from offbeat.core.events import Update
-from offbeat.core.server import Commands, View
 from offbeat.core.vectors import Vector
 
 
@@ -23,28 +20,21 @@ def mean_gradient(update: Update) -> Vector:
 
 
 @dataclass(frozen=True)
-class AFACD(Flow[BuffState]):
+class AFACD(Buffered):
     """Anarchic averaging across devices: a step along the mean of a few workers' mean gradients.
 
     w ← w − lr · (1/m) Σ G_i after m updates, where G_i is the mean of the gradients of client i's K_i local steps.
 
-    size: updates per server step, m.
+    size: updates per server step, m; or aggregation by the clock.
     lr: server step size, η; with one local step and lr = η_L, an update counts as FedBuff's.
 
-    Not compared with the paper's own listing, which was not at hand.
+    Not compared with the paper's text.
     """
 
-    size: Count = 10
     lr: Positive = 0.1
 
-    state: ClassVar[type[BuffState]] = BuffState
-
-    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
-        state.model.received(update.job)
-        state.buffer.add(1.0, mean_gradient(update))
-        if state.buffer.count == self.size:
-            self.step(state.model, -self.lr, state.buffer.take_mean())
-        yield from self.next(state, update.job.client, view)
+    def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
+        return 1.0, mean_gradient(update)
 
 
 @dataclass(frozen=True)
@@ -56,8 +46,7 @@ class AFACS(Remembering[MifaState]):
     size: updates per server step, m.
     lr: server step size, η.
 
-    Differs from the paper: a client that has not reported yet counts 0. Not compared with the paper's own listing,
-    which was not at hand.
+    Differs from the paper: a client that has not reported yet counts 0. Not compared with the paper's text.
     """
 
     lr: Positive = 0.1

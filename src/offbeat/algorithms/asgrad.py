@@ -31,7 +31,8 @@ class AsGrad(Stepping[AsGradState]):
     size: gradients per step, for which the server waits, b.
     lr: step size of their mean; that of a single gradient, γ, is lr/b.
 
-    The orders are those of the authors' code; waiting for b gradients was not compared with the paper's listing.
+    The orders are those of the authors' code, which steps for every gradient; waiting for b of them was not compared
+    with the paper's text.
     """
 
     order: Literal["pure", "random", "shuffled"] = "shuffled"

@@ -16,7 +16,8 @@ class DelayAdaptive(Flow[OneModel]):
     """Asynchronous SGD whose step shrinks with the delay of the gradient.
 
     w ← w − lr_τ · g on every arrival. lr_τ is lr up to a staleness τ_C; beyond it lr · τ_C/τ (Mishchenko et al., as in
-    their code), or with `smoothness` min(lr, 1/(4Lτ)) (Koloskova et al.; not compared with the paper's listing).
+    their code), or with `smoothness` min(lr, 1/(4Lτ)) (Koloskova et al., equation 11, which allows any smaller step;
+    the theorem has lr ≤ 1/(4L)).
 
     lr: step size, γ or η.
     threshold: staleness up to which the step is lr, τ_C; by default the number of clients at work.

@@ -11,6 +11,7 @@ from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
 from offbeat.core.server import Commands, View
+from offbeat.core.vectors import Vector
 
 
 @dataclass
@@ -19,22 +20,26 @@ class BuffState(OneModel):
 
 
 @dataclass(frozen=True)
-class FedBuff(Flow[BuffState]):
+class Buffered(Flow[BuffState]):
     """A server step for every few updates, which are collected in a buffer.
-
-    Algorithm 2: collect K deltas, then w ← w − lr · mean.
 
     size: updates per server step, K; or aggregation by the clock, in periods or as a Poisson process, of what came in
         between.
-    lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.
-    weight: staleness weight s(τ) of each update, 1 for a fresh one; the mean still divides by K.
+    lr: server step size.
     """
 
     size: Count | Criterion = 10
     lr: Positive = 1.0
-    weight: Staleness = field(default_factory=Equal)
 
     state = BuffState
+
+    def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
+        """What counts of an update: a vector and its weight in the sum that the buffer divides by K."""
+        return 1.0, update["delta"]
+
+    def aggregate(self, state: BuffState) -> None:
+        """A server step along the mean of the buffer."""
+        self.step(state.model, -self.lr, state.buffer.take_mean())
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from super().started(state, view)
@@ -42,13 +47,29 @@ class FedBuff(Flow[BuffState]):
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
         staleness = state.model.received(update.job)
-        state.buffer.add(self.weight(staleness), update["delta"])  # line 6
+        state.buffer.add(*self.counts(update, staleness))  # FedBuff, line 6
         if criterion(self.size).due(state.buffer.count):  # line 8
-            self.step(state.model, -self.lr, state.buffer.take_mean())  # line 9
+            self.aggregate(state)  # line 9
         yield from self.next(state, update.job.client, view)
 
     def rang(self, state: BuffState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             if state.buffer.count:
-                self.step(state.model, -self.lr, state.buffer.take_mean())
+                self.aggregate(state)
             yield from alarm(criterion(self.size), view)
+
+
+@dataclass(frozen=True)
+class FedBuff(Buffered):
+    """A server step for every few updates, which are collected in a buffer.
+
+    Algorithm 2: collect K deltas, then w ← w − lr · mean.
+
+    lr: server step size; the paper's β is lr/K, so lr = 1 takes the mean of the deltas and lr = K their sum.
+    weight: staleness weight s(τ) of each update, 1 for a fresh one; the mean still divides by K.
+    """
+
+    weight: Staleness = field(default_factory=Equal)
+
+    def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
+        return self.weight(staleness), update["delta"]

@@ -26,7 +26,8 @@ class MindFlayer(Stepping[MindFlayerState]):
 
     For each step, every client has B_i trials, one after the other, each at the newest model and for at most the time
     t. A gradient that is there in time is added to the sum g. When all trials are over, w ← w − lr · g/B, where
-    B = p·Σ B_i is the number of gradients to be expected, p the probability that one is there in time.
+    B = Σ p_i·B_i is the number of gradients to be expected, p_i the probability that one of client i is there in time.
+    Not compared with the paper's text; its public reviews describe this rule.
 
     limit: time of a trial, t.
     trials: of each client for one server step, B_i.

@@ -24,7 +24,7 @@ class Rennala(Restarting[RennalaState]):
     """Minibatch SGD whose batch comes from whoever is fast: a client may give many of its gradients, or none.
 
     Collect S gradients at the newest model, from anybody; then w ← w − lr · mean. A gradient at an older model is
-    ignored, and its client goes on with the newest.
+    ignored, and its client goes on with the newest. The rule is that of the authors' code.
 
     size: gradients per server step, S. The theory has max(1, ⌈σ²/ε⌉), where σ² is the variance of a gradient and ε the
         squared norm of the gradient to be reached.

@@ -25,6 +25,8 @@ class Ringmaster(Restarting[RingmasterState]):
     with the newest model. Algorithm 5, with `stop`: a client whose delay reaches R is stopped at once and starts again
     from the newest model, so that no gradient is ignored. A very large R is asynchronous SGD.
 
+    The rule is that of the authors' code, which has algorithm 5; algorithm 4 was not compared with the paper's text.
+
     threshold: the smallest delay that is too large, R. The theory has max(1, ⌈σ²/ε⌉), where σ² is the variance of a
         gradient and ε the squared norm of the gradient to be reached.
     lr: step size, γ.

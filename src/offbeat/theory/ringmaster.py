@@ -6,6 +6,10 @@ Symbols: L smoothness of f, σ² variance of a gradient, Δ = f(w_0) − f*, ε 
 No method of this kind needs less than a constant times min_m H_m·(LΔ/ε + σ²LΔ/(mε²)) in the worst case (Tyurin and
 Richtárik 2023). Rennala SGD and Ringmaster ASGD need no more than other constants times it. What is known of
 asynchronous SGD has m = n, so it grows with the slowest clients, which the best m leaves out.
+
+The three orders were compared with a later paper of Tyurin's that quotes them. The constants of the step sizes and of K
+were not compared with the papers' texts. They are large enough for the usual bounds on the mean squared gradient,
+2Δ/(γK) + 2γLσ² if delays are below R and γ ≤ 1/(2RL), and 2Δ/(γK) + γLσ²/S for batches of S and γ ≤ 1/L.
 """
 
 from __future__ import annotations
