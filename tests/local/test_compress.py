@@ -248,6 +248,25 @@ def test_what_was_sent_and_what_is_kept_is_what_was_meant(coder: Compressor) -> 
     torch.testing.assert_close(sent + kept, meant, rtol=1e-12, atol=1e-9)
 
 
+def lengths_of_what_is_kept(coder: Compressor, e: torch.Tensor, rounds: int) -> torch.Tensor:
+    """‖e‖ of each row [rounds, n], while clients mean to send nothing but e: e ← e − what is sent of it."""
+    found = []
+    for at in range(rounds):
+        draws = unit(random_bits(torch.arange(len(e)).unsqueeze(1) + at * 7919, torch.arange(e.shape[1]))).to(e.dtype)
+        found.append(e.norm(dim=1))
+        e = e - coder.value(coder.code(e, lambda u=draws: u))
+    return torch.stack(found)
+
+
+@EVERY
+def test_what_is_kept_never_grows_while_nothing_new_is_meant(coder: Compressor) -> None:
+    e = torch.randn(20, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3
+    kept = lengths_of_what_is_kept(replace(coder, feedback=True), e, 40)
+    assert bool((kept[1:] <= kept[:-1] * (1 + 1e-12)).all())
+    without = lengths_of_what_is_kept(RandomK(0.1), e, 40)  # times d/k, as it is sent without feedback, it would
+    assert float((without[-1] / without[0]).min()) > 1e6
+
+
 def test_six_messages_of_three_clients_by_hand() -> None:
     """FedAsync, lr = 1, in two coordinates, one of which is sent; Δ is delta + error."""
     expected = [
