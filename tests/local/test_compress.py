@@ -264,7 +264,7 @@ def test_what_is_kept_never_grows_while_nothing_new_is_meant(coder: Compressor) 
     kept = lengths_of_what_is_kept(replace(coder, feedback=True), e, 40)
     assert bool((kept[1:] <= kept[:-1] * (1 + 1e-12)).all())
     without = lengths_of_what_is_kept(RandomK(0.1), e, 40)  # times d/k, as it is sent without feedback, it would
-    assert float((without[-1] / without[0]).min()) > 1e6
+    assert float((without[-1] / without[0]).min()) > 1000
 
 
 def test_six_messages_of_three_clients_by_hand() -> None:
