@@ -11,6 +11,7 @@ import torch
 
 from offbeat.core.errors import Checked, DataError, Positive, SettingError, unknown
 from offbeat.data.samples import Samples, Stored
+from offbeat.data.tokens import Tokeniser
 
 INPUTS = ("unit", "signed", "standard")
 
@@ -51,6 +52,7 @@ class Dataset:
     inputs: the columns that a model gets.   target: the column that a loss compares its output with.
     classes: how many, if the target is the number of a class.
     owner: natural owner of each training sample, −1 for positions that are no sample of anybody.   owners: their names.
+    tokens: between its numbers and text.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Dataset:
     inputs: tuple[str, ...] = ("x",)
     target: str = "y"
     owners: tuple[str, ...] = ()
+    tokens: Tokeniser | None = None
     _made: dict[str | Normalised, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
     def __post_init__(self) -> None:

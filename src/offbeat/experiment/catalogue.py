@@ -35,6 +35,7 @@ from offbeat.data.base import Dataset
 from offbeat.data.facts import FACTS
 from offbeat.data.readers import load
 from offbeat.data.splits import IID, Classes, Dirichlet, NearlyIID, Owners, Split
+from offbeat.data.texts import plays, texts, topics
 from offbeat.experiment import schema
 from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
@@ -274,7 +275,7 @@ def file(path: str) -> Path:
     return next((place / path for place in (Path(), *names.searched()) if (place / path).exists()), Path(path))
 
 
-register(Dataset, {"file": file})
+register(Dataset, {"file": file, "texts": texts, "plays": plays, "topics": topics})
 register(
     Dataset,
     {name: BuiltIn(name, facts.line) for name, facts in FACTS.items()},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
@@ -119,9 +120,21 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
     else:
         text = tables.markdown(*tables.rows(found), tables.note(found))
     errors = [f"{result.name}: {result.error}" for result in results if result.error is not None]
-    folders.write_report(folder, experiment, f"{text}\n{tables.markdown(*tables.work_rows(found))}", errors)
+    parts = [text, tables.markdown(*tables.work_rows(found)), *_generated(results)]
+    folders.write_report(folder, experiment, "\n".join(parts), errors)
     folders.draw_report(folder)
     return found
+
+
+def _generated(results: Sequence[Result]) -> Iterator[str]:
+    """What the language models of each algorithm's first run wrote, for the report."""
+    first = {result.algorithm: result for result in reversed(results) if result.folder is not None}
+    texts = {label: RunFolder(result.folder).generated for label, result in first.items() if result.folder}
+    if any(texts.values()):
+        yield "## Generated text\n\nThe final models continue a test text from ¦ on.\n"
+    for label in dict.fromkeys(result.algorithm for result in results):
+        if said := texts.get(label, ""):
+            yield f"{label}:\n\n{indent(said, '    ', lambda line: True)}\n"
 
 
 def _results(results: Sequence[Result], folder: Path, experiment: Experiment) -> Results:

@@ -13,6 +13,7 @@ from torch import nn
 from offbeat.core import names
 from offbeat.core.errors import SettingError, unknown
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
+from offbeat.models.gpt import GPT
 from offbeat.models.linear import MLP, Linear, Softmax
 from offbeat.models.lstm import LSTM
 from offbeat.models.resnet import BatchNormResNet18, ResNet18
@@ -25,6 +26,7 @@ NAMES: Mapping[str, Callable[..., nn.Module]] = {
     "cnn": CNN,
     "cifar-cnn": CifarCNN,
     "lstm": LSTM,
+    "gpt": GPT,
     "resnet18-gn": ResNet18,
     "resnet18": BatchNormResNet18,
 }

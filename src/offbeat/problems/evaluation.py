@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ Ints = npt.NDArray[np.int64]
 OBJECTIVE = 2000  # training samples that the objective is measured on unless more are asked for
 # Samples evaluated at a time, on a CPU and on a GPU. A network keeps much of each: few of them stay in a CPU's cache.
 _CLOSED, _NETWORK = (8192, 65536), (256, 8192)
+_SCORES = 1 << 24, 1 << 27  # numbers among the outputs at a time, at most
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -218,8 +220,11 @@ class Evaluation:
     @property
     def _chunk(self) -> int:
         """Samples evaluated at a time."""
-        on_cpu, on_gpu = _NETWORK if self.problem.closed is None else _CLOSED
-        return on_cpu if self.problem.device.type == "cpu" else on_gpu
+        at = 0 if self.problem.device.type == "cpu" else 1
+        most = (_NETWORK if self.problem.closed is None else _CLOSED)[at]
+        data = self.problem.data
+        scores = (data.classes or 1) * prod(data.train.shape(data.target))  # of one sample: many, for texts
+        return max(1, min(most, _SCORES[at] // scores))
 
     def _outputs(self, models: Vector, parts: Sequence[Tensor]) -> Any:
         """Of every model for all samples [v, m, ...]: of several at once only where samples are few. Those of a model

@@ -14,7 +14,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, nan, sqrt
+from math import exp, log, nan, sqrt
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from torch.nn import functional
 from offbeat.core import names
 from offbeat.core.errors import SettingError, at_least
 from offbeat.core.metric import Metric
+from offbeat.data.tokens import Tokeniser
 
 IGNORED = -100  # a class that does not count, as in torch and HuggingFace's models
 BINS = 200  # of probabilities, in curves over all thresholds
@@ -383,6 +384,24 @@ class Perplexity(Mean):
         return exp(mean) if mean < 700 else nan if mean != mean else float("inf")
 
 
+class BitsPerCharacter(Mean):
+    """Cross-entropy of the tokens in bits, divided by the characters that they stand for."""
+
+    name = "bits_per_character"
+
+    def __init__(self, tokens: Tokeniser | None = None) -> None:
+        self._is(lengths=None if tokens is None else tokens.lengths)
+
+    lengths: Tensor | None
+
+    def state(self, output: Tensor, target: Tensor) -> Tensor:
+        scores, labels = by_class(output, target)
+        if self.lengths is None:
+            raise SettingError("it counts the characters of tokens, which only the data texts, plays and topics tell")
+        bits = functional.cross_entropy(scores.double(), labels, reduction="sum") / log(2)
+        return torch.stack([bits, self.lengths.to(labels.device)[labels].sum()])
+
+
 # Those of others
 
 
@@ -457,19 +476,24 @@ NAMED: Mapping[str, Callable[[], Score]] = {
     "mae": MAE,
     "r2": R2,
     "perplexity": Perplexity,
+    "bits_per_character": BitsPerCharacter,
 }
 
 
-def scores(given: Metrics | None, loss: str) -> tuple[Score, ...]:
+def scores(given: Metrics | None, loss: str, tokens: Tokeniser | None = None) -> tuple[Score, ...]:
     """The metrics of a problem, the task's own first.
 
     given: names, `package.module:name`, scores, functions f(outputs, targets), torchmetrics; by name in a mapping.
-    By default the accuracy of classes, else none: then the loss counts.   loss: its name.
+    By default the perplexity and the bits per character of text, the accuracy of classes, else none: then the loss
+    counts.   loss: its name.   tokens: of text.
     """
+    if given is None and tokens is not None and loss == "cross-entropy":
+        return Perplexity(), BitsPerCharacter(tokens)
     if given is None:
         return (Accuracy(),) if loss == "cross-entropy" else ()
     pairs = given.items() if isinstance(given, Mapping) else [("", each) for each in given]
     found = tuple(_score(name, each) for name, each in pairs)
+    found = tuple(BitsPerCharacter(tokens) if type(s) is BitsPerCharacter and tokens else s for s in found)
     taken = [score.name for score in found]
     for name in taken:
         if name in _TAKEN:

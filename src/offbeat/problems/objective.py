@@ -156,7 +156,7 @@ class Objective:
 
     def mean(self, model: nn.Module, *parts: Tensor) -> Tensor:
         """The loss of a batch whose samples weigh the same."""
-        if self.function is cross_entropy and self.form == "each":  # in one operation
+        if self.function is cross_entropy and self.form == "each" and parts[self.target].dim() == 1:  # in one operation
             return functional.cross_entropy(self.output(model, *parts), parts[self.target])
         found = self.values(model, *parts)
         if isinstance(found, tuple):

@@ -84,7 +84,7 @@ class Supervised:
         self.loss_given = loss or ("mse" if data.classes is None else "cross-entropy")
         self.objective = Objective.of(self.loss_given, data.inputs, data.target, weight)
         self.objective = self.objective.formed(check(self))
-        self.scores = scores(metrics, self.objective.name)
+        self.scores = scores(metrics, self.objective.name, data.tokens)
         check_scores(self)
         self.usual = self.objective.function is cross_entropy and self.objective.form == "each"
         # closed forms and kernels are for the cross-entropy of real numbers that are in memory

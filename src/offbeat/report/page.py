@@ -32,6 +32,7 @@ from offbeat.report.tables import (
     value_of,
     work_rows,
 )
+from offbeat.watch.folder import RunFolder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
 _DIGITS = 7  # of every number on the page; metrics are single precision
@@ -169,6 +170,10 @@ def _sections(content: Content) -> Iterator[str]:
             "worst client to the best, and over time (median, middle 50 % and middle 80 % of the clients).",
             '<div id="personal-last"></div><div id="personal-plots"></div>',
         )
+    if texts := [(s.name, said) for s in drawn if (said := RunFolder(s.runs[0].path).generated)]:
+        lead = "What the final language models make of the beginning of a test text, from ¦ on, each in its first run."
+        parts = [f'<h3>{escape(n)}</h3><div class="code"><pre tabindex="0">{escape(t)}</pre></div>' for n, t in texts]
+        yield _section("generated", "Generated text", lead, "".join(parts))
     yield from (_experiment(folder, at, len(content.folders) > 1) for at, folder in enumerate(content.folders))
 
 

@@ -4,7 +4,7 @@ experiment.json, summary.json, report.md, report.html           an experiment; e
 runs.jsonl, unfinished.jsonl, runs.parquet, runs/00007/         a sweep: a line a run, folders if events were kept
 reproduction.json, reproduction.md, outcome.json                a reproduction
 result.json, metrics.parquet, personal.parquet, clients.parquet, underway.parquet, events/part-00000.parquet,
-model.safetensors, personal.safetensors, checkpoint[.older].safetensors   a run
+model.safetensors, personal.safetensors, generated.txt, checkpoint[.older].safetensors   a run
 run.json, server.log, trips/part-00000.parquet, checkpoint-00000.safetensors   a real run
 """
 
@@ -32,6 +32,7 @@ EXPERIMENT, SUMMARY, REPORT, PAGE = "experiment.json", "summary.json", "report.m
 SWEEP, UNFINISHED, SWEEP_TABLE, RUNS = "runs.jsonl", "unfinished.jsonl", "runs.parquet", "runs"
 REPRODUCTION, REPRODUCTION_REPORT, OUTCOME = "reproduction.json", "reproduction.md", "outcome.json"
 RESULT, MODEL, OWN_PARTS = "result.json", "model.safetensors", "personal.safetensors"
+GENERATED = "generated.txt"  # by the language models of a run; ¦ is where the prompt ends
 METRICS, PERSONAL, CLIENTS, UNDERWAY = "metrics.parquet", "personal.parquet", "clients.parquet", "underway.parquet"
 EVENTS, TRIPS = "events", "trips"  # folders of parts
 MEASURED = "measured"  # in a table's metadata: by task, what is known of each metric

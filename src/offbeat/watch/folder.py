@@ -11,11 +11,15 @@ from safetensors.torch import save_file
 
 from offbeat.core.errors import FolderError
 from offbeat.core.vectors import Payload, Vector, materialise
+from offbeat.problems.generate import generate, speaks
 from offbeat.problems.parted import Parted
+from offbeat.problems.supervised import Supervised
 from offbeat.watch import checkpoint
-from offbeat.watch.files import MODEL, OWN_PARTS, RESULT, write_json
+from offbeat.watch.files import GENERATED, MODEL, OWN_PARTS, RESULT, write_json
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
+
+_SHOWN = 4000  # characters of generated text, at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class RunFolder:
         except FolderError as error:
             raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
 
+    @property
+    def generated(self) -> str:
+        """What the language models of a finished run wrote; empty without any."""
+        path = self.path / GENERATED
+        return path.read_text(encoding="utf-8", errors="replace")[:_SHOWN] if path.is_file() else ""
+
     def finish(self, result: Result, simulation: WatchedRun | None = None) -> None:
         """Write the result, which marks the run as finished.   simulation: keep its final models, too."""
         if simulation is not None:
@@ -49,9 +59,24 @@ class RunFolder:
             save_file(tensors, self.path / MODEL, metadata={"version": str(models[0].version)})
             if own := own_parts(simulation):
                 save_file(own, self.path / OWN_PARTS)
+            if text := _generated(simulation):
+                (self.path / GENERATED).write_text(text, encoding="utf-8")
         write_json(self.path / RESULT, result.to_json())
         if simulation is not None:
             checkpoint.remove(self.path)
+
+
+def _generated(run: WatchedRun) -> str:
+    """What the final language models make of the beginning of a test text; empty without one."""
+    models = run.server.models(run.world.server)
+    parts = []
+    for problem, model in zip(run.problems, models, strict=True):
+        if isinstance(problem, Supervised) and speaks(problem):
+            vector = materialise(model.vector)
+            if bool(vector.isfinite().all()):
+                found = generate(problem, vector)
+                parts.append(f"{found.prompt}¦{found.text}\n")
+    return "\n".join(parts)
 
 
 def own_parts(run: WatchedRun) -> dict[str, Vector]:
