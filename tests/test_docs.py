@@ -141,6 +141,7 @@ def test_every_experiment_file_and_every_part_of_one_parses_and_runs(block: Bloc
     if "sweep" in table:
         assert len(Grid(table).points) > 1, block.place
         del table["sweep"]
+    table.pop("tune", None)
     experiment = Experiment.parse({**REST, **table, **hurried(table)})
     if experiment.table["problem"]["data"] in (*BUNDLED, "quadratic"):  # the others have to be fetched
         for spec in experiment.runs:

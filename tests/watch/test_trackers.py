@@ -62,6 +62,7 @@ def test_several_tasks_have_their_names_in_front(tmp_path: Path) -> None:
     [
         ("--tensorboard", "tensorboard.summary.writer.event_file_writer", "TensorBoard is not installed"),
         ("--wandb", "wandb", "Weights & Biases is not installed"),
+        ("--mlflow", "mlflow", "MLflow is not installed"),
     ],
 )
 def test_without_the_package_the_error_names_the_remedy(
@@ -133,3 +134,29 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     board.close()
     (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     assert kept.stat().st_size > 0
+
+
+def test_mlflow_reads_back_every_measurement_and_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    outcome = run(tmp_path, DIGITS, "--mlflow", "mine")
+    assert outcome.code == 0, outcome.err
+    client = mlflow.MlflowClient((tmp_path / "store").as_uri())
+    found = {r.info.run_name: r for r in client.search_runs([client.get_experiment_by_name("mine").experiment_id])}
+    assert sorted(found) == ["area, seed 0", "fedbuff, seed 0"]
+    kept = pq.read_table(tmp_path / "out" / "area-0" / "metrics.parquet").to_pylist()
+    area = found["area, seed 0"]
+    seen = [(m.step, m.value) for m in client.get_metric_history(area.info.run_id, "accuracy")]
+    assert seen == [(row["updates"], pytest.approx(row["accuracy"])) for row in kept]
+    assert (area.info.status, area.data.params["problem.data"]) == ("FINISHED", "digits")
+    assert area.data.tags["offbeat.group"] == "out"
+
+
+def test_where_mlflow_cannot_log_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://x")
+    outcome = run(tmp_path, DIGITS, "--mlflow", "mine")
+    assert outcome.code == 1
+    assert "MLflow cannot log to MLFLOW_TRACKING_URI" in outcome.err
+    assert "Traceback" not in outcome.err

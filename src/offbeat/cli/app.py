@@ -26,6 +26,7 @@ _COMMANDS = {  # what people do -> name -> module in this package, and its funct
     },
     "Compare settings and algorithms": {
         "sweep": "sweep:sweep",
+        "tune": "tune:tune",
         "report": "report:report",
         "theory": "theory:theory",
         "bench": "bench:bench",

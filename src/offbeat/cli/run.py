@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import reproduce
+from offbeat.cli import reproduce, tune
 from offbeat.cli.options import AsJson, Out, Set, overrides
 
 
@@ -29,6 +29,10 @@ def run(
     wandb: Annotated[
         str | None,
         typer.Option(metavar="PROJECT", help="Also log the runs to this Weights & Biases project. Default: off."),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="EXPERIMENT", help="Also log the runs to this MLflow experiment. Default: off."),
     ] = None,
     workers: Annotated[
         int | None,
@@ -59,6 +63,7 @@ def run(
         executor=spread,
         trackers__tensorboard=None if tensorboard is None else str(tensorboard),
         trackers__wandb=wandb,
+        trackers__mlflow=mlflow,
     )
     experiment = load(file, given)
     if theory or experiment.theory:
@@ -69,9 +74,9 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an experiment that was stopped.")], as_json: AsJson = False
 ) -> None:
-    """Continue an experiment, sweep or reproduction that was stopped. Finished runs are kept."""
+    """Continue an experiment, sweep, tuning or reproduction that was stopped. Finished runs are kept."""
     from offbeat.cli import show
     from offbeat.experiment import runs
 
-    if not reproduce.resume(folder, as_json):
+    if not (reproduce.resume(folder, as_json) or tune.resume(folder, as_json)):
         show.results(runs.resume(folder), as_json)

@@ -32,6 +32,8 @@ from offbeat.watch.trackers import Trackers
 
 if TYPE_CHECKING:
     from offbeat.experiment.results import Results
+    from offbeat.experiment.samplers import SamplerName
+    from offbeat.experiment.tuning import Tuned
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,8 @@ class Experiment(Checked):
         table = override(table, overrides)
         if "sweep" in table:
             raise SettingError("the experiment has a [sweep] table; run it with `offbeat sweep`, or `Experiment.sweep`")
+        if "tune" in table:
+            raise SettingError("the experiment has a [tune] table; run it with `offbeat tune`, or `Experiment.tune`")
         given = dict(table)
         if len(table.get("task", ())) > 1:  # their time is measured in jobs of many steps
             given = {"until": {"time": 5000.0}, **table}
@@ -370,6 +374,33 @@ class Experiment(Checked):
         axes = {path: values if isinstance(values, str) else plain(values) for path, values in over.items()}
         return sweep.sweep({**self.table, "sweep": axes}, out, sweep.Options(events, best, workers), progress=progress)
 
+    def tune(
+        self,
+        budget: int,
+        over: Mapping[str, Any] | None = None,
+        out: Path | str | None = None,
+        *,
+        best: str | None = None,
+        rungs: int | None = None,
+        seeds: int = 2,
+        seed: int | None = None,
+        sampler: SamplerName = "latin",
+        workers: int | None = None,
+        events: bool = False,
+        progress: bool = True,
+    ) -> Tuned:
+        """Find good settings of each algorithm on seeds of their own, then judge them on the experiment's seeds.
+
+        budget: settings that are tried of each algorithm.
+        over: by path of keys a list of values or `{"low": 0.01, "high": 10.0}`; default: each algorithm's step size.
+        best: a metric, or `time:accuracy=0.8`.   Others: see `offbeat.experiment.tuning.TuneOptions`.
+        """
+        from offbeat.experiment import tuning
+
+        options = tuning.TuneOptions(budget, best, rungs, seeds, seed, sampler, workers, events)
+        table = {**self.table, **({"tune": dict(over)} if over else {})}
+        return tuning.tune(table, out, options, progress=progress)
+
     def advice(self) -> list[str]:
         """What the papers' theorems would choose, next to what the experiment has chosen, for every algorithm in it."""
         from offbeat.experiment.session import Session
@@ -400,6 +431,8 @@ def json_schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     table = schema.table_schema(schema.settings(Experiment), definitions, "An offbeat experiment.")
     table["properties"]["sweep"] = {"type": "object", "description": "Keys to sweep over, each with a list of values."}
+    text = "Keys to tune, each with a list of values or a table with low and high."
+    table["properties"]["tune"] = {"type": "object", "description": text}
     return {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "title": "offbeat experiment",

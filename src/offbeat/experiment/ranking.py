@@ -39,16 +39,16 @@ def check_best(best: str | None) -> None:
     """Refuse `time:VALUE` and `time:METRIC:VALUE` without a number."""
     if best is not None and best.startswith("time:"):
         try:
-            _, target = _aim(best)
+            _, target = aim(best)
         except ValueError:
             target = inf
         if not isfinite(target):
             raise SettingError(f"best = {best!r}: the time to a value of a metric, as in time:0.8 or time:rmse:0.5")
 
 
-def _aim(best: str) -> tuple[str, float]:
-    """(metric, value) of `time:METRIC:VALUE`; no metric: the task's own."""
-    name, _, target = best.removeprefix("time:").rpartition(":")
+def aim(best: str) -> tuple[str, float]:
+    """(metric, value) of `time:METRIC:VALUE` or `time:METRIC=VALUE`; no metric: the task's own."""
+    name, _, target = best.removeprefix("time:").replace("=", ":").rpartition(":")
     return name, float(target)
 
 
@@ -83,7 +83,7 @@ def missing(results: Sequence[Result], best: str | None) -> str:
     """A line for a metric that no run has."""
     by, known = judged_by(results, best), sorted({name for result in results for name in result.overall})
     if by.startswith("time:"):
-        by = _aim(by)[0] or "finish"
+        by = aim(by)[0] or "finish"
     if by in (*known, "finish") or not known:
         return ""
     return f"no run has a metric {by!r}; there are {', '.join(known)}"
@@ -120,7 +120,7 @@ def value(result: Result, best: str) -> float | None:
         last = finish(result.tasks)
         return last if last < inf else None
     if best.startswith("time:"):
-        name, target = _aim(best)
+        name, target = aim(best)
         known = {metric.name for task in result.tasks for metric in task.measured}
         name = name or result.own.name
         return result.time_to(name, target) if name in known else None

@@ -1,7 +1,8 @@
-"""Experiment trackers: TensorBoard and Weights & Biases. Both are optional extras."""
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow. All are optional extras."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from offbeat.core.metric import Metric
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 
 EVERY = 100  # updates between two points of staleness
+_PARAMETERS = 100  # that MLflow takes at once
 
 
 class Tracker(ABC):
@@ -112,22 +114,76 @@ class WandB(Tracker):
         self._run.log({**numbers, "time": time, "updates": updates})
 
 
+class MLflow(Tracker):
+    """Logs metrics and staleness to MLflow, against the number of updates; `time`, virtual, is a metric of its own.
+
+    experiment, name: of the run there.   group: of the runs of one experiment file.   config: its settings.
+    Where to is MLflow's own setting, MLFLOW_TRACKING_URI: a server, a database or a folder.
+    """
+
+    def __init__(
+        self,
+        experiment: str,
+        name: str,
+        group: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        tasks: Sequence[str] = (),
+        updates: int = 0,
+    ) -> None:
+        super().__init__(tasks, updates)
+        mlflow, entities = (_needed(name, "MLflow", "mlflow") for name in ("mlflow", "mlflow.entities"))
+        self._metric = entities.Metric
+        try:
+            self._client = mlflow.MlflowClient()
+            found = self._client.get_experiment_by_name(experiment)
+            where = self._client.create_experiment(experiment) if found is None else found.experiment_id
+            run = self._client.create_run(where, run_name=name, tags={} if group is None else {"offbeat.group": group})
+            self._id = run.info.run_id
+            given = [entities.Param(path, value) for path, value in _flat(config or {})]
+            for at in range(0, len(given), _PARAMETERS):
+                self._client.log_batch(self._id, params=given[at : at + _PARAMETERS])
+        except mlflow.exceptions.MlflowException as error:
+            line = str(error).splitlines()[0]
+            raise SettingError(f"MLflow cannot log to MLFLOW_TRACKING_URI or its default: {line}") from None
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+    def _add(self, numbers: Mapping[str, float], time: float, updates: int) -> None:
+        stamp = round(1000.0 * time)  # milliseconds: "relative" there is virtual time
+        values = {**numbers, "time": time}
+        self._client.log_batch(self._id, [self._metric(k, v, stamp, updates) for k, v in values.items()])
+
+
+def _flat(table: Mapping[str, Any], front: str = "") -> list[tuple[str, str]]:
+    """A table's values by their path, in the letters and the length that MLflow takes."""
+    found: list[tuple[str, str]] = []
+    for key, value in table.items():
+        path = front + re.sub(r"[^\w.\- /]", "_", str(key))
+        found += _flat(value, f"{path}.") if isinstance(value, Mapping) else [(path, str(value)[:500])]
+    return found
+
+
 @dataclass(frozen=True)
 class Trackers:
     """Experiment trackers that get the measurements, too.
 
     tensorboard: folder in which every run gets its own.
     wandb: project at Weights & Biases.
+    mlflow: experiment at MLflow.
     """
 
     tensorboard: str | None = None
     wandb: str | None = None
+    mlflow: str | None = None
 
     def __post_init__(self) -> None:
         if self.tensorboard is not None:
             _needed("tensorboard.summary.writer.event_file_writer", "TensorBoard", "tensorboard")
         if self.wandb is not None:
             _needed("wandb", "Weights & Biases", "wandb")
+        if self.mlflow is not None:
+            _needed("mlflow", "MLflow", "mlflow")
 
     def open(
         self,
@@ -148,6 +204,8 @@ class Trackers:
         if self.wandb is not None:
             group = folder.parent
             found.append(WandB(self.wandb, run, group.name, settings, group, tasks, updates, metrics))
+        if self.mlflow is not None:
+            found.append(MLflow(self.mlflow, run, folder.parent.name, settings, tasks, updates))
         return found
 
 

@@ -1,0 +1,162 @@
+"""Tuning: the same budget for every algorithm, on seeds that do not judge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import offbeat
+
+import offbeat as ob
+from offbeat.core.errors import SettingError
+from offbeat.core.metric import Metric
+from offbeat.core.watcher import Measurement
+from offbeat.experiment import sweep, tuning
+from offbeat.experiment.samplers import Latin, Values, axis, sampler
+from offbeat.report import toml
+
+TABLE: dict[str, Any] = {
+    "until": {"time": 3.0},
+    "evaluate": {"every": 0.5},
+    "trials": 2,
+    "problem": {"data": "quadratic", "clients": 4, "dim": 6},
+    "timing": {"exponential": {"rate": 4.0}},
+    "algorithm": {
+        "fedasync": {"local": {"sgd": {"lr": 0.1}}},
+        "fedbuff": {"size": 2, "local": {"sgd": {"lr": 0.1}}},
+    },
+}
+
+
+def tune(folder: Path, **changes: Any) -> tuning.Tuned:
+    table = {**TABLE, **changes.pop("table", {})}
+    return ob.Experiment.parse(table).tune(9, out=folder, workers=1, progress=False, **changes)
+
+
+def test_every_algorithm_gets_the_same_budget_on_seeds_of_its_own(tmp_path: Path) -> None:
+    found = tune(tmp_path / "t", best="loss")
+    assert {a: sum(t.algorithm == a for t in found.trials) for a in found.best} == {"fedasync": 13, "fedbuff": 13}
+    seeds = {r.seed for rung in sorted((tmp_path / "t").glob("rung-*")) for r in ob.open(rung)}
+    assert seeds == {1000, 1001}
+    assert {r.seed for r in found.results} == {0, 1}
+    assert {(t.length, t.algorithm) for t in found.trials} == {
+        (length, a) for length in (1 / 9, 1 / 3, 1.0) for a in found.best
+    }
+
+
+def test_the_best_of_the_last_rung_is_judged(tmp_path: Path) -> None:
+    found = tune(tmp_path / "t", best="loss", rungs=1)
+    mine = {t.settings["algorithm.fedasync.local.sgd.lr"]: t.cost for t in found.trials if t.algorithm == "fedasync"}
+    assert len(mine) == 9
+    best = min(mine, key=lambda lr: mine[lr])
+    assert found.best["fedasync"] == {"algorithm.fedasync.local.sgd.lr": best}
+    again = ob.load(tmp_path / "t" / "best.toml").run(tmp_path / "again", progress=False)
+    judged = [r.metrics["loss"] for r in found.results if r.algorithm == "fedasync"]
+    assert [r.metrics["loss"] for r in again if r.algorithm == "fedasync"] == pytest.approx(judged, rel=1e-6)
+
+
+def test_seeds_that_tune_and_judge_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="seed 1 is for tuning and for judging"):
+        tune(tmp_path / "t", seed=1)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_stopped_tuning_goes_on_and_ends_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tune(tmp_path / "whole", best="loss")
+    work, calls = sweep.work, []
+
+    def stopping(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise sweep.StoppedSweepError("stopped", [])
+        return work(*given)
+
+    monkeypatch.setattr(sweep, "work", stopping)
+    with pytest.raises(sweep.StoppedSweepError, match=r"offbeat resume .*broken"):
+        tune(tmp_path / "broken", best="loss")
+    found = tuning.resume(tmp_path / "broken", progress=False)
+    assert found.to_json() == whole.to_json()
+
+
+def test_a_run_that_falls_short_costs_more_the_farther_it_is() -> None:
+    accuracy = Metric("accuracy", higher=True, share=True)
+    far = ob.Result("a", 0, time=2.0, metrics={"accuracy": 0.4}, measured=(accuracy,), curve=())
+    near = replace(far, metrics={"accuracy": 0.6}, tasks=())
+    there = replace(near, curve=(Measurement(0, 1.5, 1, 1, {"accuracy": 0.9}),), tasks=())
+    costs = [tuning.cost(run, "time:accuracy=0.8") for run in (there, near, far)]
+    assert costs == [1.5, pytest.approx(2.0 * 1.25), pytest.approx(2.0 * 1.5)]
+    assert tuning.cost(ob.Result("a", 0, error="diverged"), "time:accuracy=0.8") == inf
+    assert tuning.cost(near, "accuracy") == -0.6
+
+
+def test_an_even_spread_uses_every_part_of_a_range_once() -> None:
+    axes = {"a": Values(0.01, 100.0), "b": Values(1, 9, log=False), "c": ["x", "y"]}
+    found = Latin(axes, 0).ask(9)
+    assert sorted(each["a"] for each in found) == pytest.approx([10 ** (at / 2 - 2) for at in range(9)], rel=1e-3)
+    assert sorted(each["b"] for each in found) == list(range(1, 10))
+    assert Latin({"c": ["x", "y"], "d": [1, 2]}, 0).ask(4) == [{"c": c, "d": d} for c in "xy" for d in (1, 2)]
+
+
+def test_optuna_proposes_within_the_ranges_and_the_same_again(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    axes = {"a": Values(0.01, 100.0), "b": [1, {"x": 2}], "n": Values(1, 8)}
+
+    def proposed() -> list[Any]:
+        made = sampler("tpe", axes, 3)
+        first = made.ask(5)
+        for each in first:
+            made.tell(each, each["a"])
+        return [*first, *made.ask(5)]
+
+    found = proposed()
+    assert found == proposed()
+    assert all(0.01 <= each["a"] <= 100 and each["b"] in axes["b"] and each["n"] in range(1, 9) for each in found)
+    best = tune(tmp_path / "t", best="loss", sampler="tpe")
+    assert len({repr(t.settings) for t in best.trials if t.algorithm == "fedbuff"}) == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"low": 1.0, "high": 0.5}, "low = 1.0: must be below high = 0.5"),
+        ({"low": 0.0, "high": 0.5}, "low = 0.0: must be a positive number"),
+        ({"lo": 1.0, "high": 2.0}, "tune.x.lo: unknown; did you mean 'low'?"),
+        (3.0, "tune.x = 3.0: give a list of values"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(SettingError, match=words.replace("?", r"\?")):
+        axis("x", given)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--over", "problem.clients=[1,2]"), "name a key of an algorithm"),
+        (("--for", "time:accuracy"), "best = 'time:accuracy': the time to a value"),
+        (("--rungs", "4"), "rungs = 4: a budget of 9 is enough for 3"),
+        (("--sampler", "magic"), "sampler = 'magic': must be one of"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    (tmp_path / "x.toml").write_text(toml.dumps(TABLE))
+    outcome = offbeat("tune", tmp_path / "x.toml", "--out", tmp_path / "t", *options)
+    assert (outcome.code, words in outcome.err) == (1, True), outcome.err
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_command_prints_the_best_settings_and_resumes(tmp_path: Path) -> None:
+    path = '"algorithm.*.local.sgd.lr"'
+    (tmp_path / "x.toml").write_text(toml.dumps(TABLE) + f"\n[tune]\n{path} = [0.01, 0.1, 0.3]\n")
+    given = ("--budget", "3", "--for", "loss", "--workers", "1", "--out", tmp_path / "t")
+    outcome = offbeat("tune", tmp_path / "x.toml", *given)
+    assert outcome.code == 0, outcome.err
+    assert "lr = 0.3 (at the edge)" in outcome.out
+    again = offbeat("resume", tmp_path / "t", "--json")
+    assert json.loads(again.out)["best"]["fedbuff"] == {"algorithm.fedbuff.local.sgd.lr": 0.3}
+    refused = offbeat("run", tmp_path / "x.toml", "--out", tmp_path / "r")
+    assert "run it with `offbeat tune`" in refused.err
