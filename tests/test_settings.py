@@ -137,6 +137,8 @@ ZERO_OF = {
     (offbeat.timing.Uniform, "low"),
     (offbeat.algorithms.optimisers.DelayedNesterov, "activation"),
     *((offbeat.algorithms.optimisers.HeLoCo, name) for name in ("shrink", "most", "turn", "doubt")),
+    (offbeat.algorithms.DecoupledDiLoCo, "grace"),
+    (offbeat.algorithms.Port, "similarity"),
 }
 NOT_OF = {(offbeat.algorithms.Ringmaster, "threshold")}
 

@@ -5,9 +5,11 @@ from offbeat.algorithms.anarchic import AFACD, AFACS
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.asgrad import AsGrad
+from offbeat.algorithms.async_comm import AsyncCommSGD
 from offbeat.algorithms.asysg import AsySG
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, optimal_rate
+from offbeat.algorithms.decoupled import DecoupledDiLoCo
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.delay_adaptive import DelayAdaptive
 from offbeat.algorithms.diloco import AsyncDiLoCo
@@ -24,6 +26,7 @@ from offbeat.algorithms.local_only import LocalOnly
 from offbeat.algorithms.malenia import Malenia
 from offbeat.algorithms.mifa import MIFA
 from offbeat.algorithms.mindflayer import MindFlayer
+from offbeat.algorithms.port import Port
 from offbeat.algorithms.quafl import QuAFL
 from offbeat.algorithms.rennala import Rennala
 from offbeat.algorithms.ringleader import Ringleader
@@ -46,11 +49,13 @@ __all__ = [
     "AsFedAvg",
     "AsGrad",
     "AsySG",
+    "AsyncCommSGD",
     "AsyncDiLoCo",
     "Criterion",
     "DeFedAvg",
     "DeFedAvgIID",
     "Decay",
+    "DecoupledDiLoCo",
     "DelayAdaptive",
     "Equal",
     "Favano",
@@ -72,6 +77,7 @@ __all__ = [
     "Period",
     "Poisson",
     "Polynomial",
+    "Port",
     "QuAFL",
     "Rennala",
     "Ringleader",

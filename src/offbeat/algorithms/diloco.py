@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import Positive, SettingError
-from offbeat.core.events import Send, Update
+from offbeat.core.events import Job, Send, Update
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.server import Commands, View
 from offbeat.core.state import State
@@ -35,22 +36,18 @@ class DiLoCoState(OneModel):
     paces: dict[int, Pace] = field(default_factory=dict)  # of those whose jobs have taken any time
 
 
-@dataclass(frozen=True)
-class AsyncDiLoCo(Flow[DiLoCoState]):
-    """A step of an outer optimiser for every update.
+S = TypeVar("S", bound=DiLoCoState)
 
-    w ← w + the step that `server` makes of −lr · s(τ) · delta, the pseudo-gradient with its sign turned.
+
+@dataclass(frozen=True)
+class Outer(Flow[S]):
+    """A server with an outer optimiser, whose clients train long before they report.
 
     lr: scale of the pseudo-gradients; the outer step size is that of `server`.
     weight: staleness weight s(τ), 1 for a fresh update.
     dynamic: dynamic local updates (DyLU): a client with speed v makes H·v/max(v) of its H local steps, rounded down, at
         least 1. By default all clients make H.
     ahead: send the model moved on along the momentum, w + η·β·m; needs `server` with a momentum.
-
-    Differs from the paper: the speed of a client is not given but measured, all its steps so far over the time from
-    sending its jobs to their results, the network included; its first job has all H steps. There is no grace period in
-    which the server waits for more updates, and a client trains on its own data instead of the data that were used
-    least.
     """
 
     lr: Positive = 1.0
@@ -58,23 +55,19 @@ class AsyncDiLoCo(Flow[DiLoCoState]):
     dynamic: bool = False
     ahead: bool = False
 
-    state = DiLoCoState
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ahead and (self.server is None or type(self.server).onward is ServerOptimiser.onward):
             raise SettingError("ahead = true: there is no momentum; give a server such as { nesterov = 0.9 }")
 
-    def arrived(self, state: DiLoCoState, update: Update, view: View) -> Commands:
-        job = update.job
-        staleness = state.model.received(job)
+    def counts(self, state: S, job: Job, view: View) -> float:
+        """s(τ) of a job that is done, whose time shows how fast its client is."""
         if self.dynamic and (time := view.now - state.sent[job.client]) > 0:
             pace = state.paces.setdefault(job.client, Pace(job.steps))
             pace.steps, pace.time = pace.steps + job.steps, pace.time + time
-        self.step(state.model, -self.lr * self.weight(staleness), update["delta"])
-        yield from self.next(state, job.client, view)
+        return self.weight(state.model.received(job))
 
-    def hand(self, state: DiLoCoState, clients: Iterable[int], view: View) -> Commands:
+    def hand(self, state: S, clients: Iterable[int], view: View) -> Commands:
         payload, version = {"model": self.start(state)}, state.model.version
         most = max((pace.speed for pace in state.paces.values()), default=0.0)
         for client in clients:
@@ -84,8 +77,28 @@ class AsyncDiLoCo(Flow[DiLoCoState]):
                 steps = None if pace is None else max(1, int(pace.whole * (pace.speed / most) + 1e-9))
             yield Send(client, payload, version, steps)
 
-    def start(self, state: DiLoCoState) -> Vector:
+    def start(self, state: S) -> Vector:
         """The model that clients start from."""
         model = state.model
         way = self.server.onward(model.memory) if self.ahead and self.server is not None and model.memory else None
         return model.vector if way is None else model.vector + way
+
+
+@dataclass(frozen=True)
+class AsyncDiLoCo(Outer[DiLoCoState]):
+    """A step of an outer optimiser for every update.
+
+    w ← w + the step that `server` makes of −lr · s(τ) · delta, the pseudo-gradient with its sign turned.
+
+    Differs from the paper: the speed of a client is not given but measured, all its steps so far over the time from
+    sending its jobs to their results, the network included; its first job has all H steps. There is no grace period in
+    which the server waits for more updates, and a client trains on its own data instead of the data that were used
+    least.
+    """
+
+    state = DiLoCoState
+
+    def arrived(self, state: DiLoCoState, update: Update, view: View) -> Commands:
+        weight = self.counts(state, update.job, view)
+        self.step(state.model, -self.lr * weight, update["delta"])
+        yield from self.next(state, update.job.client, view)

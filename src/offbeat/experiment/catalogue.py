@@ -110,6 +110,8 @@ register(
         "fedfix": Recipe(servers.FedFix),
         "fedfa": Recipe(servers.FedFa),
         "fedcompass": Recipe(servers.FedCompass),
+        "port": Recipe(servers.Port),
+        "async-comm-sgd": Recipe(servers.AsyncCommSGD),
         "persafl-maml": Recipe(servers.FedAsync, trainers.MAML, text="PersA-FL on the MAML loss: FedAsync with maml"),
         "persafl-me": Recipe(
             servers.FedAsync, trainers.Moreau, text="PersA-FL on the Moreau envelope: FedAsync with moreau"
@@ -133,6 +135,11 @@ register(
             servers.AsyncDiLoCo,
             preset={"server": {"heloco": {"beta": 0.9, "lr": 0.1}}, "ahead": True},
             text="asynchronous DiLoCo whose updates are corrected by the momentum",
+        ),
+        "decoupled-diloco": Recipe(
+            servers.DecoupledDiLoCo,
+            preset={"server": {"nesterov": {"beta": 0.9, "lr": 0.7}}},
+            text="an outer Nesterov step for a quorum of clients and who comes soon after",
         ),
         "fedavg": Recipe(servers.FedAvg),
         "m-sync": Recipe(servers.MSync),
