@@ -4,6 +4,8 @@
 grid of a method runs with one seed to half of the horizon; its best setting then runs with the seeds that judge. FOLDER
 gets a JSON file for each part, written every few seconds: a second call goes on with what is missing, and a run that
 was cut short begins anew. `--limit` stops after so many seconds with what there is; `--until 20` shows that it works.
+`--part mnist-asynchronous --known docs/results/persafl` runs the asynchronous methods in one process, with the settings
+that the grids in those records ask for: at the last time that all runs of a grid have reached.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from offbeat.simulate.threads import computing, use
 from offbeat.watch.history import History
 
 ENTRY = Path(offbeat.__file__).parent / "papers" / "persafl-fig2.toml"
-TUNING, JUDGING = (100,), (0, 1, 2, 3)  # seeds
+TUNING, JUDGING = 100, (0, 1, 2, 3)  # seeds
 LONG = ("persafl-maml", "persafl-me")  # with a process of their own
 DIFFERENCE = "algorithm.{}.local.maml.hessian=difference"  # as in the paper's appendix D, with the right factor
 COLUMNS = ("personal", "personal_worst", "accuracy")
@@ -43,7 +45,8 @@ _WRITE = 5.0  # seconds
 def parts(data: str) -> dict[str, list[str]]:
     """Which methods run in one process, by the name of the part."""
     every = list(algorithm_tables(_entry(data)["algorithm"]))
-    return {f"{data}-rest": [label for label in every if label not in LONG], **{f"{data}-{x}": [x] for x in LONG}}
+    rest = [label for label in every if label not in LONG]
+    return {f"{data}-rest": rest, **{f"{data}-{label}": [label] for label in LONG}}
 
 
 def _entry(data: str) -> dict[str, Any]:
@@ -57,11 +60,16 @@ class Part:
     def __init__(self, folder: Path, name: str, given: argparse.Namespace) -> None:
         self.path, self.given = folder / f"{name}.json", given
         data, _, _ = name.partition("-")
-        self.table, self.labels = _entry(data), parts(data)[name]
+        self.table = _entry(data)
+        self.labels = {f"{data}-asynchronous": ["fedasync", *LONG], **parts(data)}[name]
         self.methods = algorithm_tables(self.table["algorithm"])
         self.grids = self.table.pop("sweep")
-        self.runs: list[dict[str, Any]] = json.loads(self.path.read_text())["runs"] if self.path.exists() else []
+        # differences of gradients need more than TF32, and a process has one precision
+        self.exact = any("maml" in self.methods[label]["local"] for label in self.labels)
+        self.runs: list[dict[str, Any]] = _runs(self.path) if self.path.exists() else []
         self.runs = [run for run in self.runs if run["finished"]]
+        places = [] if given.known is None else sorted(given.known.glob(f"{data}-*.json"))
+        self.known = [run for path in places for run in _runs(path)]
         self.began = self.written = time.monotonic()
         self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
 
@@ -72,21 +80,26 @@ class Part:
 
     def work(self) -> None:
         """Tune, then judge."""
-        tuned = [(x, s, seed, 0.5) for x in self.labels if len(self.settings(x)) > 1
-                 for s in self.settings(x) for seed in TUNING]  # fmt: skip
-        self.run(tuned)
-        chosen = {x: max(self.settings(x), key=lambda s, x=x: self.tuned(x, s)) for x in self.labels}  # type: ignore[misc]
+        self.run([(x, s, TUNING, 0.5) for x in self.labels if len(self.settings(x)) > 1 for s in self.settings(x)])
+        chosen = {label: self.best(label) for label in self.labels}
         self.run([(x, s, seed, 1.0) for x, s in chosen.items() for seed in JUDGING])
         self.write()
 
-    def tuned(self, label: str, settings: Mapping[str, float]) -> float:
-        """The final accuracy of a setting's run that tunes; −1 if it diverged."""
-        found = [r for r in self.runs if (r["algorithm"], r["settings"], r["seed"]) == (label, settings, TUNING[0])]
-        return found[0]["curve"][-1][1] if found and found[0]["curve"] and not found[0]["error"] else -1.0
+    def best(self, label: str) -> dict[str, float]:
+        """The best setting of a method's grid, at the last time that all its runs have reached."""
+        grid = self.settings(label)
+        if len(grid) == 1:
+            return grid[0]
+        tried = [r for r in (*self.known, *self.runs) if r["algorithm"] == label and r["seed"] == TUNING]
+        whole = [r for r in tried if r["curve"] and not r["error"]]
+        last = min(r["curve"][-1][0] for r in whole)
+        found: dict[str, float] = max(whole, key=lambda r: _at(r, last))["settings"]
+        return found
 
     def run(self, wanted: Sequence[tuple[str, dict[str, float], int, float]]) -> None:
         """Those of these runs that are not done yet."""
-        known = [(r["algorithm"], r["settings"], r["seed"]) for r in self.runs]
+        known = [(r["algorithm"], r["settings"], r["seed"]) for r in (*self.known, *self.runs) if r["seed"] == TUNING]
+        known += [(r["algorithm"], r["settings"], r["seed"]) for r in self.runs]
         left = [each for each in wanted if each[:3] not in known]
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
         program = Program(self._makers(left), self._over)
@@ -104,9 +117,8 @@ class Part:
     def _make(self, number: int, label: str, settings: dict[str, float], seed: int, share: float) -> Simulation:
         horizon, given = share * self.given.until, self.given
         said = [f"device={given.device}", f"until.time={horizon}", f"evaluate.every={given.every}"]
-        maml = "maml" in self.methods[label]["local"]
-        said += [DIFFERENCE.format(label)] if maml else []
-        said += ["precision=tf32"] if given.device != "cpu" and not maml else []  # differences of gradients need more
+        said += [DIFFERENCE.format(label)] if "maml" in self.methods[label]["local"] else []
+        said += [] if given.device == "cpu" or self.exact else ["precision=tf32"]
         said += [f"{key}={value}" for key, value in settings.items()]
         said += given.set
         table = {**self.table, "seed": seed, "trials": 1}
@@ -137,6 +149,16 @@ class Part:
         self.path.write_text(json.dumps(data))
 
 
+def _runs(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
+    return found
+
+
+def _at(run: Mapping[str, Any], time: float) -> float:
+    """The clients' own accuracy at the evaluation next to this time."""
+    return float(min(run["curve"], key=lambda row: abs(row[0] - time))[1])
+
+
 def _curve(history: History) -> list[list[float]]:
     return [[m.time, *(round(m.metrics[name], 4) for name in COLUMNS)] for m in history.measurements]
 
@@ -144,12 +166,12 @@ def _curve(history: History) -> list[list[float]]:
 def table(folder: Path) -> Iterator[str]:
     """Of every method, the means of the seeds that judge at a few times."""
     for path in sorted(folder.glob("*.json")):
-        runs = [run for run in json.loads(path.read_text())["runs"] if run["seed"] in JUDGING]
+        runs = [run for run in _runs(path) if run["seed"] in JUDGING]
         for label in dict.fromkeys(run["algorithm"] for run in runs):
             mine = [run for run in runs if run["algorithm"] == label and run["curve"]]
             last = min((run["curve"][-1][0] for run in mine), default=0.0)
             for at in dict.fromkeys((last / 3, last)):
-                found = [min(run["curve"], key=lambda row: abs(row[0] - at))[1] for run in mine]
+                found = [_at(run, at) for run in mine]
                 if found:
                     setting = {k.rpartition(".")[2]: v for k, v in mine[0]["settings"].items()}
                     said = " ".join(f"{value:.3f}" for value in found)
@@ -161,6 +183,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", help="one part alone, in this process")
     parser.add_argument("--data", nargs="+", default=["mnist", "cifar10"])
+    parser.add_argument("--known", type=Path, help="folder of records whose grids decide")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--until", type=float, default=600.0, help="horizon")
     parser.add_argument("--every", type=float, default=30.0, help="time between evaluations")
@@ -170,7 +193,10 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.part:
         with computing(()):
-            Part(given.folder, given.part, given).work()
+            try:
+                Part(given.folder, given.part, given).work()
+            finally:
+                print(*table(given.folder), sep="\n", flush=True)
         return
     began, same = time.monotonic(), [word for word in sys.argv[1:] if word not in ("--data", *given.data)]
     names = [name for data in given.data for name in parts(data)]

@@ -25,13 +25,13 @@ from offbeat.core.vectors import Vector
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau as MoreauSteps
 from offbeat.local.sgd import SGD
+from offbeat.problems.absolute import Absolute
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.theory import area, defedavg, fedast, fedbuff, persafl
 from offbeat.timing import Constant, Exponential, Times, Timing
 from offbeat.watch.history import History
-from studies.theory.absolute import Absolute
 
 Slope = Callable[[Vector], Vector]  # models [t, d] → gradients of the global objective [t, d]
 
@@ -128,7 +128,7 @@ def area_nonsmooth(
     rates: Sequence[float], server: float, iterations: int, seeds: Sequence[int], steps: int = 1, **options: float
 ) -> tuple[list[float], area.Nonsmooth, area.Events]:
     """(f(x̄_K) − f* by seed under theorem 8's constant step, the problem, the events)."""
-    problem = Absolute(len(rates), **options)  # type: ignore[arg-type]
+    problem = Absolute(len(rates), dtype=torch.float64, **options)  # type: ignore[arg-type]
     flat = area.Nonsmooth(problem.lipschitz, steps, problem.noise, problem.distance)
     events = area.Events.from_rates(rates, server)
     handed = Steady(area.nonsmooth_step(flat, events, iterations))

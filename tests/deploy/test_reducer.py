@@ -14,7 +14,17 @@ from ideal import Ideal
 from logs import Log, plan
 from worlds import Scenario, TwoTasks, run as simulate, send
 
-from offbeat.algorithms import AREA, AsyncDiLoCo, DeFedAvg, Favano, FedAST, FedAsync, FedBuff, Rennala, Ringmaster
+from offbeat.algorithms import (
+    AREA,
+    AsyncDiLoCo,
+    DeFedAvg,
+    Favano,
+    FedAST,
+    FedAsync,
+    FedBuff,
+    Rennala,
+    Ringmaster,
+)
 from offbeat.algorithms.optimisers import DelayedNesterov, FedAdam, FedAvgM, HeLoCo
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
@@ -293,6 +303,7 @@ COURSES = {
     "fedasync": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2)),
     "fedbuff": (FedBuff(size=3), SGD(lr=0.05)),
     "area": (AREA(size=3), SGD(lr=0.05, steps=2)),
+    "area, averaged": (AREA(size=3, average=True), SGD(lr=0.05, steps=2)),
     "server adam, kept adam": (FedBuff(size=3, server=FedAdam(lr=0.1)), Adam(lr=0.05, steps=2, keep=True)),
     "area, momentum on both sides": (
         AREA(size=3, server=FedAvgM(0.5, lr=0.7)),
@@ -351,6 +362,9 @@ def test_on_an_ideal_network_it_runs_event_for_event_and_bit_for_bit_as_simulate
 
     assert course(ideal.history.events) == course(expected.events)
     assert torch.equal(found.reducer.model(0), expected.model)
+    given = found.reducer.server.outputs(found.ledger.server)
+    assert given.keys() == expected.outputs.keys() == ({"average"} if "averaged" in name else set())
+    assert all(torch.equal(given[each], expected.outputs[each]) for each in given)
 
 
 @pytest.mark.parametrize("name", HELD)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from scipy.optimize import minimize_scalar
-from worlds import Line, Scripted, run
+from worlds import Line, Scripted, run, through_text
 
 from offbeat.algorithms import Criterion, Decay, FedAST, FedBuff, Period, Poisson, optimal_rate
 from offbeat.algorithms.area import AREA, Residual
@@ -123,6 +123,59 @@ def test_k_counts_messages_and_server_steps() -> None:
         handed.update({number: flight.job.lr for number, flight in world.flights.items()})
     # two at k = 0; then messages are k = 1, 2, (step 3), 4, 5, (step 6), 7, 8, (step 9), 10
     assert [handed[i] for i in sorted(handed)] == [60.0 / (k + 1.0) for k in (0, 0, 1, 2, 4, 5, 7, 8, 10)]
+
+
+@pytest.mark.parametrize("size", [2, Poisson(0.8), Period(1.7)], ids=["count", "poisson", "period"])
+def test_a_run_of_k_iterations_ends_at_k(size: Any) -> None:
+    """Algorithm 1's k counts messages and server steps; `until.iterations` is about that number."""
+    timing = Times(Exponential((1.0, 0.4, 0.2)))
+    for wanted in (7, 8, 9):
+        result = run(THREE, AREA(size=size), HALF, timing, Until(iterations=wanted))
+        assert result.world.stopped == "iterations"
+        assert result.world.tally.updates + result.world.server.model.version == result.world.server.k
+        past = result.world.server.k - wanted
+        assert past == 0 or (past == 1 and size == 2)  # a message that makes the server step is two iterations
+
+
+def test_iterations_of_other_servers_are_updates_and_server_steps() -> None:
+    result = run(THREE, FedBuff(size=3), HALF, Times(Exponential(1.0)), Until(iterations=20))
+    assert (result.world.tally.updates, result.world.server.model.version) == (15, 5)
+
+
+def test_the_mean_of_the_models_over_the_iterations_by_hand() -> None:
+    """Theorem 8: x̄_K = (1/K) Σ x_k for k = 0 … K − 1, in the six messages of `test_six_messages_of_three_clients`."""
+    # x after k = 0, 1, 2, 3 (a step), 4, 5, 6 (a step), 7, 8, 9 (a step): 0 0 0 1 1 1 3 3 3 13/6
+    means = [0.0, 0.0, 0.0, 1 / 4, 2 / 5, 3 / 6, 6 / 7, 9 / 8, 12 / 9]
+    simulation = prepare(THREE, Algorithm(AREA(size=2, average=True), HALF), ORDER, Until(updates=6))
+    for world in simulation.steps():
+        (mean,) = simulation.server.outputs(world.server).values()
+        expected = means[world.server.k - 1] if world.server.k else 0.0
+        assert mean.item() == pytest.approx(expected, abs=1e-15)
+    assert world.server.k == 9
+    assert not simulation.server.outputs(AREA().begin([THREE.initial()], simulation.view))
+
+
+@pytest.mark.parametrize("size", [3, Poisson(1.0)], ids=["count", "poisson"])
+def test_the_mean_of_the_models_is_that_of_the_path(size: Any) -> None:
+    """… however the server steps are timed, with a noisy problem, and stopped and resumed at every event."""
+    problem = Quadratic(4, dim=3, noise=0.5, dtype=torch.float64)
+    timing = Times(Exponential((1.0, 2.0, 0.5, 0.1)))
+    simulation = prepare(problem, Algorithm(AREA(size=size, average=True), HALF), timing, Until(iterations=200))
+    path: list[torch.Tensor] = []
+    for world in simulation.steps():
+        state = through_text(world).server
+        path += [path[-1] if path else problem.initial()] * (state.k - len(path))  # x_k for k before this event
+        if state.k > len(path) - 1 and state.model.version:
+            path[len(path) - 1 :] = [path[-1]]
+        if state.k:
+            expected = torch.stack(path[: state.k]).mean(dim=0)
+            torch.testing.assert_close(simulation.server.outputs(state)["average"], expected, rtol=1e-12, atol=1e-12)
+        path = [*path[: state.k], state.model.vector]
+
+
+def test_fedast_does_not_forget_a_mean_in_silence() -> None:
+    with pytest.raises(SettingError, match="average: FedAST gives the models of its tasks alone"):
+        FedAST(requests=4, aggregate=AREA(average=True))
 
 
 def test_the_step_size_that_came_with_the_model_is_the_one_that_is_used() -> None:

@@ -46,6 +46,8 @@ class AreaState(OneModel):
     tracked: dict[int, Vector] = field(default_factory=dict)  # y_i of those that have sent a message
     coming: dict[int, Vector] = field(default_factory=dict)  # y_i of new clients, which count from their first message
     frozen: int = 0  # clients that were removed and whose y_i, not being tracked, stay in the mean
+    mean: Vector | None = None  # of x_{s,0} … x_{s,averaged−1}
+    averaged: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,13 @@ class AREA(Flow[AreaState]):
     size: messages per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
         trainer's own.
+    average: also give the mean of the server's models over the iterations, x̄_K = (1/K) Σ x_k for k < K, which theorem 8
+        is about.
     """
 
     size: Count | Criterion = 1
     schedule: Schedule | None = None
+    average: bool = False
 
     reads: ClassVar[tuple[str, ...]] = ("residual",)
     own_size: ClassVar[bool] = True
@@ -79,7 +84,7 @@ class AREA(Flow[AreaState]):
         return Residual.around(local)
 
     def begin(self, models: Sequence[Vector], view: View) -> AreaState:
-        return AreaState(Model(models[0]), u=models[0] * 0.0)
+        return AreaState(Model(models[0]), u=models[0] * 0.0, mean=models[0] if self.average else None)
 
     def started(self, state: AreaState, view: View) -> Commands:
         yield from super().started(state, view)
@@ -137,8 +142,19 @@ class AREA(Flow[AreaState]):
                 state.u = ((n + 1) / n) * state.u + (1.0 / n) * (state.model.vector - y)
         yield from ()
 
+    def outputs(self, state: AreaState) -> Mapping[str, Vector]:
+        return {} if state.mean is None else {"average": self._mean(state, state.k)}
+
+    def _mean(self, state: AreaState, k: int) -> Vector:
+        """(1/k) Σ x_j for j < k: the model has been the same since the last server step."""
+        assert state.mean is not None
+        share = (k - state.averaged) / k if k else 0.0
+        return state.mean + share * (state.model.vector - state.mean)
+
     def _aggregate(self, state: AreaState) -> None:
         state.k += 1
+        if state.mean is not None:
+            state.mean, state.averaged = self._mean(state, state.k), state.k
         state.messages = 0
         before = state.model.vector
         self.step(state.model, 1.0, state.u)

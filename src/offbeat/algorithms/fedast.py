@@ -9,6 +9,7 @@ from math import ceil, sqrt
 from typing import Any, ClassVar, Literal, Self
 
 from offbeat.algorithms.allocate import divide, divide_in, spread, variance
+from offbeat.algorithms.area import AREA
 from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
@@ -117,6 +118,8 @@ class FedAST(Stepping[FedASTState]):
             raise SettingError(
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
             )
+        if isinstance(self.aggregate, AREA) and self.aggregate.average:
+            raise SettingError("aggregate.average: FedAST gives the models of its tasks alone; leave it out")
         if isinstance(self.aggregate, Restarting) and self.aggregate.stop:
             raise SettingError("aggregate.stop: FedAST queues jobs at clients and stops none; leave it out")
 

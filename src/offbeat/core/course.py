@@ -64,6 +64,8 @@ class Until:
     """When a run ends: at whichever of these comes first.
 
     time: virtual time.   updates: arrived results.   versions: server steps.
+    iterations: arrived results and server steps together, of all tasks: AREA's k, whose theorems bound a run after K of
+        them. A result that makes the server step counts twice, so a run may end one past the number.
     metrics: values to reach, each by its metric's name: `Until(updates=1000, rmse=0.5)`. A task is finished when an
         evaluation shows such a value or a better one. With a metric alone, `updates` is a million.
     """
@@ -71,6 +73,7 @@ class Until:
     time: float | None = None
     updates: int | None = None
     versions: int | None = None
+    iterations: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False, metadata={"setting": False})
 
     def __init__(
@@ -78,17 +81,24 @@ class Until:
         time: float | None = None,
         updates: int | None = None,
         versions: int | None = None,
+        iterations: int | None = None,
         **metrics: float | None,
     ) -> None:
         given = {name: value for name, value in metrics.items() if value is not None}
-        positive(time=time, updates=updates, versions=versions)
+        counts = {"time": time, "updates": updates, "versions": versions, "iterations": iterations}
+        positive(**counts)
         finite(**given)
-        if time is None and updates is None and versions is None:
+        if all(value is None for value in counts.values()):
             if not given:
-                raise SettingError("until needs at least one of time, updates and versions, or a run might never end")
-            updates = _MANY
-        for name, value in (("time", time), ("updates", updates), ("versions", versions), ("metrics", given)):
+                raise SettingError(f"until needs at least one of {', '.join(counts)}, or a run might never end")
+            counts["updates"] = _MANY
+        for name, value in {**counts, "metrics": given}.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def limits(self) -> dict[str, float | None]:
+        """All but the metrics, by name."""
+        return {"time": self.time, "updates": self.updates, "versions": self.versions, "iterations": self.iterations}
 
     def goals(self, metrics: Sequence[Sequence[Metric]]) -> list[tuple[Goal, ...]]:
         """By task, the goals at which it is finished; a metric that no task measures is refused.
@@ -97,7 +107,7 @@ class Until:
         """
         everything = [metric for each in metrics for metric in each]
         for name, value in self.metrics.items():
-            goal(name, value, everything, "until", ("time", "updates", "versions"))
+            goal(name, value, everything, "until", tuple(self.limits))
         return [tuple(Goal(m, self.metrics[m.name]) for m in each if m.name in self.metrics) for each in metrics]
 
 
@@ -169,6 +179,11 @@ class RunState(State):
     def open_tasks(self) -> list[int]:
         """The tasks that are there to be trained now."""
         return [task for task in range(len(self.measured)) if task not in self.finished and task not in self.unborn]
+
+
+def iterations(server: Server[Any], state: RunState) -> int:
+    """Arrived results and server steps of all tasks so far, AREA's k."""
+    return state.tally.updates + sum(model.version for model in server.models(state.server))
 
 
 F = TypeVar("F", bound=InFlight)
@@ -435,6 +450,8 @@ class Course(Generic[F]):
             for task, model in enumerate(self.server.models(state.server)):
                 if model.version >= self.until.versions:
                     self.close_task(task, "versions")
+        if self.until.iterations is not None and iterations(self.server, state) >= self.until.iterations:
+            self.end("iterations")
         if self.absent and not self.losing:
             self._lose_absent()
 

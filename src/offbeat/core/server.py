@@ -257,6 +257,10 @@ class Server(Checked, Generic[S]):
     def resize(self, state: S, clients: int) -> None:
         """Raise `SettingError` if the roster cannot have so many clients; asked before one is admitted or dismissed."""
 
+    def outputs(self, state: S) -> Mapping[str, Vector]:
+        """What a run of one task gives besides its model, by name: further models, which are evaluated at its end."""
+        return {}
+
     def report(self, state: S) -> Mapping[str, Any]:
         """What the record of a run should keep of its state: numbers, strings, lists and mappings."""
         return {}

@@ -42,6 +42,7 @@ from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
 from offbeat.problems.metrics import NAMED, Score
 from offbeat.problems.objective import LOSSES, Objective
+from offbeat.theory.schedules import Theorem7, Theorem8
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay
 from offbeat.timing.presence import Attendance
@@ -234,7 +235,7 @@ register(
 )
 register(Criterion, {"messages": MessageCount, "period": Period, "poisson": Poisson})
 register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
-register(Schedule, {"constant": Steady, "decay": Decay})
+register(Schedule, {"constant": Steady, "decay": Decay, "theorem7": Theorem7, "theorem8": Theorem8})
 register(
     Split,
     {"dirichlet": Dirichlet, "classes": Classes, "iid": IID, "nearly-iid": NearlyIID, "owners": Owners},
@@ -304,7 +305,11 @@ def catalogue() -> dict[str, dict[str, str]]:
         "speeds": "how much slower clients compute: one of " + ", ".join(names.members(Speeds)),
     }
     times = {name: line for base in (Delay, Network, Attendance) for name, line in _lines(base).items()}
-    problems = {"quadratic": "n quadratics with a known optimum", "own": "data that the clients of a real run bring"}
+    problems = {
+        "quadratic": "n quadratics with a known optimum",
+        "absolute": "n sums of absolute values with a known optimum: convex, not smooth",
+        "own": "data that the clients of a real run bring",
+    }
     return {
         "algorithms": {**_lines(Server), **own},
         "server-optimisers": {**_lines(ServerOptimiser), **own},

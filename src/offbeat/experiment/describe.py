@@ -22,6 +22,7 @@ from offbeat.data.splits import Split
 from offbeat.experiment import schema
 from offbeat.models.build import build as build_model, required
 from offbeat.models.flat import ModelParts, Precision, Statistics
+from offbeat.problems.absolute import Absolute
 from offbeat.problems.evaluation import Measured
 from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Loss, Objective
@@ -232,9 +233,10 @@ def load_data(data: NamedFactory) -> Any:
 
 
 @dataclass(frozen=True)
-class QuadraticTable:
-    """Quadratics with a known optimum; the settings are those of `Quadratic`."""
+class FormulaTable:
+    """Functions with a known optimum; the settings are those of their class, `Quadratic` or `Absolute`."""
 
+    kind: type[Quadratic] | type[Absolute]
     clients: int
     others: Mapping[str, Any]
 
@@ -242,8 +244,8 @@ class QuadraticTable:
         self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
     ) -> Problem:
         if precision == "bf16":
-            raise SettingError('precision = "bf16" is for networks; leave it out for quadratics')
-        return Quadratic(self.clients, **self.others, seed=seed, device=device, label=name)
+            raise SettingError('precision = "bf16" is for networks; leave it out for quadratics and absolute values')
+        return self.kind(self.clients, **self.others, seed=seed, device=device, label=name)
 
 
 @dataclass(frozen=True)
@@ -328,7 +330,11 @@ class ClientDataTable(Checked):
         )
 
 
-PROBLEMS: Mapping[str, type[Any]] = {"quadratic": Quadratic, "own": ClientDataTable}  # all others: supervised
+PROBLEMS: Mapping[str, type[Any]] = {  # all others: supervised
+    "quadratic": Quadratic,
+    "absolute": Absolute,
+    "own": ClientDataTable,
+}
 
 
 def read_problem(table: Any, where: str) -> ProblemTable:
@@ -338,10 +344,10 @@ def read_problem(table: Any, where: str) -> ProblemTable:
         raise SettingError(f"{where}: data missing; data: one of {known}, or your own package.module:function")
     special = PROBLEMS.get(table["data"]) if isinstance(table["data"], str) else None
     rest = {k: v for k, v in table.items() if k != "data"} if special else table
-    if special is Quadratic:
-        settings = schema.arguments(Quadratic, rest, where)
+    if special is Quadratic or special is Absolute:
+        settings = schema.arguments(special, rest, where)
         at_least(1, **{f"{where}.clients": settings["clients"]})
-        return QuadraticTable(settings.pop("clients"), settings)
+        return FormulaTable(special, settings.pop("clients"), settings)
     made: ProblemTable = schema.build(special or SupervisedTable, rest, where)
     return made
 

@@ -27,6 +27,7 @@ from offbeat.experiment.overrides import Overrides, label, override, plain, read
 from offbeat.experiment.timing import Untimed, describe_timing, read_timing
 from offbeat.models.flat import Precision
 from offbeat.simulate.run import Evaluate
+from offbeat.theory.schedules import settle
 from offbeat.timing import Times, Timing
 from offbeat.watch.trackers import Trackers
 
@@ -309,9 +310,12 @@ class Experiment(Checked):
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None
 
-    def aimed(self, label: str, problems: Sequence[Problem]) -> Algorithm:
-        """An algorithm with the goals of the tasks, whose metrics their problems know."""
-        algorithm = self.algorithms[label]
+    def aimed(self, label: str, problems: Sequence[Problem], seed: int) -> Algorithm:
+        """An algorithm with the goals of the tasks, whose metrics their problems know, and a theorem's step sizes."""
+        try:
+            algorithm = settle(self.algorithms[label], problems, self.timing, self.until, seed)
+        except SettingError as error:
+            raise SettingError(f"algorithm.{label}: {error}") from None
         goals = tuple(task.goal(problem) for task, problem in zip(self.tasks, problems, strict=True))
         if not algorithm.server.several or not any(goals):
             return algorithm

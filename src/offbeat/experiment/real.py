@@ -140,7 +140,7 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
             raise SettingError(f"evaluate.personal: the clients of {problem.name} have no test data of their own")
     if problems[0].clients != len(roster):
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
-    algorithm = experiment.aimed(spec.label, problems)
+    algorithm = experiment.aimed(spec.label, problems, spec.seed)
     locals_ = algorithm.trainers(problems)
     planned = [
         None if isinstance(problem, ModelOnly) else planned_steps(local, problem)

@@ -27,6 +27,7 @@ from offbeat.simulate.personal import Personal
 from offbeat.simulate.run import Evaluate, prepare
 from offbeat.simulate.threads import computing
 from offbeat.simulate.world import World
+from offbeat.theory.schedules import settle
 from offbeat.timing.base import Timing
 from offbeat.watch.files import locked
 from offbeat.watch.history import History
@@ -50,6 +51,11 @@ class Run:
         """The (first task's) final model, one flat vector."""
         model: Vector = self.simulation.server.models(self.world.server)[0].vector
         return materialise(model)
+
+    @property
+    def outputs(self) -> Mapping[str, Vector]:
+        """What the server gives besides its model, by name, each one flat vector."""
+        return {name: materialise(vector) for name, vector in self.simulation.server.outputs(self.world.server).items()}
 
     def module(self, task: int = 0, client: int | None = None, steps: int = 1) -> nn.Module:
         """The trained `torch.nn.Module` of a task, in evaluation mode.
@@ -189,7 +195,7 @@ class ByHand:
     def _prepare(self, watchers: Sequence[Watcher], executor: str | Executor, world: World | None = None) -> Simulation:
         return prepare(
             self.problems,
-            self.algorithm,
+            settle(self.algorithm, self.problems, self.timing, self.until, self.seed),
             self.timing,
             self.until,
             seed=self.seed,
@@ -203,7 +209,7 @@ class ByHand:
 
 def _flat(until: Until) -> dict[str, float | None]:
     """What `Until` takes."""
-    return {"time": until.time, "updates": until.updates, "versions": until.versions, **until.metrics}
+    return {**until.limits, **until.metrics}
 
 
 def _fingerprint(problem: Problem) -> str:

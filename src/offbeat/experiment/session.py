@@ -100,7 +100,7 @@ class Session:
         experiment, problems = self.experiment, self.problems(spec)
         return prepare(
             problems,
-            experiment.aimed(spec.label, problems),
+            experiment.aimed(spec.label, problems, spec.seed),
             experiment.timing,
             experiment.until,
             seed=spec.seed,

@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from offbeat.algorithms.area import AREA
-from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, criterion, optimal_rate
+from offbeat.algorithms.criteria import MessageCount, Poisson, criterion, optimal_rate
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
-from offbeat.core.local import Local, Wrapper
+from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm, Stepping
-from offbeat.local.descent import Descent
+from offbeat.core.server import Algorithm
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.theory import area, defedavg, estimate, fedast, fedbuff, persafl
 from offbeat.theory.advice import Arrivals, P, Theorem
 from offbeat.theory.bound import Bound
 from offbeat.theory.estimate import Constants
+from offbeat.theory.schedules import covered, innermost, server_rate, settle
 from offbeat.timing.base import Timing
 
 
@@ -71,9 +71,10 @@ def advise(
     'PersA-FL, theorem 1'
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
-    local = _innermost(algorithm, len(problems))
+    algorithm = settle(algorithm, problems, timing, until, seed)
+    local = innermost(algorithm, len(problems))
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
-    batch = _covered(algorithm, local)
+    batch = covered(algorithm, local)
     known = estimate.constants(problems[0], batch, seed=seed) if constants is None else constants
     rates = estimate.rates(clock, problems[0].clients, local.steps, *local.wire(problems[0].dim))
     server = algorithm.server.for_problems(problems).fit(clock)
@@ -95,7 +96,7 @@ def report(
     known: dict[int | None, Constants] = {}  # by batch size
     for label, algorithm in algorithms.items():
         try:
-            batch = _covered(algorithm, _innermost(algorithm, len(problems)))
+            batch = covered(algorithm, innermost(algorithm, len(problems)))
             if batch not in known:
                 known[batch] = estimate.constants(problems[0], batch, seed=seed)
                 found += known[batch].lines()
@@ -109,41 +110,8 @@ def report(
     return found
 
 
-def _covered(algorithm: Algorithm, local: Local) -> int | None:
-    """The mini-batch size of steps that the theorems are about; anything else is refused."""
-    if isinstance(algorithm.server, Stepping) and algorithm.server.server is not None:
-        raise SettingError("the theorems are about a server's own steps, not about those of an optimiser")
-    if isinstance(local, Descent) and (local.rule is not None or local.schedule is not None):
-        raise SettingError("the theorems are about plain local steps of one size, without optimiser and schedule")
-    if local.epochs is not None or local.accumulate > 1 or not isinstance(local.batch, int | None):
-        raise SettingError("the theorems are about one number of local steps and one batch size for all clients")
-    if local.compress is not None:
-        raise SettingError("the theorems are about whole messages, not about compressed ones")
-    return local.batch
-
-
-def _innermost(algorithm: Algorithm, tasks: int) -> Local:
-    """The first task's local trainer without what is wrapped around it."""
-    local = algorithm.locals(tasks)[0]
-    while isinstance(local, Wrapper):
-        local = local.inner
-    return local
-
-
-def _server_rate(when: Criterion, messages: float) -> float:
-    """Aggregations per unit of time, given the messages."""
-    match when:
-        case MessageCount(count):
-            return messages / count
-        case Period(time):
-            return 1.0 / time
-        case Poisson(rate) if rate != "optimal":
-            return rate
-    raise SettingError(f"size = {when!r}: how often it aggregates is not known")
-
-
 def _area(server: AREA, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
-    total, rate = sum(rates), _server_rate(criterion(server.size), sum(rates))
+    total, rate = sum(rates), server_rate(criterion(server.size), sum(rates))
     events = area.Events.from_rates(rates, rate)
     K = _count(until, events.total, events.total / total, 1.0 / events.server)
     chosen = f"{server.schedule(0) if server.schedule else local.lr:.4g}"
@@ -286,5 +254,7 @@ def _steps(until: Until, arrivals: Arrivals) -> tuple[int, float]:
 
 def _count(until: Until, per_time: float, per_update: float, per_version: float) -> int:
     """Iterations until the run ends, given how many there are in a unit of time, an update and a server step."""
-    ends = [(until.time, per_time), (until.updates, per_update), (until.versions, per_version)]
+    per_iteration = 1.0 / (1.0 / per_update + 1.0 / per_version)
+    ends = [(until.time, per_time), (until.updates, per_update)]
+    ends += [(until.versions, per_version), (until.iterations, per_iteration)]
     return max(1, round(min(end * each for end, each in ends if end is not None)))

@@ -33,6 +33,7 @@ SWEEP, UNFINISHED, SWEEP_TABLE, RUNS = "runs.jsonl", "unfinished.jsonl", "runs.p
 REPRODUCTION, REPRODUCTION_REPORT, OUTCOME = "reproduction.json", "reproduction.md", "outcome.json"
 RESULT, MODEL, OWN_PARTS = "result.json", "model.safetensors", "personal.safetensors"
 GENERATED = "generated.txt"  # by the language models of a run; ¦ is where the prompt ends
+OUTPUTS = "outputs.safetensors"
 METRICS, PERSONAL, CLIENTS, UNDERWAY = "metrics.parquet", "personal.parquet", "clients.parquet", "underway.parquet"
 EVENTS, TRIPS = "events", "trips"  # folders of parts
 MEASURED = "measured"  # in a table's metadata: by task, what is known of each metric

@@ -15,7 +15,7 @@ from offbeat.problems.generate import generate, speaks
 from offbeat.problems.parted import Parted
 from offbeat.problems.supervised import Supervised
 from offbeat.watch import checkpoint
-from offbeat.watch.files import GENERATED, MODEL, OWN_PARTS, RESULT, write_json
+from offbeat.watch.files import GENERATED, MODEL, OUTPUTS, OWN_PARTS, RESULT, write_json
 from offbeat.watch.results import Result
 from offbeat.watch.watched import WatchedRun
 
@@ -61,6 +61,9 @@ class RunFolder:
                 save_file(own, self.path / OWN_PARTS)
             if text := _generated(simulation):
                 (self.path / GENERATED).write_text(text, encoding="utf-8")
+            if given := simulation.server.outputs(simulation.world.server):
+                tensors = {name: materialise(vector).cpu().clone() for name, vector in given.items()}
+                save_file(tensors, self.path / OUTPUTS)
         write_json(self.path / RESULT, result.to_json())
         if simulation is not None:
             checkpoint.remove(self.path)

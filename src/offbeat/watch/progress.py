@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from offbeat.core.course import iterations
 from offbeat.core.metric import Goal
 from offbeat.core.watcher import Measurement
 from offbeat.watch.record import Recorder
@@ -112,6 +113,8 @@ def fraction(simulation: WatchedRun) -> float:
         shares.append(world.tally.updates / until.updates)
     if until.versions:
         shares.append(simulation.server.models(world.server)[0].version / until.versions)
+    if until.iterations:
+        shares.append(iterations(simulation.server, world) / until.iterations)
     return min(max(shares), 1.0)
 
 

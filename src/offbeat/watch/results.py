@@ -22,7 +22,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement
 from offbeat.models.modules import trained
-from offbeat.watch.files import COLUMNS, METRICS, MODEL, OWN_PARTS, read_table
+from offbeat.watch.files import COLUMNS, METRICS, MODEL, OUTPUTS, OWN_PARTS, read_table
 
 T = TypeVar("T")
 
@@ -210,6 +210,7 @@ class Result:
     cancelled: jobs that the server stopped; None: it has stopped none.
     wall_s, updates_per_s: None in a sweep, whose runs share them.
     tasks: at least one.   server: what the server reports.   measures: how the clients worked.
+    outputs: metrics of what the server gives besides its model, such as the mean of AREA's models, by name.
     refused, real: of a real run.
     curve: the evaluations, in a sweep.   vectors: norms of the final models by task, in a sweep.
     unfinished: whether it is still running.   folder: of its files, if it has any.   problems: makes what it was
@@ -242,6 +243,7 @@ class Result:
     server: Mapping[str, Any] | None = None
     measures: Measures | None = None
     cancelled: int | None = None
+    outputs: Mapping[str, Mapping[str, float]] | None = None
     refused: Mapping[str, int] | None = None
     real: Deployment | None = None
     curve: tuple[Measurement, ...] | None = None
@@ -315,6 +317,14 @@ class Result:
     def model(self) -> Vector:
         """The (first task's) final model, one flat vector."""
         return next(iter(self.models.values()))
+
+    def output(self, name: str) -> Vector:
+        """What the server gives under this name besides its model, one flat vector."""
+        path = None if self.folder is None else self.folder / OUTPUTS
+        found = _read_tensors(path) if path is not None and path.exists() else {}
+        if name not in found:
+            raise unknown("output", name, found)
+        return found[name]
 
     def module(self, task: int | str = 0, problem: Problem | None = None, client: int | None = None) -> nn.Module:
         """The trained `torch.nn.Module` of a task, by number or name, in evaluation mode.

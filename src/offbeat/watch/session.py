@@ -20,7 +20,7 @@ from offbeat.watch import checkpoint
 from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
-from offbeat.watch.watched import WatchedRun, final_metrics, sample
+from offbeat.watch.watched import WatchedRun, final_metrics, final_outputs, sample
 
 _LOOK = 64  # events between two looks at the wall clock
 
@@ -141,6 +141,7 @@ def summary(
         updates_per_s=None if wall is None else tally.updates / wall if wall > 0 else 0.0,
         tasks=tuple(_task(simulation, recorder, m, said) for m in range(len(simulation.problems))) if several else (),
         server=said or None,
+        outputs=final_outputs(simulation) or None,
     )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
 from offbeat.core.course import RunState, Until
+from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.metric import Metric
 from offbeat.core.problem import Problem, Sampled
@@ -49,3 +52,18 @@ def final_metrics(run: WatchedRun, measurements: Sequence[Measurement], task: in
     if found and isinstance(problem, Sampled) and problem.sample is not None:
         found["loss"] = problem.exact(materialise(run.server.models(run.world.server)[task].vector))
     return found
+
+
+def final_outputs(run: WatchedRun) -> dict[str, dict[str, float]]:
+    """The metrics of what a server gives besides its model; none where the server of a real run has no data."""
+    given = run.server.outputs(run.world.server)
+    if not given:
+        return {}
+    problem, vectors = run.problems[0], [materialise(vector) for vector in given.values()]
+    try:
+        found = [dict(metrics) for metrics in problem.measure(torch.stack(vectors))]
+    except SettingError:
+        return {name: {} for name in given}
+    if isinstance(problem, Sampled) and problem.sample is not None:
+        found = [{**metrics, "loss": problem.exact(w)} for metrics, w in zip(found, vectors, strict=True)]
+    return dict(zip(given, found, strict=True))
