@@ -14,9 +14,9 @@ from offbeat.core.errors import DataError
 from offbeat.data import load
 from offbeat.data.base import Dataset
 from offbeat.data.facts import FACTS
-from offbeat.data.folder import BUNDLED, NAMES
+from offbeat.data.folder import BUNDLED, NAMES, Bundled
 from offbeat.data.samples import Stored
-from offbeat.data.tables import COLUMNS, EMBEDDED, every_fifth, read
+from offbeat.data.tables import COLUMNS, EMBEDDED, bundled, every_fifth, read
 
 TABLES = [name for name in BUNDLED if name != "digits"]
 
@@ -150,3 +150,37 @@ def test_every_embedded_table_has_its_source_and_licence_beside_it(name: str) ->
     assert "- **Source**: " in section
     assert "- **Licence**: public domain" in section
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 150_000
+
+
+def test_scikit_learns_files_are_read_as_it_reads_them() -> None:
+    from sklearn import datasets
+
+    for name, known, shapes, how in (
+        ("digits", datasets.load_digits(), ((1797, 65),), {"delimiter": ","}),
+        ("diabetes", datasets.load_diabetes(scaled=False), ((442, 10), (442, 1)), {}),
+        ("breast-cancer", datasets.load_breast_cancer(), ((569, 31),), {"delimiter": ",", "header": 1}),
+    ):
+        table = np.concatenate(bundled(name, *shapes, **how), axis=1)
+        assert np.array_equal(table, np.column_stack([known.data, known.target]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "pair is not there; install mylab again"),
+        ("1 2\n3 x\n", r"expected a table of 2 × 2 numbers, found .*'x'"),
+        ("1 2\n", "expected a table of 2 × 2 numbers, found 1 × 2; delete the file, then install mylab again"),
+    ],
+)
+def test_a_damaged_file_of_another_package_is_named(
+    text: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mylab").mkdir()
+    (tmp_path / "mylab" / "__init__.py").touch()
+    if text is not None:
+        (tmp_path / "mylab" / "pair.csv").write_text(text, encoding="utf-8")
+    monkeypatch.setattr("offbeat.data.tables.BUNDLED", {"pair": Bundled("mylab", "mylab", ("pair.csv",))})
+    monkeypatch.setattr("offbeat.data.folder.BUNDLED", {"pair": Bundled("mylab", "mylab", ("pair.csv",))})
+    with pytest.raises(DataError, match=says):
+        bundled("pair", (2, 2))

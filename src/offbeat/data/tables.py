@@ -20,7 +20,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.data.base import Dataset
-from offbeat.data.folder import damaged, remedy
+from offbeat.data.folder import BUNDLED, damaged, remedy
 from offbeat.data.samples import Stored
 
 Numbers = npt.NDArray[np.float64]
@@ -81,9 +81,8 @@ def diabetes() -> Dataset:
 
     The target is (progression − 152) / 77. Every fifth patient of a group is for testing.
     """
-    from sklearn.datasets import load_diabetes  # slow to import, and only needed here
-
-    features, progression = load_diabetes(return_X_y=True, scaled=False)
+    features, target = bundled("diabetes", (442, 10), (442, 1))
+    progression = target[:, 0]
     owner = np.searchsorted(_AGES, features[:, 0], side="right")
     names = [f"under {_AGES[0]}", *(f"{age} to {end - 1}" for age, end in pairwise(_AGES)), f"{_AGES[-1]} and over"]
     y = ((progression - 152.0) / 77.0).astype(np.float32)
@@ -92,11 +91,9 @@ def diabetes() -> Dataset:
 
 def breast_cancer() -> Dataset:
     """Whether a tumour is malignant (0) or benign (1) from 30 features; every fifth of a class is for testing."""
-    from sklearn.datasets import load_breast_cancer  # slow to import, and only needed here
-
-    features, benign = load_breast_cancer(return_X_y=True)
-    y = benign.astype(np.int64)
-    return _made("breast-cancer", _scaled(features, _BREAST_CANCER), y, every_fifth(y), classes=2)
+    (table,) = bundled("breast-cancer", (569, 31), delimiter=",", header=1)
+    y = table[:, -1].astype(np.int64)
+    return _made("breast-cancer", _scaled(table[:, :-1], _BREAST_CANCER), y, every_fifth(y), classes=2)
 
 
 def randhie() -> Dataset:
@@ -134,6 +131,27 @@ def employment() -> Dataset:
     owner, at = np.divmod(np.arange(sectors * count), count)
     rows = windows.reshape(sectors * count, MONTHS + 1)
     return _made("employment", rows[:, :-1], rows[:, -1], at >= count - count // 5, owner, COLUMNS["employment"][1:])
+
+
+def bundled(name: str, *shapes: tuple[int, int], delimiter: str | None = None, header: int = 0) -> list[Numbers]:
+    """The numbers in the files that another package brings, or a DataError that says what is wrong with them.
+
+    The package is not imported: scikit-learn takes as long as torch, and every process of a run would wait for it.
+    """
+    paths = BUNDLED[name].paths()
+    if not paths or not all(path.is_file() for path in paths):
+        raise DataError(f"{name} is not there; {remedy(name)}")
+    tables = []
+    for path, shape in zip(paths, shapes, strict=True):
+        try:
+            table = np.loadtxt(path, delimiter=delimiter, skiprows=header, ndmin=2)
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise damaged(path, f"a table of {shape[0]:,} × {shape[1]} numbers", str(error), name) from error
+        if table.shape != shape:
+            found = " × ".join(map(str, table.shape))
+            raise damaged(path, f"a table of {shape[0]:,} × {shape[1]} numbers", found, name)
+        tables.append(table)
+    return tables
 
 
 def read(name: str, rows: int, folder: Path = EMBEDDED) -> Numbers:
