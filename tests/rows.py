@@ -57,6 +57,8 @@ from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
 from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs
+from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import NormBound
 
 N = 8  # clients
 SMALL = SGD(lr=0.02)  # one local step: the fixed point is the optimum itself
@@ -92,7 +94,9 @@ TABLE = [
     Row("area local steps", AREA(size=4), SGD(lr=0.03, steps=3), within=0.003),
     Row("area decay", AREA(size=4, schedule=Decay(c=300.0, d=1000.0)), SMALL, within=0.003),
     Row("area sampled", AREA(size=4, concurrency=4), SGD(lr=0.1), within=0.003),
+    Row("area robust", AREA(size=4, guard=Robust(NormBound(1e3))), SGD(lr=0.1), within=0.003),
     Row("fedbuff client-driven", FedBuff(size=4)),
+    Row("fedbuff robust", FedBuff(size=4, guard=Robust(NormBound(1e3), one_slot=True))),
     Row("fedbuff local steps", FedBuff(size=4), LOCAL),
     Row("fedbuff sampled", FedBuff(size=4, concurrency=5)),
     Row("fedbuff polynomial", FedBuff(size=4, weight=Polynomial(0.5))),

@@ -42,6 +42,8 @@ from offbeat.deploy.train import Training
 from offbeat.local import SGD, Adam, AdamW, Gradient, Moreau
 from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs
 from offbeat.local.schedules import CosineDecay
+from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import Median, TrimmedMean
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times
 
@@ -316,6 +318,8 @@ COURSES = {
         AdamW(lr=0.05, steps=4, keep=True),
     ),
     "heloco": (AsyncDiLoCo(server=HeLoCo(0.5, lr=0.3), ahead=True), SGD(lr=0.05, steps=2)),
+    "fedbuff, trimmed": (FedBuff(size=5, guard=Robust(TrimmedMean(0.2), one_slot=True)), SGD(lr=0.05, steps=2)),
+    "area, median of the table": (AREA(size=2, guard=Robust(Median())), SGD(lr=0.05, steps=2)),
     "top-k with feedback": (FedAsync(lr=0.3), SGD(lr=0.05, steps=2, compress=LargestK(0.3, feedback=True))),
     "random-k": (FedBuff(size=3), SGD(lr=0.05, compress=RandomK(0.6))),
     "signs": (FedBuff(size=3), Adam(lr=0.05, steps=2, keep=True, compress=Signs(feedback=True))),

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 from offbeat.algorithms.mifa import MifaState, Remembering
 from offbeat.core.errors import Count
 from offbeat.core.events import Job, Send, Update
-from offbeat.core.server import Commands, View
+from offbeat.core.server import Combines, Commands, View
 from offbeat.core.vectors import Vector
 
 
@@ -62,10 +62,6 @@ class ACE(Remembering[S]):
         else:
             yield from super().joined(state, client, view)
 
-    def direction(self, state: S, view: View) -> Vector:
-        """Where a step goes."""
-        return state.mean
-
     def _first(self, state: S, clients: Sequence[int]) -> Commands:
         state.waiting += clients
         yield from (self._send(state, client) for client in clients)
@@ -100,6 +96,7 @@ class ACED(ACE[AcedState]):
 
     bound: Count | None = None
     state: ClassVar[type[MifaState]] = AcedState
+    combines: ClassVar[Combines] = ""
 
     def remember(self, state: AcedState, update: Update, view: View) -> None:
         super().remember(state, update, view)

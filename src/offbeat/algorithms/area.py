@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from offbeat.algorithms.buffer import fits
+from offbeat.algorithms.buffer import Buffer, fits
 from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.schedules import Schedule
-from offbeat.core.errors import Count
+from offbeat.core.errors import Count, SettingError
 from offbeat.core.events import Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
-from offbeat.core.server import Commands, Model, View
+from offbeat.core.server import Combines, Commands, Model, View
 from offbeat.core.vectors import Payload, Vector
 
 
@@ -48,6 +48,8 @@ class AreaState(OneModel):
     frozen: int = 0  # clients that were removed and whose y_i, not being tracked, stay in the mean
     mean: Vector | None = None  # of x_{s,0} … x_{s,averaged−1}
     averaged: int = 0
+    began: int = 0  # clients at the beginning
+    buffer: Buffer = field(default_factory=Buffer)  # residuals, where their sum is noised before it counts
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class AREA(Flow[AreaState]):
     server tracks the y_i, as long as they take no more than 4 GB; beyond it, what a removed client has contributed
     stays.
 
+    A robust rule works on the table of the y_i − x, and x moves by what it comes to; so a client counts once, however
+    often it reports. With differential privacy, x moves by the noised sum of the clipped residuals since the last step,
+    over n; clients that are removed stay in the mean, and none can be enrolled later.
+
     size: messages per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
         trainer's own.
@@ -79,12 +85,17 @@ class AREA(Flow[AreaState]):
 
     reads: ClassVar[tuple[str, ...]] = ("residual",)
     own_size: ClassVar[bool] = True
+    combines: ClassVar[Combines] = "table"
+    releases: ClassVar[bool] = True
 
     def pair(self, local: Local) -> Local:
         return Residual.around(local)
 
     def begin(self, models: Sequence[Vector], view: View) -> AreaState:
-        return AreaState(Model(models[0]), u=models[0] * 0.0, mean=models[0] if self.average else None)
+        tabled = self.guard is not None and not self.guard.limits
+        first = 1.0 * models[0] if tabled else None
+        mean = models[0] if self.average else None
+        return AreaState(Model(models[0]), u=models[0] * 0.0, first=first, mean=mean, began=view.clients)
 
     def started(self, state: AreaState, view: View) -> Commands:
         yield from super().started(state, view)
@@ -95,17 +106,22 @@ class AREA(Flow[AreaState]):
         state.messages += 1
         state.model.received(update.job)
         self._add(state, update.job.client, update["residual"], view)
-        yield from self.next(state, update.job.client, view)  # carries x_{s,k−1}: before the aggregation below
-        if criterion(self.size).due(state.messages):
-            self._aggregate(state)
+        due = criterion(self.size).due(state.messages)
+        if not (due and self._limited):  # then those that have waited are sent work, once the sum is released
+            yield from self.next(state, update.job.client, view)  # carries x_{s,k−1}: before the aggregation below
+        if due:
+            yield from self._aggregate(state, view)
 
     def rang(self, state: AreaState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
-            self._aggregate(state)
+            yield from self._aggregate(state, view)
             yield from alarm(criterion(self.size), view)
 
     def _add(self, state: AreaState, client: int, residual: Vector, view: View) -> None:
         """y_i ← y_i + m_i in the mean x + u."""
+        if self._limited:
+            self.collect(state, client, 1.0, residual)
+            return
         if state.first is not None:
             before = state.tracked.get(client, state.coming.get(client, state.first))
             state.tracked[client] = before + residual
@@ -119,8 +135,17 @@ class AREA(Flow[AreaState]):
         """n: clients whose y_i are in the mean."""
         return view.clients - len(state.coming) + state.frozen
 
+    @property
+    def _limited(self) -> bool:
+        return self.guard is not None and self.guard.limits
+
     def track(self, state: AreaState, models: Sequence[Vector], view: View) -> None:
-        state.first = 1.0 * models[0] if fits(models[0], view.clients) else None
+        tracks = not self._limited and (self.guard is not None or fits(models[0], view.clients))
+        state.first = 1.0 * models[0] if tracks else None
+
+    def resize(self, state: AreaState, clients: int) -> None:
+        if self._limited and clients + state.frozen > state.began:
+            raise SettingError("with [privacy], AREA averages over the clients that it began with")
 
     def remembered(self, state: AreaState, task: int, client: int) -> Payload | None:
         if state.first is None:
@@ -151,14 +176,30 @@ class AREA(Flow[AreaState]):
         share = (k - state.averaged) / k if k else 0.0
         return state.mean + share * (state.model.vector - state.mean)
 
-    def _aggregate(self, state: AreaState) -> None:
+    def _aggregate(self, state: AreaState, view: View) -> Commands:
         state.k += 1
         if state.mean is not None:
             state.mean, state.averaged = self._mean(state, state.k), state.k
         state.messages = 0
+        if self._limited and not state.buffer.count:
+            return
         before = state.model.vector
-        self.step(state.model, 1.0, state.u)
-        state.u = state.u * 0.0 if self.server is None else before + state.u - state.model.vector
+        self.step(state.model, 1.0, self._along(state, view))
+        if self._limited:
+            yield from self.refill(state, -1, view)
+        else:
+            plain = self.server is None and self.guard is None
+            state.u = state.u * 0.0 if plain else before + state.u - state.model.vector
+
+    def _along(self, state: AreaState, view: View) -> Vector:
+        """Where a step goes: to the mean of the y_i, or where a guard says."""
+        if self.guard is None:
+            return state.u
+        if self._limited:
+            return self.mean(state, view, self._counted(state, view))
+        assert state.first is not None
+        silent = [state.first] * (self._counted(state, view) - len(state.tracked))
+        return self.guard.combine([y - state.model.vector for y in (*state.tracked.values(), *silent)])
 
     def local_lr(self, state: AreaState) -> float | None:
         return None if self.schedule is None else self.schedule(state.k)

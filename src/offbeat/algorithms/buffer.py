@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offbeat.core.errors import SettingError
 from offbeat.core.state import State
@@ -11,10 +11,15 @@ from offbeat.core.vectors import Vector
 
 @dataclass
 class Buffer(State):
-    """A weighted sum of vectors and how many went into it."""
+    """A weighted sum of vectors and how many went into it.
+
+    rows, clients: the vectors and whose they are, where a rule needs them one by one; then there is no sum.
+    """
 
     sum: Vector | None = None
     count: int = 0
+    rows: list[Vector] = field(default_factory=list)
+    clients: list[int] = field(default_factory=list)
 
     def add(self, weight: float, vector: Vector) -> None:
         term = vector if weight == 1.0 else weight * vector

@@ -98,6 +98,11 @@ def criterion(size: int | Criterion) -> Criterion:
 _messages = lru_cache(MessageCount)  # asked for on every arrival
 
 
+def fixed(size: int | Criterion) -> int | None:
+    """How many messages every aggregation has; None if the clock decides."""
+    return size if isinstance(size, int) else size.count if isinstance(size, MessageCount) else None
+
+
 def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
     """The alarm for the next aggregation, if the criterion goes by the clock."""
     wait = when.wait(view.rng)

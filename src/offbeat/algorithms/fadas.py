@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from offbeat.algorithms.criteria import fixed
 from offbeat.algorithms.fedbuff import Buffered, BuffState
 from offbeat.algorithms.optimisers import FedAMSGrad
 from offbeat.core.errors import Fraction, NotNegative, Positive
 from offbeat.core.optimiser import ServerOptimiser
+from offbeat.core.server import View
 
 
 @dataclass(frozen=True)
@@ -39,5 +41,5 @@ class FADAS(Buffered):
             lr=self.lr, beta1=self.beta1, beta2=self.beta2, eps=self.eps, threshold=self.threshold
         )
 
-    def aggregate(self, state: BuffState) -> None:
-        state.model.optimise(self.optimiser, -1.0 * state.buffer.take_mean())
+    def aggregate(self, state: BuffState, view: View) -> None:
+        state.model.optimise(self.optimiser, -1.0 * self.mean(state, view, fixed(self.size)))

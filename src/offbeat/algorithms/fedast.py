@@ -16,11 +16,12 @@ from offbeat.algorithms.flow import Flow
 from offbeat.algorithms.restart import Restarting
 from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
+from offbeat.core.guard import Guard
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.problem import Problem
-from offbeat.core.server import Commands, Model, Stepping, View
+from offbeat.core.server import Combines, Commands, Model, Stepping, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
@@ -158,7 +159,11 @@ class FedAST(Stepping[FedASTState]):
 
     def inner(self, m: int, size: int = 1) -> Flow[Any]:
         """The server of task m with this buffer size."""
-        return _sized(self.aggregate or FedBuff(lr=_of(self.lr, m), server=self.server), size)
+        return _sized(self.aggregate or FedBuff(lr=_of(self.lr, m), server=self.server), size, self.guard)
+
+    @property
+    def combines(self) -> Combines:  # type: ignore[override]
+        return self.inner(0).combines
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -438,9 +443,10 @@ def _ordered(setting: str, given: Mapping[str, Any], names: Sequence[str]) -> tu
 
 
 @lru_cache(maxsize=256)
-def _sized(server: Flow[Any], size: int) -> Flow[Any]:
+def _sized(server: Flow[Any], size: int, guard: Guard | None) -> Flow[Any]:
     own = None if server.own_size else getattr(server, "size", None)
-    return replace(server, size=size) if isinstance(own, int | MessageCount) else server  # type: ignore[call-arg]
+    sized = replace(server, size=size) if isinstance(own, int | MessageCount) else server  # type: ignore[call-arg]
+    return sized if guard is None else replace(sized, guard=guard)
 
 
 def _changes(given: Sequence[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.flow import OneModel
 from offbeat.core.errors import Count, Positive, SettingError
-from offbeat.core.events import Job, Send, Update
-from offbeat.core.server import Commands, Stepping, View
+from offbeat.core.events import Job, Send, Stop, Update
+from offbeat.core.server import SPENT, Combines, Commands, Stepping, View
 from offbeat.core.vectors import Payload
 
 
@@ -52,11 +52,11 @@ class Rounds(Stepping[S]):
 
     def absorb(self, state: S, update: Update) -> None:
         """One result of this round."""
-        state.buffer.add(1.0, update["delta"])
+        self.collect(state, update.job.client, 1.0, update["delta"])
 
     def aggregate(self, state: S, view: View) -> None:
         """The step at the end of a round."""
-        self.step(state.model, -self.lr, state.buffer.take_mean())
+        self.step(state.model, -self.lr, self.mean(state, view, self.first or self.sampled or view.clients))
 
     def started(self, state: S, view: View) -> Commands:
         yield from self._round(state, view)
@@ -83,16 +83,19 @@ class Rounds(Stepping[S]):
         if state.buffer.count:
             self.aggregate(state, view)
             state.out, state.asked = 0, []
-        yield from self._send(state, self.drawn(state, view.clients if self.sampled is None else self.sampled, view))
+        drawn = self.drawn(state, view.clients if self.sampled is None else self.sampled, view)
+        yield from self._send(state, drawn)
+        if not drawn and self.spent(state, view, 1):
+            yield Stop(reason=SPENT)
 
     def drawn(self, state: S, count: int, view: View) -> Sequence[int]:
         """The clients of a new round."""
-        return view.idle(count)
+        return self.idle(state, count, view)
 
     def _instead(self, state: S, client: int, view: View) -> Sequence[int]:
         if view.present(client):
             return (client,)
-        idle = view.idle(len(state.asked) + 1)
+        idle = self.idle(state, len(state.asked) + 1, view)
         other = [c for c in idle if c not in state.asked][:1]
         if other and client in state.times:
             state.times[other[0]] = state.times.pop(client)
@@ -119,6 +122,8 @@ class FedAvg(Rounds[RoundState]):
     replacement: bool = False
 
     state = RoundState
+    combines: ClassVar[Combines] = "buffer"
+    releases: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,7 +132,7 @@ class FedAvg(Rounds[RoundState]):
 
     def drawn(self, state: RoundState, count: int, view: View) -> Sequence[int]:
         if not self.replacement:
-            return view.idle(count)
+            return self.idle(state, count, view)
         draws = view.available(count)
         state.times = {client: draws.count(client) for client in draws}
         return list(state.times)

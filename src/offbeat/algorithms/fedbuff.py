@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion, fixed
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
-from offbeat.core.server import Commands, View
+from offbeat.core.server import Combines, Commands, View
 from offbeat.core.vectors import Vector
 
 
@@ -32,14 +33,16 @@ class Buffered(Flow[BuffState]):
     lr: Positive = 1.0
 
     state = BuffState
+    combines: ClassVar[Combines] = "buffer"
+    releases: ClassVar[bool] = True
 
     def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
         """What counts of an update: a vector and its weight in the sum that the buffer divides by K."""
         return 1.0, update["delta"]
 
-    def aggregate(self, state: BuffState) -> None:
+    def aggregate(self, state: BuffState, view: View) -> None:
         """A server step along the mean of the buffer."""
-        self.step(state.model, -self.lr, state.buffer.take_mean())
+        self.step(state.model, -self.lr, self.mean(state, view, fixed(self.size)))
 
     def started(self, state: BuffState, view: View) -> Commands:
         yield from super().started(state, view)
@@ -47,15 +50,18 @@ class Buffered(Flow[BuffState]):
 
     def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
         staleness = state.model.received(update.job)
-        state.buffer.add(*self.counts(update, staleness))  # FedBuff, line 6
+        self.collect(state, update.job.client, *self.counts(update, staleness))  # FedBuff, line 6
         if criterion(self.size).due(state.buffer.count):  # line 8
-            self.aggregate(state)  # line 9
+            self.aggregate(state, view)  # line 9
         yield from self.next(state, update.job.client, view)
+
+    def lacking(self, state: BuffState) -> int:
+        return max(1, (fixed(self.size) or 1) - state.buffer.count)
 
     def rang(self, state: BuffState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
             if state.buffer.count:
-                self.aggregate(state)
+                self.aggregate(state, view)
             yield from alarm(criterion(self.size), view)
 
 

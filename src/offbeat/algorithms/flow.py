@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from offbeat.core.errors import Count
-from offbeat.core.events import Job, Send
-from offbeat.core.server import Commands, Model, Stepping, View
+from offbeat.core.events import Job, Send, Stop
+from offbeat.core.server import SPENT, Commands, Model, Stepping, View
 from offbeat.core.state import State
 
 
@@ -52,10 +52,30 @@ class Flow(Stepping[S]):
 
     def next(self, state: S, client: int, view: View) -> Commands:
         """Work for whoever follows this client: itself, or idle clients until enough are at work."""
-        if self.concurrency is not None:
+        if self.guard is not None and self.guard.limits:
+            yield from self.refill(state, client, view)
+        elif self.concurrency is not None:
             yield from self.hand(state, view.idle(self.concurrency - view.flying), view)
         elif view.present(client):
             yield from self.hand(state, (client,), view)
+
+    def refill(self, state: S, client: int, view: View) -> Commands:
+        """Work for clients that may contribute: this one, and when a sum was released all that have waited for it."""
+        past = state.model.contributions
+        if past is not None and past.refilled == past.releases and self.concurrency is None:
+            here = view.present(client) and self.guard is not None and self.guard.admits(state.model, client)
+            chosen = [client] if here else []
+        else:
+            chosen = self.idle(state, (self.concurrency or view.clients) - view.flying, view)
+        if past is not None:
+            past.refilled = past.releases
+        yield from self.hand(state, chosen, view)
+        if not chosen and not view.flying and self.spent(state, view, self.lacking(state)):
+            yield Stop(reason=SPENT)
+
+    def lacking(self, state: S) -> int:
+        """Updates that the next server step still needs."""
+        return 1
 
     def hand(self, state: S, clients: Iterable[int], view: View) -> Commands:
         """Work for these clients: the model as it is now."""

@@ -10,7 +10,7 @@ from offbeat.algorithms.buffer import check_memory
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.core.errors import Count, Positive
 from offbeat.core.events import Update
-from offbeat.core.server import Commands, Model, View
+from offbeat.core.server import Combines, Commands, Model, View
 from offbeat.core.vectors import Vector
 
 
@@ -39,6 +39,7 @@ class Remembering(Flow[S]):
     state: ClassVar[type[MifaState]] = MifaState
     own_size: ClassVar[bool] = True
     rebases: ClassVar[bool] = False  # a delta is added many times
+    combines: ClassVar[Combines] = "table"
 
     def begin(self, models: Sequence[Vector], view: View) -> S:
         check_memory(type(self).__name__, models[0], view.clients, self.memory)
@@ -50,8 +51,15 @@ class Remembering(Flow[S]):
         state.messages += 1
         if state.messages == self.size:
             state.messages = 0
-            self.step(state.model, -self.lr, state.mean)
+            self.step(state.model, -self.lr, self.direction(state, view))
         yield from self.next(state, update.job.client, view)
+
+    def direction(self, state: S, view: View) -> Vector:
+        """Where a step goes: along the mean over all clients, or what a robust rule makes of the table."""
+        if self.guard is None:
+            return state.mean
+        silent = [state.mean * 0.0] * (view.clients - len(state.last))
+        return self.guard.combine([*state.last.values(), *silent])
 
     def remember(self, state: S, update: Update, view: View) -> None:
         """What a client has sent takes the place of what it sent before."""

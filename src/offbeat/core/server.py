@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from offbeat.core.compressed import Compressed, compressed
 from offbeat.core.errors import Checked, SettingError
@@ -24,6 +24,7 @@ from offbeat.core.events import (
     Started,
     Update,
 )
+from offbeat.core.guard import Contributions, Guard
 from offbeat.core.local import Local
 from offbeat.core.optimiser import ServerOptimiser, Sparing
 from offbeat.core.problem import Pairing, Problem
@@ -32,6 +33,8 @@ from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 
 Commands: TypeAlias = Iterator[Command]
+SPENT = "privacy budget"  # why a run is over in which too few clients may still contribute
+Combines: TypeAlias = Literal["", "buffer", "table"]
 
 
 @dataclass
@@ -39,13 +42,14 @@ class Model(State):
     """A task's model at the server and the number of steps it has taken.
 
     memory: what an optimiser keeps from one step to the next.   stale: the largest staleness of what was received since
-    the last step.
+    the last step.   contributions: who has contributed how often, where that is limited.
     """
 
     vector: Vector
     version: int = 0
     memory: dict[str, Vector] = field(default_factory=dict)
     stale: int = 0
+    contributions: Contributions | None = None
 
     def received(self, job: Job) -> int:
         """The staleness of what has just arrived: server steps since its model was sent."""
@@ -272,9 +276,17 @@ class Stepping(Server[S]):
 
     server: optimiser of the server's steps, such as { adam = { lr = 0.01 } }; the algorithm's own step size then scales
         the direction that goes into it. By default the direction is the step.
+
+    guard: what becomes of updates before they count, by default nothing. combines: what a robust rule can work on, the
+    updates in a "buffer" or a "table" of one vector a client. releases: whether each update goes into one sum that is
+    released, which differential privacy needs.
     """
 
     server: ServerOptimiser | None = field(default=None, kw_only=True)
+    guard: Guard | None = field(default=None, kw_only=True, repr=False, metadata={"setting": False})
+
+    combines: ClassVar[Combines] = ""
+    releases: ClassVar[bool] = False
 
     @property
     def optimiser(self) -> ServerOptimiser | None:
@@ -291,6 +303,30 @@ class Stepping(Server[S]):
             model.step(lr, direction)
         else:
             model.optimise(self.server, lr * direction)
+
+    def collect(self, state: Any, client: int, weight: float, vector: Vector) -> None:
+        """One more update, times its weight, in the buffer of a state."""
+        if self.guard is None:
+            state.buffer.add(weight, vector)
+        else:
+            self.guard.collect(state.model, state.buffer, client, vector if weight == 1.0 else weight * vector)
+
+    def mean(self, state: Any, view: View, size: int | None = None) -> Vector:
+        """What the buffer of a state comes to; it is empty afterwards. size: of a buffer that is always as full."""
+        if self.guard is None:
+            found: Vector = state.buffer.take_mean()
+            return found
+        return self.guard.mean(state.model, state.buffer, size, view)
+
+    def idle(self, state: Any, count: int, view: View) -> list[int]:
+        """Up to so many idle clients, drawn uniformly among those that may contribute."""
+        if self.guard is None or not self.guard.limits:
+            return view.idle(count)
+        return [client for client in view.idle(view.clients) if self.guard.admits(state.model, client)][: max(count, 0)]
+
+    def spent(self, state: Any, view: View, wanted: int) -> bool:
+        """Whether too few clients may still contribute for another sum of so many updates more."""
+        return self.guard is not None and self.guard.exhausted(state.model, view.clients, wanted)
 
     def move(self, model: Model, vector: Vector) -> None:
         """x ← vector, or what the optimiser makes of the direction vector − x."""

@@ -40,6 +40,8 @@ from offbeat.experiment import schema
 from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
+from offbeat.privacy import rules
+from offbeat.privacy.rules import Rule
 from offbeat.problems.metrics import NAMED, Score
 from offbeat.problems.objective import LOSSES, Objective
 from offbeat.theory.schedules import Theorem7, Theorem8
@@ -233,6 +235,19 @@ register(
     },
     "offbeat.server_optimisers",
 )
+register(
+    Rule,
+    {
+        "median": rules.Median,
+        "trimmed-mean": rules.TrimmedMean,
+        "krum": rules.Krum,
+        "multi-krum": rules.MultiKrum,
+        "geometric-median": rules.GeometricMedian,
+        "centered-clipping": rules.CenteredClipping,
+        "norm-bound": rules.NormBound,
+    },
+    "offbeat.rules",
+)
 register(Criterion, {"messages": MessageCount, "period": Period, "poisson": Poisson})
 register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
 register(Schedule, {"constant": Steady, "decay": Decay, "theorem7": Theorem7, "theorem8": Theorem8})
@@ -331,6 +346,7 @@ def catalogue() -> dict[str, dict[str, str]]:
             "package.module:function": "your own: (output, target) or (model, batch)",
         },
         "metrics": {**_lines(Score), "package.module:name": "your own: a Score, a torchmetric or f(outputs, targets)"},
+        "rules": {**_lines(Rule), **own},
         "splits": {**_lines(Split), **own},
         "timing": {**times, **parts, **own},
     }

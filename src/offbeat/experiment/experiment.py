@@ -26,6 +26,8 @@ from offbeat.experiment.describe import (
 from offbeat.experiment.overrides import Overrides, label, override, plain, read_table
 from offbeat.experiment.timing import Untimed, describe_timing, read_timing
 from offbeat.models.flat import Precision
+from offbeat.privacy.protect import guarded
+from offbeat.privacy.robust import Robust
 from offbeat.simulate.run import Evaluate
 from offbeat.theory.schedules import settle
 from offbeat.timing import Times, Timing
@@ -212,6 +214,7 @@ class Experiment(Checked):
         "bf16" (autocast) has two; vectors, sums and evaluations are in single precision.
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
+    robust: what takes the place of the mean of updates, so that bad clients do little harm; by default nothing.
     trackers: experiment trackers that get the measurements, too.
     threads: of PyTorch; default: one, or one per core for models of 250,000 parameters or more that do not stack.
     """
@@ -232,6 +235,7 @@ class Experiment(Checked):
     precision: Precision = "single"
     memory: Positive | None = None
     theory: bool = False
+    robust: Robust | None = None
     trackers: Trackers = field(default_factory=Trackers)
     threads: Count | None = None
     table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
@@ -306,6 +310,8 @@ class Experiment(Checked):
             )
         try:
             server = server.for_tasks([task.name for task in tasks])
+            if self.robust is not None:
+                server = guarded(server, self.robust, "robust")
             return Algorithm(server, trainers if server.several else trainers[0], table.name)  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None

@@ -1,0 +1,58 @@
+"""What stands between the clients' updates and a server's step, where something does: a robust rule, or clipping and
+noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from offbeat.core.errors import Checked
+from offbeat.core.state import State
+from offbeat.core.vectors import Vector
+
+if TYPE_CHECKING:
+    from offbeat.core.server import Model, View
+
+
+@dataclass
+class Contributions(State):
+    """How often clients have contributed to the sums that a server has released, for one task.
+
+    count: contributions by client.   last: by client, the number of the sum that its last contribution went into.
+    releases: sums released so far.   refilled: releases when idle clients were last looked at.
+    noise: the last noise vectors, where noise is correlated.
+    """
+
+    releases: int = 0
+    count: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    refilled: int = 0
+    noise: list[Vector] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Guard(Checked):
+    """Decides what counts of an update and how several become one direction."""
+
+    limits: ClassVar[bool] = False  # whether it limits how often clients contribute, and so who is given work
+
+    def admits(self, model: Model, client: int) -> bool:
+        """Whether this client may be given work."""
+        return True
+
+    def exhausted(self, model: Model, clients: int, wanted: int) -> bool:
+        """Whether fewer than `wanted` of so many clients can still contribute to the next sum."""
+        return False
+
+    def collect(self, model: Model, buffer: Any, client: int, vector: Vector) -> None:
+        """A weighted update goes into a buffer."""
+        raise NotImplementedError
+
+    def mean(self, model: Model, buffer: Any, size: int | None, view: View) -> Vector:
+        """What a buffer comes to; it is empty afterwards. size: the number that a sum is divided by, if it is fixed."""
+        raise NotImplementedError
+
+    def combine(self, rows: Sequence[Vector]) -> Vector:
+        """What a table of one vector a client comes to."""
+        raise NotImplementedError
