@@ -20,6 +20,7 @@ import torch
 
 # One name for each purpose; two purposes never share a key.
 DELAY, SERVER, SAMPLE, NOISE, MODEL, SPLIT, CLIENT, PRESENCE, PROBLEM, AVAILABLE, PERSONAL, SHARE, TASK = range(1, 14)
+ATTACK, PRIVACY = 14, 15
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -109,6 +110,19 @@ def below(random_bits: Array, bound: Array | int) -> Array:
 def unit(random_bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Numbers in (0, 1) from 64 random bits each."""
     return (((random_bits >> 12) & ((1 << 52) - 1)).to(torch.float64) + 0.5).mul_(2.0**-52).to(dtype)
+
+
+def normal_numbers(key: int, count: int) -> torch.Tensor:
+    """So many independent standard normal numbers of one key, in double precision, by Box and Muller."""
+    half = -(-count // 2)
+    drawn = unit(bits(torch.tensor(signed(key)), torch.arange(2 * half))).view(2, half)
+    return box_muller(drawn[0], drawn[1])[:count]
+
+
+def box_muller(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Twice as many standard normal numbers from two rows of numbers in (0, 1)."""
+    length, angle = torch.sqrt(-2.0 * torch.log(first)), (2.0 * math.pi) * second
+    return torch.cat([length * torch.cos(angle), length * torch.sin(angle)])
 
 
 def uniform(key: int) -> float:

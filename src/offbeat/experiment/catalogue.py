@@ -40,7 +40,8 @@ from offbeat.experiment import schema
 from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
-from offbeat.privacy import rules
+from offbeat.privacy import attack, rules
+from offbeat.privacy.attack import Kind, own_attack
 from offbeat.privacy.rules import Rule
 from offbeat.problems.metrics import NAMED, Score
 from offbeat.problems.objective import LOSSES, Objective
@@ -248,6 +249,20 @@ register(
     },
     "offbeat.rules",
 )
+register(
+    Kind,
+    {
+        "gaussian-noise": attack.GaussianNoise,
+        "sign-flip": attack.SignFlip,
+        "scaled": attack.Scaled,
+        "a-little-is-enough": attack.ALittleIsEnough,
+        "inner-product": attack.InnerProduct,
+        "label-flip": attack.LabelFlip,
+        "backdoor": attack.Backdoor,
+    },
+    "offbeat.attacks",
+    functions=own_attack,
+)
 register(Criterion, {"messages": MessageCount, "period": Period, "poisson": Poisson})
 register(Staleness, {"constant": Equal, "polynomial": Polynomial, "hinge": Hinge})
 register(Schedule, {"constant": Steady, "decay": Decay, "theorem7": Theorem7, "theorem8": Theorem8})
@@ -347,6 +362,10 @@ def catalogue() -> dict[str, dict[str, str]]:
         },
         "metrics": {**_lines(Score), "package.module:name": "your own: a Score, a torchmetric or f(outputs, targets)"},
         "rules": {**_lines(Rule), **own},
+        "attacks": {
+            **_lines(Kind),
+            "package.module:function": "your own: (delta, others, rng) to the update that is sent",
+        },
         "splits": {**_lines(Split), **own},
         "timing": {**times, **parts, **own},
     }

@@ -26,6 +26,7 @@ from offbeat.experiment.describe import (
 from offbeat.experiment.overrides import Overrides, label, override, plain, read_table
 from offbeat.experiment.timing import Untimed, describe_timing, read_timing
 from offbeat.models.flat import Precision
+from offbeat.privacy.attack import Attack
 from offbeat.privacy.protect import guarded
 from offbeat.privacy.robust import Robust
 from offbeat.simulate.run import Evaluate
@@ -215,6 +216,7 @@ class Experiment(Checked):
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
     robust: what takes the place of the mean of updates, so that bad clients do little harm; by default nothing.
+    attack: clients of a simulation that attack it, [[attack]] tables; a real run refuses them.
     trackers: experiment trackers that get the measurements, too.
     threads: of PyTorch; default: one, or one per core for models of 250,000 parameters or more that do not stack.
     """
@@ -236,6 +238,7 @@ class Experiment(Checked):
     memory: Positive | None = None
     theory: bool = False
     robust: Robust | None = None
+    attack: tuple[Attack, ...] = ()
     trackers: Trackers = field(default_factory=Trackers)
     threads: Count | None = None
     table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given

@@ -132,6 +132,8 @@ def save_identity(folder: Path, identity: RunIdentity) -> RunIdentity:
 def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: DeployOptions) -> Plan:
     """What the server of this run serves."""
     experiment, problems = session.experiment, problems_of(session, spec)
+    if experiment.attack:
+        raise SettingError("attack: attackers are simulated; leave the [[attack]] tables out of a real run")
     if options.paced and isinstance(experiment.timing, Untimed):
         raise SettingError("--pace: the experiment has no [timing] table to follow; add one, or leave --pace out")
     personal = judged(experiment.evaluate.personal, problems)

@@ -11,6 +11,8 @@ from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Watcher
 from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.privacy.attack import attackers
+from offbeat.privacy.poison import poisoned
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
@@ -53,6 +55,12 @@ class Session:
             tasks = enumerate(experiment.tasks)
             self._problems[which] = [task.build(number, seed, device, samples, precision) for number, task in tasks]
         made = self._problems[which]
+        if experiment.attack:
+            who = attackers(experiment.attack, made[0].clients, seed)
+            poison = (*which, repr(experiment.attack))
+            if poison not in self._problems:
+                self._problems[poison] = [poisoned(problem, who, seed) for problem in made]
+            made = self._problems[poison]
         if not experiment.algorithm[spec.label].pooled:
             return made
         if not isinstance(made[0], Supervised):
@@ -110,6 +118,7 @@ class Session:
             world=world,
             terms=[(task.opens, task.closes) for task in experiment.tasks],
             arenas=arenas,
+            attacks=experiment.attack,
         )
 
     def computing(self, spec: Spec) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from offbeat.core.course import Course, Until
 from offbeat.core.errors import SettingError
-from offbeat.core.events import Job, Rang, Started, Update
+from offbeat.core.events import Job, Rang, Send, Started, Update
 from offbeat.core.local import Local, planned_steps
 from offbeat.core.metric import in_order
 from offbeat.core.periods import multiple
@@ -17,6 +17,7 @@ from offbeat.core.server import Server
 from offbeat.core.state import exchange
 from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
+from offbeat.privacy.attack import Adversary, Plot
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arena, Arenas
@@ -48,6 +49,7 @@ class Simulation(Course[Flight]):
         personal: Personal | None = None,
         terms: Sequence[tuple[float, float]] = (),
         arenas: Arenas | None = None,
+        adversary: Adversary | None = None,
     ) -> None:
         self.problems, self.clock, self.seed = problems, clock, seed
         self.every, self.judged = every, personal
@@ -79,6 +81,11 @@ class Simulation(Course[Flight]):
             self.traffic,
             watchers,
         )
+        self.adversary = adversary
+        if adversary is not None:
+            self.send, self._sends = self._send_watched, self.send
+            for task in range(len(problems)):
+                self.world.plots.setdefault(task, Plot())
         # Measurements may wait for each other unless somebody acts on them.
         self.at_once = _AT_ONCE
         self.prompt = self.listens or any(self.goals)
@@ -185,6 +192,18 @@ class Simulation(Course[Flight]):
         if self.every is not None:
             for task, (opens, _) in enumerate(self.terms):
                 self.traffic.push(opens, MEASURE, task)
+
+    def _send_watched(self, send: Send) -> None:
+        """Put a job on its way, and let attackers know the model."""
+        self._sends(send)
+        flight = self.world.flights.get(self.world.jobs - 1)
+        if self.adversary is not None and flight is not None:
+            self.adversary.sent(self.world.plots[send.task], flight.job, send.payload["model"])
+
+    def arrived(self, flight: Flight, update: Update, result: Any = None) -> None:
+        if self.adversary is not None:
+            update = self.adversary.forged(self.world.plots[update.job.task], update)
+        super().arrived(flight, update, result)
 
     def _occur(self, kind: int, ref: int | str) -> None:
         """Handle an entry of the heap that is no arrival."""

@@ -12,6 +12,8 @@ from offbeat.core.metric import Goal, Metric
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
+from offbeat.privacy.attack import Adversary, Attack, attackers, forgeable
+from offbeat.privacy.hurry import Hurried
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
@@ -67,12 +69,14 @@ def prepare(
     world: World | None = None,
     terms: Sequence[tuple[float, float]] = (),
     arenas: Arenas | None = None,
+    attacks: Sequence[Attack] = (),
 ) -> Simulation:
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
     evaluate: how models are evaluated, or the virtual time between two evaluations; None: they are not.
     executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share, with their `arenas`.
     terms: by task, the times from which and until which it is there.
+    attacks: who forges messages and who hurries; `poisoned` changes what attackers train on.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     evaluated = Evaluate.of(evaluate)
@@ -90,10 +94,29 @@ def prepare(
     locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)
+    who = attackers(attacks, problems[0].clients, seed)
+    if hurry := {client: attack.speed for client, attack in who.items() if attack.speed != 1.0}:
+        timing = Hurried(timing, hurry)
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
     server = algorithm.server_for(problems).fit(clock)
+    adversary = Adversary(who, server.reads, seed, [each.initial() for each in problems]) if who else None
+    if adversary is not None and adversary.who:
+        forgeable(locals_)
     simulation = Simulation(
-        problems, server, locals_, clock, executor, until, seed, every, watchers, world, personal, terms, arenas
+        problems,
+        server,
+        locals_,
+        clock,
+        executor,
+        until,
+        seed,
+        every,
+        watchers,
+        world,
+        personal,
+        terms,
+        arenas,
+        adversary,
     )
     simulation.world.executor = simulation.executor.name
     return simulation

@@ -14,6 +14,7 @@ from offbeat.core.events import Job
 from offbeat.core.random import Stream
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
+from offbeat.privacy.attack import Plot
 
 # Kinds of heap entries, in the order in which entries of the same moment are handled: who is there, which tasks are,
 # what arrives, what rings, and only then what is measured.
@@ -111,4 +112,5 @@ class World(RunState):
         default_factory=dict
     )  # (client, task) -> (job number, …)
     pending: list[PendingEvaluation] = field(default_factory=list)
+    plots: dict[int, Plot] = field(default_factory=dict)  # task -> what attackers know and have done
     executor: str = ""  # what it began with: another one would round differently
