@@ -24,8 +24,8 @@ from offbeat.privacy.attack import (
     GaussianNoise,
     InnerProduct,
     LabelFlip,
+    ManyTimes,
     OwnForgery,
-    Scaled,
     SignFlip,
     attackers,
 )
@@ -36,7 +36,7 @@ from offbeat.timing import Exponential, Times
 KINDS = {
     "noise": GaussianNoise(3.0),
     "flip": SignFlip(2.0),
-    "scaled": Scaled(5.0),
+    "scaled": ManyTimes(5.0),
     "alie": ALittleIsEnough(1.5),
     "ipm": InnerProduct(0.5),
     "own": OwnForgery(lambda delta, others, rng: delta + rng.uniform()),
@@ -78,7 +78,7 @@ def test_an_attacker_of_area_remembers_what_it_has_told() -> None:
     """Whatever it sends, the mean of what the clients have told is the model."""
     server = AREA(size=1)
     problem = Line([1.0, 2.0, 4.0, -1.0])
-    attacks = [Attack((0,), Scaled(50.0))]
+    attacks = [Attack((0,), ManyTimes(50.0))]
     made = prepare(problem, Algorithm(server, SGD(lr=0.1)), Times(Exponential(1.0)), Until(updates=60), attacks=attacks)
     world = made.run()
     told = float(world.plots[0].told[0])
@@ -132,10 +132,10 @@ def test_a_run_goes_on_with_its_attackers_where_it_was_saved() -> None:
 
 
 def test_attackers_are_drawn_by_the_seed_and_nobody_attacks_twice() -> None:
-    attacks = [Attack(3, SignFlip()), Attack((0, 1), Scaled()), Attack(2, speed=2.0)]
+    attacks = [Attack(3, SignFlip()), Attack((0, 1), ManyTimes()), Attack(2, speed=2.0)]
     found = attackers(attacks, 10, 0)
     assert len(found) == 7
-    assert found[0].kind == found[1].kind == Scaled()
+    assert found[0].kind == found[1].kind == ManyTimes()
     assert attackers(attacks, 10, 0) == found
     assert any(attackers(attacks, 10, seed).keys() != found.keys() for seed in range(1, 5))
 
@@ -217,5 +217,5 @@ def own(delta: Vector, others: Any, rng: Stream) -> Vector:
 
 
 def test_a_kind_is_known_by_its_name() -> None:
-    assert parsed({"clients": 1, "kind": {"scaled": 7.0}}).attack[0].kind == Scaled(7.0)
+    assert parsed({"clients": 1, "kind": {"scaled": 7.0}}).attack[0].kind == ManyTimes(7.0)
     assert parsed({"clients": 1, "kind": "label-flip", "speed": 4}).attack[0] == Attack(1, LabelFlip(), 4.0)

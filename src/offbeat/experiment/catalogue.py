@@ -254,7 +254,7 @@ register(
     {
         "gaussian-noise": attack.GaussianNoise,
         "sign-flip": attack.SignFlip,
-        "scaled": attack.Scaled,
+        "scaled": attack.ManyTimes,
         "a-little-is-enough": attack.ALittleIsEnough,
         "inner-product": attack.InnerProduct,
         "label-flip": attack.LabelFlip,

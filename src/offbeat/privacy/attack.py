@@ -82,7 +82,7 @@ class SignFlip(Forgery):
 
 
 @dataclass(frozen=True)
-class Scaled(Forgery):
+class ManyTimes(Forgery):
     """The update, many times as long.
 
     factor: how much longer.
