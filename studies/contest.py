@@ -1,41 +1,132 @@
-"""Every client-driven method of the catalogue on one task, with equal tuning budgets, under four clocks.
+"""Every client-driven method of the catalogue on three tasks under four clocks, with equal tuning budgets.
 
-python -m studies.contest runs/contest              # what is not done yet, then the tables: four minutes of one core
-python -m studies.contest runs/contest equal slow   # these clocks only; what is missing is left out of the tables
-python -m studies.contest runs/contest --file mine.toml --page contest.md
+python -m studies.contest runs/contest --device cuda --limit 240      # all that is not done yet, then the tables
+python -m studies.contest runs/contest --tasks regression             # one task
+python -m studies.contest runs/contest --clocks equal slow --until 1  # shows that it works
+python -m studies.contest docs/results/contest --page docs/results/contest-tables.md   # the tables alone
 
-Each method has one step size, which is tuned: seven values, on two seeds that are used for nothing else. Its other
-settings are those of experiments/contest.toml. Then it runs with the best value on five other seeds. Stopped with
-Ctrl-C, it goes on where it was. The phones' speeds need $OFFBEAT_DATA/traces.
+The methods are those of experiments/contest.toml. Each has one step size, which is tuned on two seeds that are used for
+nothing else; then it runs with the best value on five other seeds. A task under a clock is one program in a process of
+its own. FOLDER gets a JSON file for each task, written every few seconds: stopped, it goes on with the runs that are
+missing. Needs $OFFBEAT_DATA with mnist, cifar-10-batches-bin (its first training file and its test file) and traces; no
+pyarrow.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from math import sqrt
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import offbeat as ob
+import numpy as np
+import torch
 
-ROOT = Path(__file__).parent.parent
-TUNING, TRIALS = {"seed": 1000, "trials": 2}, {"seed": 0, "trials": 5}
-STEPS = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
-ADAPTIVE = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3]  # of methods that divide by the size of their gradients
-STUDENT = {
-    2: 12.706,
-    3: 4.303,
-    4: 3.182,
-    5: 2.776,
-    6: 2.571,
-    8: 2.365,
-    10: 2.262,
-}  # 97.5 % of t with so many trials less one
+from offbeat.core.errors import DivergedError
+from offbeat.data import Dataset
+from offbeat.data.folder import root
+from offbeat.experiment.experiment import Experiment, algorithm_tables, load
+from offbeat.experiment.intervals import SeedMean, difference, estimate
+from offbeat.experiment.overrides import override
+from offbeat.experiment.session import Problems, Session
+from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.program import Program
+from offbeat.simulate.threads import computing, use
+from offbeat.watch.history import History
+
+FILE = Path(__file__).parent.parent / "experiments" / "contest.toml"
+TUNING, JUDGING = (1000, 1001), (0, 1, 2, 3, 4)  # seeds
 JITTER = {"low": 0.08, "high": 0.12, "per": "step"}
 SLOWER = 20.0
-BASELINE = "m-sync"
+BASELINE, POOLED = "m-sync", "centralised"
+WIDTH = 240  # runs at work at once in a process
+_WRITE, _MERGE = 5.0, 3.0  # seconds
+PATIENCE = 60.0  # seconds that parts get to write down what they have
+
+
+def photographs(train: int = 8000, test: int = 2000) -> Dataset:
+    """The first photographs of CIFAR-10's first training file and of its test file."""
+    (x, y), (to, right) = _photographs("data_batch_1.bin", train), _photographs("test_batch.bin", test)
+    return Dataset.pairs("cifar10, a part", x, y, to, right, classes=10, scale=1 / 255)
+
+
+def _photographs(name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    raw = np.fromfile(root() / "cifar-10-batches-bin" / name, np.uint8, count * 3073).reshape(count, 3073)
+    return torch.from_numpy(raw[:, 1:].reshape(count, 3, 32, 32).copy()), torch.from_numpy(raw[:, 0].astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained. steps: step sizes that are tried; of methods that divide by the size of gradients, `adaptive`.
+
+    metric: that people read, and its value to be reached.   until: horizon, 0.1 being the time of a local step.
+    """
+
+    text: str
+    problem: Mapping[str, Any]
+    steps: Sequence[float]
+    adaptive: Sequence[float]
+    metric: str
+    goal: float
+    until: float
+    gpu: bool = True
+
+    @property
+    def clients(self) -> int:
+        return int(self.problem["clients"])
+
+
+TASKS = {
+    "mnist": Task(
+        "Softmax regression on MNIST, 12 clients with 500 samples each, Dirichlet(0.1), l2 = 0.001",
+        {
+            "data": "mnist",
+            "model": "softmax",
+            "clients": 12,
+            "split": {"dirichlet": 0.1, "per_client": 500},
+            "l2": 1e-3,
+        },
+        (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+        "accuracy",
+        0.8,
+        15.0,
+    ),
+    "cifar10": Task(
+        "LeNet-5 on CIFAR-10, 12 clients with 500 photographs each, Dirichlet(0.3)",
+        {
+            "data": "studies.contest:photographs",
+            "model": {"name": "lenet5", "rectified": True},
+            "clients": 12,
+            "split": {"dirichlet": 0.3, "per_client": 500},
+        },
+        (0.003, 0.01, 0.03, 0.1, 0.3),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01),
+        "accuracy",
+        0.3,
+        15.0,
+    ),
+    "regression": Task(
+        "Linear regression on employment, the 15 sectors are the clients",
+        {"data": "employment", "model": "linear", "clients": 15, "split": "owners", "metrics": ["r2"]},
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+        "r2",
+        0.55,
+        10.0,
+        gpu=False,
+    ),
+}
 
 
 class Clock(NamedTuple):
@@ -53,7 +144,7 @@ def clocks(clients: int) -> dict[str, Clock]:
         "exponential": Clock(
             "Exponential times with rates N(10, 5), at least 0.5: a job's time does not depend on its steps",
             {"exponential": {"rate": {"normal": [10, 5], "min": 0.5}}},
-            ("fedcompass",),  # it would get several steps for the time of one
+            ("fedcompass", "async-comm-sgd", "favano", "quafl"),  # they would get several steps for the time of one
         ),
         "phones": Clock("Phones: U(0.08, 0.12), times a phone's latency", {"uniform": JITTER, "speeds": "phones"}),
         "slow": Clock(
@@ -63,121 +154,278 @@ def clocks(clients: int) -> dict[str, Clock]:
     }
 
 
-def axis(label: str, table: Mapping[str, Any]) -> tuple[str, list[float]]:
+def methods() -> dict[str, Mapping[str, Any]]:
+    return algorithm_tables(load(FILE).table["algorithm"])
+
+
+def axis(label: str, table: Mapping[str, Any], task: Task) -> tuple[str, Sequence[float]]:
     """The step size of a method that is tuned, and its values."""
-    name = table.get("name", label)
-    if name == "fadas":
-        return f"algorithm.{label}.lr", ADAPTIVE
-    if "gradient" in table["local"]:
-        return f"algorithm.{label}.lr", STEPS
+    if table.get("name", label) == "fadas":
+        return f"algorithm.{label}.lr", task.adaptive
     (trainer,) = table["local"]
-    return f"algorithm.{label}.local.{trainer}.lr", STEPS
+    return f"algorithm.{label}.lr" if trainer == "gradient" else f"algorithm.{label}.local.{trainer}.lr", task.steps
 
 
-def swept(experiment: ob.Experiment, axes: Mapping[str, Any], folder: Path) -> ob.Results:
-    """A sweep into a folder, or what is left of it to do."""
-    return ob.resume(folder) if folder.exists() else experiment.sweep(axes, folder, workers=1)
+class Part:
+    """A task under a clock as one program, in memory. A run is known by (method, step size, seed)."""
+
+    def __init__(self, path: Path, task: str, clock: str, given: argparse.Namespace) -> None:
+        self.path, self.task, self.given = path, TASKS[task], given
+        self.clock = clocks(self.task.clients)[clock]
+        every = {k: v for k, v in methods().items() if v.get("name", k) not in self.clock.without}
+        self.methods = {k: v for k, v in every.items() if k != POOLED or clock == "equal"}  # one machine, no stragglers
+        self.runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+        self.began = self.written = time.monotonic()
+        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
+        self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
+
+    def work(self) -> None:
+        """Tune, then judge."""
+        axes = {label: axis(label, table, self.task) for label, table in self.methods.items()}
+        self.run([(x, step, seed) for seed in TUNING for x, (_, steps) in axes.items() for step in steps])
+        chosen = best(self.runs, {label: steps for label, (_, steps) in axes.items()})
+        self.run([(x, step, seed) for seed in JUDGING for x, step in chosen.items()])
+        self.write()
+
+    def run(self, wanted: Sequence[tuple[str, float, int]]) -> None:
+        """Those of these runs that are not done yet."""
+        known = {(r["method"], r["step"], r["seed"]) for r in self.runs}
+        left = iter([each for each in wanted if each not in known])
+        makers = ((number, lambda n=number, e=each: self._make(n, *e)) for number, each in enumerate(left))
+        for _ in Program(makers, self._over, WIDTH).rounds():
+            if time.monotonic() - self.written > _WRITE:
+                self.write()
+            if time.monotonic() - self.began > self.given.limit:
+                self.write()
+                raise SystemExit(3)
+
+    def _make(self, number: int, label: str, step: float, seed: int) -> Simulation:
+        until = self.given.until or self.task.until
+        gpu = self.given.device if self.task.gpu else "cpu"
+        table = {
+            "seed": seed,
+            "trials": 1,
+            "until": {"time": until},
+            "evaluate": {"every": until if seed in TUNING else until / 10},
+            "problem": self.task.problem,
+            "timing": self.clock.table,
+            "algorithm": {label: self.methods[label]},
+            "device": gpu,
+            "precision": "single" if gpu == "cpu" else "tf32",
+        }
+        experiment = Experiment.parse(override(table, {axis(label, self.methods[label], self.task)[0]: step}))
+        history = History()
+        self.at_work[number] = {"method": label, "step": step, "seed": seed}, history
+        session = Session(experiment, self.problems)
+        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
+        use(run.problems, experiment.threads, experiment.precision, 1)
+        return run
+
+    def _executor(self, made: Executor) -> Executor:
+        return self.executors.setdefault(made.stacked, made)
+
+    def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
+        known, history = self.at_work.pop(number)
+        rows = [[m.time, m.metrics["loss"], m.metrics[self.task.metric]] for m in history.measurements]
+        curve = [[float(f"{x:.5g}") for x in row] for row in (rows[-1:] if known["seed"] in TUNING else rows)]
+        self.runs.append({**known, "diverged": error is not None, "updates": run.world.tally.updates, "curve": curve})
+
+    def write(self) -> None:
+        """What is known so far."""
+        self.written = time.monotonic()
+        replacement = self.path.with_suffix(".new")
+        replacement.write_text(json.dumps({"seconds": round(self.written - self.began), "runs": self.runs}))
+        replacement.replace(self.path)
+
+
+def final(run: Mapping[str, Any]) -> float:
+    """The loss at the end; infinite if the run diverged."""
+    return float("inf") if run["diverged"] or not run["curve"] else float(run["curve"][-1][1])
+
+
+def best(runs: Sequence[Mapping[str, Any]], grids: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Of every method, the step size with the smallest mean loss on the seeds for tuning."""
+    losses: dict[tuple[str, float], list[float]] = {}
+    for run in runs:
+        if run["seed"] in TUNING:
+            losses.setdefault((run["method"], run["step"]), []).append(final(run))
+    return {
+        label: min(grid, key=lambda step, label=label: statistics.fmean(losses[label, step]))  # type: ignore[misc]
+        for label, grid in grids.items()
+        if all((label, step) in losses for step in grid)
+    }
 
 
 class Line(NamedTuple):
-    """A method's results in the five trials."""
+    """A method's runs on the seeds that judge, in order. edge: whether its step size was the first or the last."""
 
     label: str
     step: float
-    edge: bool  # whether the best step size was the smallest or the largest that was tried
-    runs: list[Any]
+    edge: bool
+    runs: Sequence[Mapping[str, Any]]
+
+    @property
+    def finished(self) -> bool:
+        return all(not run["diverged"] for run in self.runs)
+
+    def last(self, column: int) -> list[float]:
+        return [run["curve"][-1][column] for run in self.runs]
 
 
-def contest(table: Mapping[str, Any], folder: Path, clock: Clock) -> list[Line]:
-    """Tune every method, then let it run with its best step size."""
-    methods = {k: v for k, v in table["algorithm"].items() if v.get("name", k) not in clock.without}
-    base = {**table, "timing": clock.table, "algorithm": methods}
-    axes = dict(axis(label, method) for label, method in methods.items())
-    tuned = swept(ob.Experiment.parse({**base, **TUNING}), axes, folder / "tuning")
-    best = {label: _best(tuned, label, *axis(label, method)) for label, method in methods.items()}
-    chosen = {axis(label, method)[0]: [best[label]] for label, method in methods.items()}
-    found = swept(ob.Experiment.parse({**base, **TRIALS}), chosen, folder / "trials")
-    return [
-        Line(
-            label, best[label], best[label] in (axes[key][0], axes[key][-1]), [r for r in found if r.algorithm == label]
-        )
-        for label, method in methods.items()
-        for key in [axis(label, method)[0]]
-    ]
+def lines(runs: Sequence[Mapping[str, Any]], task: Task) -> list[Line]:
+    """The methods that have run on all seeds that judge, by their mean loss."""
+    tables = methods()
+    found = []
+    for label in dict.fromkeys(run["method"] for run in runs):
+        mine = sorted((r for r in runs if r["method"] == label and r["seed"] in JUDGING), key=lambda r: r["seed"])
+        if len(mine) == len(JUDGING):
+            _, steps = axis(label, tables[label], task)
+            step = mine[0]["step"]
+            found.append(Line(label, step, step in (steps[0], steps[-1]), mine))
+    return sorted(found, key=lambda line: statistics.fmean(map(final, line.runs)))
 
 
-def _best(tuned: ob.Results, label: str, key: str, values: Sequence[float]) -> float:
-    """The value with the smallest mean loss; one that diverged with a seed is out."""
-    losses = {
-        value: [r.metrics["loss"] if r.error is None else float("inf") for r in tuned if _is(r, label, key, value)]
-        for value in values
-    }
-    return min(values, key=lambda value: statistics.fmean(losses[value]))
+def ahead(line: Line, base: Line) -> SeedMean | None:
+    """By how much its loss is above that of another method, seed by seed."""
+    return difference(line.last(1), base.last(1)) if line.finished and base.finished else None
 
 
-def _is(result: Any, label: str, key: str, value: float) -> bool:
-    return bool(result.algorithm == label and result.settings[key] == value)
-
-
-def interval(values: Sequence[float], digits: int, scale: float = 1.0, sign: str = "") -> str:
-    """Mean ± half of its 95 % interval by Student's t."""
-    half = STUDENT[len(values)] * statistics.stdev(values) / sqrt(len(values))
-    return f"{scale * statistics.fmean(values):{sign}.{digits}f} ± {scale * half:.{digits}f}"
-
-
-def rows(lines: Iterable[Line], goal: float) -> Iterable[str]:
-    yield f"| method | loss | less that of `{BASELINE}` | accuracy, % | time to {100 * goal:g} % | updates | step |"
+def rows(found: Sequence[Line], task: Task) -> Iterator[str]:
+    yield f"| method | loss | less that of `{BASELINE}` | {task.metric} | time to {task.goal:g} | updates | step |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    lines = sorted(lines, key=lambda line: statistics.fmean(_last(r, "loss") for r in line.runs))
-    (base,) = (line for line in lines if line.label == BASELINE)
-    for line in lines:
-        ok = [r for r in line.runs if r.error is None]
-        if len(ok) < len(line.runs):
-            lost = len(line.runs) - len(ok)
-            yield f"| `{line.label}` | diverged in {lost} of {len(line.runs)} | | | | | {line.step:g} |"
+    base = next((line for line in found if line.label == BASELINE), None)
+    for line in found:
+        step = f"{line.step:g}{' (edge)' if line.edge else ''}"
+        if not line.finished:
+            lost = sum(run["diverged"] for run in line.runs)
+            yield f"| `{line.label}` | diverged in {lost} of {len(line.runs)} | | | | | {step} |"
             continue
-        times = [r.time_to("accuracy", goal) for r in ok]
-        reached = [t for t in times if t is not None]
-        when = interval(reached, 1) if len(reached) == len(ok) else f"{len(reached)} of {len(ok)} reached it"
-        losses = [r.metrics["loss"] for r in ok]
-        less = [r.metrics["loss"] - _last(b, "loss") for r, b in zip(ok, base.runs, strict=True)]  # of the same seeds
+        times = [next((row[0] for row in run["curve"] if row[2] >= task.goal), None) for run in line.runs]
+        reached = [at for at in times if at is not None]
+        when = estimate(reached).text(1) if len(reached) == len(times) else f"{len(reached)} of {len(times)}"
+        less = None if base is None or line is base else ahead(line, base)
+        updates = statistics.fmean(run["updates"] for run in line.runs)
         yield (
-            f"| `{line.label}` | {interval(losses, 3)} | {'' if line is base else interval(less, 3, sign='+')} | "
-            f"{interval([r.metrics['accuracy'] for r in ok], 1, 100.0)} | {when} | "
-            f"{statistics.fmean(r.updates for r in ok):.0f} | {line.step:g}{' (edge)' if line.edge else ''} |"
+            f"| `{line.label}` | {estimate(line.last(1)).text(3)} | {'' if less is None else less.text(3, sign='+')} | "
+            f"{estimate(line.last(2)).text(3)} | {when} | {updates:.0f} | {step} |"
         )
 
 
-def _last(result: Any, metric: str) -> float:
-    return float("inf") if result.error is not None else float(result.metrics[metric])
+def tables(parts: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """A table for each task and clock, and before them who wins where."""
+    yield from winners(parts)
+    for name, task in TASKS.items():
+        for clock, kind in clocks(task.clients).items():
+            if found := judged(parts, name, clock):
+                yield f"\n## {task.text}. {kind.text}\n"
+                yield from rows(found, task)
 
 
-def sections(
-    table: Mapping[str, Any], folder: Path, wanted: Sequence[str], reference: list[Line], goal: float
-) -> Iterable[str]:
-    for name, clock in clocks(table["problem"]["clients"]).items():
-        if name in wanted or (folder / name / "trials" / "summary.json").exists():
-            yield f"\n## {clock.text}\n"
-            yield from rows([*contest(table, folder / name, clock), *reference], goal)
+def judged(parts: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], task: str, clock: str) -> list[Line]:
+    """The lines of a table; the reference is that of equal clocks everywhere."""
+    runs = list(parts.get((task, clock), ()))
+    if clock != "equal":
+        runs += [run for run in parts.get((task, "equal"), ()) if run["method"] == POOLED]
+    return lines(runs, TASKS[task])
+
+
+def winners(parts: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """For each table: the lowest mean loss, the methods whose losses cannot be told from it, and those below m-sync."""
+    yield f"| task | clock | lowest mean loss | cannot be told from it | below `{BASELINE}` | above it |"
+    yield "|---|---|---|---:|---|---:|"
+    for name, task in TASKS.items():
+        for clock in clocks(task.clients):
+            found = [line for line in judged(parts, name, clock) if line.label != POOLED]
+            base = next((line for line in found if line.label == BASELINE), None)
+            if base is None:
+                continue
+            first = found[0]
+            like = [x for x in found[1:] if (gap := ahead(x, first)) is not None and gap.sign == 0]
+            signs = {line.label: gap.sign for line in found if (gap := ahead(line, base)) is not None}
+            below = ", ".join(f"`{label}`" for label, sign in signs.items() if sign < 0) or "none"
+            above = sum(sign > 0 for sign in signs.values()) + sum(not line.finished for line in found)
+            lowest = f"`{first.label}` {estimate(first.last(1)).text(3)}"
+            yield f"| {name} | {clock} | {lowest} | {len(like)} of {len(found) - 1} | {below} | {above} |"
+
+
+def read(folder: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """All runs, by task and clock."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name in TASKS:
+        if (path := folder / f"{name}.json").exists():
+            for clock, part in json.loads(path.read_text())["clocks"].items():
+                found[name, clock] = part["runs"]
+    return found
+
+
+def merge(folder: Path, work: Path, asked: Iterable[tuple[str, str]]) -> None:
+    """What the parts have written, as one file for each task."""
+    for name, several in itertools.groupby(sorted(asked), key=lambda each: each[0]):
+        path = folder / f"{name}.json"
+        known = json.loads(path.read_text())["clocks"] if path.exists() else {}
+        for _, clock in several:
+            if (part := work / f"{name}-{clock}.json").exists():
+                known[clock] = json.loads(part.read_text())
+        path.write_text(
+            json.dumps({"task": TASKS[name].text, "columns": ["time", "loss", TASKS[name].metric], "clocks": known})
+        )
+
+
+def contest(given: argparse.Namespace) -> None:
+    """All parts at once, each in its own process."""
+    asked = [(name, clock) for name in given.tasks for clock in given.clocks]
+    work = given.folder / "parts"
+    work.mkdir(parents=True, exist_ok=True)
+    for (name, clock), runs in read(given.folder).items():
+        if (name, clock) in asked and not (work / f"{name}-{clock}.json").exists():
+            (work / f"{name}-{clock}.json").write_text(json.dumps({"seconds": 0, "runs": runs}))
+    same = [
+        "--device",
+        given.device,
+        "--limit",
+        str(given.limit),
+        *(["--until", str(given.until)] if given.until else []),
+    ]
+    base = [sys.executable, "-m", "studies.contest", str(given.folder), *same]
+    children = {each: subprocess.Popen([*base, "--part", *each]) for each in asked}
+    began = time.monotonic()
+    while (
+        any(child.poll() is None for child in children.values()) and time.monotonic() - began < given.limit + PATIENCE
+    ):
+        time.sleep(_MERGE)
+        merge(given.folder, work, asked)
+    for each, child in children.items():
+        if child.poll() is None:
+            child.kill()
+        print(f"{'-'.join(each)}: exit {child.wait()}", flush=True)
+    merge(given.folder, work, asked)
+    for path in work.glob("*"):
+        path.unlink()
+    work.rmdir()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("clocks", nargs="*", default=["equal", "exponential", "phones", "slow"])
-    parser.add_argument("--file", type=Path, default=ROOT / "experiments" / "contest.toml")
-    parser.add_argument("--page", type=Path, help="write the tables here, too")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--clocks", nargs="+", default=list(clocks(1)), choices=list(clocks(1)))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--until", type=float, help="horizon; default: that of the task")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--page", type=Path, help="write the tables here, and run nothing")
+    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    table = {k: v for k, v in ob.load(given.file).table.items() if k not in ("seed", "trials")}
-    pooled = {k: v for k, v in table["algorithm"].items() if v.get("name", k) == "centralised"}
-    others = {k: v for k, v in table["algorithm"].items() if k not in pooled}
-    goal = table["evaluate"]["targets"][0]
-    equal = clocks(table["problem"]["clients"])["equal"]  # one machine has no stragglers
-    reference = contest({**table, "algorithm": pooled}, given.folder / "centralised", equal)
-    text = "\n".join(sections({**table, "algorithm": others}, given.folder, given.clocks, reference, goal))
-    print(text)
-    if given.page:
-        given.page.write_text(text + "\n", encoding="utf-8")
+    if given.part:
+        with computing(()):
+            task, clock = given.part
+            Part(given.folder / "parts" / f"{task}-{clock}.json", task, clock, given).work()
+        return
+    if given.page is None:
+        contest(given)
+        with suppress(ModuleNotFoundError):  # intervals need scipy; the page can be made elsewhere
+            print(*winners(read(given.folder)), sep="\n")
+    else:
+        given.page.write_text("\n".join(tables(read(given.folder))) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
