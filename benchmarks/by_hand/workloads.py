@@ -20,4 +20,5 @@ WORKLOADS = {
     )
     for name, workload in workloads.WORKLOADS.items()
     if not any(task.packed for task in workload.tasks)  # the loops have their samples in memory
+    and not workload.compile  # those have a loop of their own beside them
 }

@@ -75,7 +75,7 @@ def test_contenders_that_differ_end_the_commands_with_an_error(
 
 
 def test_an_unknown_workload_is_refused() -> None:
-    assert offbeat("bench", "W9") == (1, "", "offbeat: unknown workload 'W9'; did you mean 'W6'?\n")
+    assert offbeat("bench", "X9") == (1, "", "offbeat: unknown workload 'X9'; did you mean 'W9'?\n")
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

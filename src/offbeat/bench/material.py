@@ -18,7 +18,9 @@ from offbeat.data import load
 from offbeat.data.base import Dataset
 from offbeat.data.lazy import Read
 from offbeat.data.splits import IID, Dirichlet
+from offbeat.data.texts import topics
 from offbeat.models.build import build
+from offbeat.models.lora import adapted
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
 
@@ -57,11 +59,14 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
         quadratic = Quadratic(n, workload.dim, device=device)
         return Material(workload, [quadratic], [], [], [], _means(n, rng), ["quadratic"])
     datasets = [dataset(task) for task in workload.tasks]
-    modules = [build(t.model, d.shape, d.outputs, seed=1) for t, d in zip(workload.tasks, datasets, strict=True)]
+    modules = [
+        adapted(build(t.model, d.shape, d.outputs, seed=1), t.lora, 1)
+        for t, d in zip(workload.tasks, datasets, strict=True)
+    ]
     split = Dirichlet(0.1, per_client=300) if workload.requests else IID()  # FedAST, appendix C.4
     shards = [split(d.train.column("y"), n, rng) for d in datasets]
-    problems = [
-        Supervised(d, m, s, device=device, name=f"{t.data}-{i}", measured=JUDGED if t.model != "softmax" else None)
+    problems: list[Problem] = [
+        Supervised(d, m, s, device=device, name=f"{t.data}-{i}", measured=judged(t))
         for i, (t, d, m, s) in enumerate(zip(workload.tasks, datasets, modules, shards, strict=True))
     ]
     # with requests a quarter of the clients slow, a quarter fast (FedAST, appendix C.6)
@@ -70,8 +75,17 @@ def prepare(workload: Workload, device: str = "cpu") -> Material:
     return Material(workload, problems, datasets, modules, shards, means, [d.name for d in datasets])
 
 
+def judged(task: BenchTask) -> int | None:
+    """Samples that a model is judged on; None: all that evaluations use."""
+    if task.lora is not None:
+        return JUDGED // 10
+    return None if task.model == "softmax" else JUDGED
+
+
 def dataset(task: BenchTask) -> Dataset:
     """The task's data set if it is installed, else a synthetic one of the same shape."""
+    if task.data == "topics":
+        return topics(window=64, stride=16)
     try:
         found = load(task.data)
     except DataError:

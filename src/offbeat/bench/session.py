@@ -157,8 +157,15 @@ def bench(
             raise unknown("workload", name, known)
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise SettingError(f"device = {device!r}: is not there; use 'cpu'")
-    chosen = [known[name] for name in names or known]
+    chosen = [known[name] for name in names or known if names or _there(known[name], device)]
+    for workload in chosen:
+        if not _there(workload, device):
+            raise SettingError(f"{workload.name} is for a GPU: add --device cuda, or leave it out")
     return Report(machine(device), [measure(workload, quick, device, turns, say, worker) for workload in chosen])
+
+
+def _there(workload: Workload, device: str) -> bool:
+    return bool(workload.on_cuda if device == "cuda" else workload.contenders)
 
 
 def measure(

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 
 from offbeat.experiment import schema
+from offbeat.models.lora import LoRA
 
 # The contenders: a single run, and other ways in which offbeat does the same work.
 OFFBEAT, SERIAL = "offbeat", "offbeat, one by one"
 BOTH, SWEEP = "offbeat, both cores", "offbeat, 8 runs at once"
 LOADER = "plain DataLoader loop"  # on the pooled samples, as many mini-batches
+EAGER, HALF = "offbeat, not compiled", "offbeat, bf16"
+VMAP = "vmap(grad), 16 clients"  # as PyTorch's documentation shows it
+LOOP = "PyTorch loop"  # client by client
 RUNS = {BOTH: 2, SWEEP: 8}  # runs per turn, if not one
 AGAINST = {BOTH: OFFBEAT, SWEEP: SERIAL}  # what they are compared with; offbeat is compared with every other contender
 
@@ -23,6 +27,7 @@ class BenchTask:
 
     time: mean time of a local step on a normal client, β in FedAST, C.6; only where there are several tasks.
     packed: so many of the training samples, unpacked when they are read; a tenth of them may be kept.
+    lora: adapters over the model.
     """
 
     data: str
@@ -32,6 +37,7 @@ class BenchTask:
     lr: float
     time: float = 1.0
     packed: int | None = None
+    lora: LoRA | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Workload:
     tasks: none for the quadratic.   dim: of the quadratic.   size: updates per server step, K.   lr: server step size.
     updates: of one turn.   quick: the same with --quick.   cuda: the same on a GPU.   turns: of every contender.
     requests: ΣR where several tasks share the clients; then `updates` are those of each task.
-    contenders, on_cuda: who does the work, on a CPU and on a GPU.   against: see AGAINST.
+    compile: offbeat compiles local steps on a GPU.   equal: jobs of all clients take the same time.
+    contenders, on_cuda: who does the work, on a CPU and on a GPU; none: not there.   against: see AGAINST.
     aims, cuda_aims: the least that a contender's ratio should be.   rate: the updates per second to reach.
     """
 
@@ -67,6 +74,8 @@ class Workload:
     lr: float = 1.0
     cuda: int = 2000
     requests: int = 0
+    compile: bool = False
+    equal: bool = False
     turns: int = 5
     contenders: tuple[str, ...] = (OFFBEAT,)
     on_cuda: tuple[str, ...] = (OFFBEAT, SWEEP, SERIAL)

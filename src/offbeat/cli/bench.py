@@ -15,7 +15,9 @@ DEPLOY = "deploy"
 
 
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help="W1 to W6, or deploy. Default: W1 to W6.")] = None,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="W1 to W9, or deploy. Default: all that run on the device.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer and shorter turns.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     turns: Annotated[

@@ -22,6 +22,7 @@ from offbeat.data.splits import Split
 from offbeat.experiment import schema
 from offbeat.models.build import build as build_model, required
 from offbeat.models.flat import ModelParts, Precision, Statistics
+from offbeat.models.lora import LoRA, adapted
 from offbeat.problems.absolute import Absolute
 from offbeat.problems.evaluation import Measured
 from offbeat.problems.metrics import Score
@@ -154,6 +155,7 @@ class SupervisedTable(Checked):
         each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
     train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
     personal: names of those that each client keeps to itself: they are neither sent nor averaged.
+    lora: low-rank adapters over the model, which is frozen: { rank = 8, targets = "blocks.*" }.
     """
 
     data: NamedFactory = field(metadata=_choice(Dataset, "a data set"))
@@ -173,6 +175,7 @@ class SupervisedTable(Checked):
     statistics: Statistics = "average"
     train: str | tuple[str, ...] | None = None
     personal: str | tuple[str, ...] | None = None
+    lora: LoRA | None = None
 
     def build(
         self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"
@@ -206,6 +209,7 @@ class SupervisedTable(Checked):
             statistics=self.statistics,
             train=self.train,
             personal=self.personal,
+            lora=self.lora,
             precision=precision,
         )
 
@@ -266,6 +270,7 @@ class ClientDataTable(Checked):
         each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
     train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
     personal: names of those that each client keeps to itself: they are neither sent nor averaged.
+    lora: low-rank adapters over the model, which is frozen: { rank = 8, targets = "blocks.*" }.
     """
 
     clients: Count
@@ -281,6 +286,7 @@ class ClientDataTable(Checked):
     statistics: Statistics = "average"
     train: str | tuple[str, ...] | None = None
     personal: str | tuple[str, ...] | None = None
+    lora: LoRA | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -296,7 +302,8 @@ class ClientDataTable(Checked):
         for key_ in ("shape", "classes"):
             if getattr(self, key_) is None and required(make, key_):
                 raise SettingError(f"{key_} missing; the model {self.model.name} asks for it, and the file has no data")
-        return build_model(make, self.shape or (), self.classes or 1, key(seed, MODEL), **options)
+        made = build_model(make, self.shape or (), self.classes or 1, key(seed, MODEL), **options)
+        return adapted(made, self.lora, key(seed, MODEL, 1))
 
     def build(
         self, seed: int, device: str, samples: Measured = None, name: str = "", precision: Precision = "single"

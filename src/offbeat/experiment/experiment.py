@@ -213,6 +213,7 @@ class Experiment(Checked):
     device: cpu, cuda or cuda:N.
     precision: of matrix products and convolutions in training: "tf32" is faster on a GPU and has three decimal digits,
         "bf16" (autocast) has two; vectors, sums and evaluations are in single precision.
+    compile: compile the local steps of stacked clients, for a few sizes of batches: pays in long runs of networks.
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
     robust: what takes the place of the mean of updates, so that bad clients do little harm; by default nothing.
@@ -235,6 +236,7 @@ class Experiment(Checked):
     ray: str | None = None
     device: str = "cpu"
     precision: Precision = "single"
+    compile: bool = False
     memory: Positive | None = None
     theory: bool = False
     robust: Robust | None = None

@@ -48,12 +48,15 @@ class Session:
         experiment, seed = self.experiment, spec.seed
         device, samples = experiment.device, experiment.evaluate.samples
         precision = experiment.precision
-        which = (repr(experiment.tasks), seed, device, samples, precision == "bf16")
+        which = (repr(experiment.tasks), seed, device, samples, precision == "bf16", experiment.compile)
         if which not in self._problems:
             while len(self._problems) >= self._most:
                 del self._problems[next(iter(self._problems))]
             tasks = enumerate(experiment.tasks)
             self._problems[which] = [task.build(number, seed, device, samples, precision) for number, task in tasks]
+            for problem in self._problems[which]:
+                if experiment.compile and isinstance(problem, Supervised):
+                    problem.compile()
         made = self._problems[which]
         if experiment.attack:
             who = attackers(experiment.attack, made[0].clients, seed)

@@ -7,7 +7,8 @@ masks alone and under torch.vmap, on every device and in every process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -22,6 +23,19 @@ from offbeat.core.random import bits, draw, signed
 _ALPHA = -1.7580993408473766  # where SELU ends on the left
 
 
+_UNFOLDED: list[bool] = []
+
+
+@contextmanager
+def unfolded() -> Iterator[None]:
+    """Within, masks are drawn in a form that can be traced and compiled; they are the same."""
+    _UNFOLDED.append(True)
+    try:
+        yield
+    finally:
+        _UNFOLDED.pop()
+
+
 def drops(layer: nn.Module) -> bool:
     """Whether this layer drops something in training."""
     if isinstance(layer, _DropoutNd):
@@ -32,12 +46,13 @@ def drops(layer: nn.Module) -> bool:
 class Keyed(TorchFunctionMode):
     """Within, dropout draws from a key, an int64 tensor []; without one, nothing is dropped. A new one for every call.
 
-    calls: how often something was dropped.
+    written: attention is written out also where nothing is dropped: fused, it has no rule for many clients' gradients.
+    calls: how often something was dropped.   attends: whether there was such attention.
     """
 
-    def __init__(self, key: Tensor | None) -> None:
+    def __init__(self, key: Tensor | None, written: bool = False) -> None:
         super().__init__()
-        self.key, self.calls = key, 0
+        self.key, self.written, self.calls, self.attends = key, written, 0, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _OWN:
@@ -55,6 +70,8 @@ class Keyed(TorchFunctionMode):
             return None
         self.calls += 1
         counters = torch.arange(x.numel(), device=x.device).view(x.shape)
+        if _UNFOLDED:  # inductor would fold counters and factors into an index, which does not wrap around
+            counters = counters ^ (self.key & 0)
         return (((bits(draw(self.key, self.calls), counters) >> 32) & 0xFFFFFFFF) >= round(p * 2**32)).to(x.dtype)
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
@@ -115,7 +132,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Scaled dot-product attention, written out where its weights are dropped."""
-    if mode.key is None or dropout_p == 0.0:
+    mode.attends = True
+    if not mode.written and (mode.key is None or dropout_p == 0.0):
         attend: Any = F.scaled_dot_product_attention
         found: Tensor = attend(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, **({"enable_gqa": True} if enable_gqa else {})

@@ -120,7 +120,8 @@ class Flat:
         self._modes = [(layer, layer.training and id(layer) not in self._frozen_layers) for layer in module.modules()]
         self._evaluated = [(layer, False) for layer in module.modules()]
         self.random = any(layer.training and drops(layer) for layer in module.modules())
-        self._still = False
+        self._still = self._together = False
+        self.attends = False  # whether it uses PyTorch's fused attention, as far as is known
         self.seen: set[str] | None = None  # if somebody looks: the constants that a call put others in place of
         # where a module keeps its parameters, if putting others there is all that it takes
         plain = all(type(layer).__setattr__ is nn.Module.__setattr__ for layer in module.modules())
@@ -288,12 +289,28 @@ class Flat:
     @contextmanager
     def _training(self, key: torch.Tensor | None, device: torch.device) -> Iterator[None]:
         precise = torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext()
-        with self._in_modes(self._modes), Keyed(key) if self.random else nullcontext(), precise:
+        drawing = Keyed(key, written=self._together) if self.random or self._writes else nullcontext()
+        with self._in_modes(self._modes), drawing, precise:
             yield
 
     def _set(self, key: torch.Tensor | None, device: torch.device) -> Any:
         """The surroundings of a call: those of training, unless within `evaluating`."""
-        return self._training(key, device) if not self._still and (self.moded or self.autocast) else nullcontext()
+        plain = self._still or not (self.moded or self.autocast or self._writes)
+        return nullcontext() if plain else self._training(key, device)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether attention has to be written out."""
+        return self.attends and self._together
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within, calls are those of many clients at once, by torch.vmap."""
+        before, self._together = self._together, True
+        try:
+            yield
+        finally:
+            self._together = before
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -140,8 +140,8 @@ class Objective:
             found = model(**dict(zip(self.columns, parts, strict=True)))
             return getattr(found, "logits", found)
         if self.inputs == 1:
-            return model(parts[0])
-        return model(**dict(zip(self.columns[: self.inputs], parts, strict=False)))
+            return _single(model(parts[0]))
+        return _single(model(**dict(zip(self.columns[: self.inputs], parts, strict=False))))
 
     def values(self, model: nn.Module, *parts: Tensor) -> Values:
         """The loss of a model on a batch, in the objective's form."""
@@ -183,6 +183,11 @@ class Objective:
         if isinstance(found, tuple):
             return found[0] * weights, found[1] * weights
         return found * weights, weights
+
+
+def _single(output: Any) -> Any:
+    """A model's output; that of a frozen model in half precision is compared in single precision."""
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 
 def total(found: Values, weights: Tensor) -> Tensor:

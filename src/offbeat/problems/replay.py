@@ -62,8 +62,9 @@ class Replay:
         key = (size, kind)
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] >= _SEEN and key not in self.captured:
-            wide = [_pad(a, size) for a in arguments]
-            self.captured[key] = self._capture(wide) if self._hasty(wide) else None
+            wide = [pad(a, size) for a in arguments]
+            self.captured[key] = capture(self.function, wide, self.pool) if self._hasty(wide) else None
+            self.pool = self.pool if self.captured[key] is None else self.captured[key][0].pool()  # type: ignore[index]
         found = self.captured.get(key)
         if found is None:
             return self.function(*arguments)
@@ -74,14 +75,7 @@ class Replay:
         return output[:rows].clone()  # the next replay writes there again
 
     def _fit(self, arguments: Sequence[Tensor]) -> int:
-        """A size of which as many rows fit into this function's share of the memory, by what two of them take."""
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
-        self.function(*(_pad(a[:2], 2) for a in arguments))
-        taken = max(1, torch.cuda.max_memory_allocated() - before) / 2
-        rows = max(1, int(_SHARE * total / taken))
-        return next(size for size in range(rows, 0, -1) if padded(size) == size)
+        return fit(self.function, arguments)
 
     def _hasty(self, inputs: list[Tensor]) -> bool:
         """Whether the GPU is done with a call before the next could be launched: then it waits for launches."""
@@ -95,23 +89,36 @@ class Replay:
         torch.cuda.synchronize()
         return bool(begin.elapsed_time(end) < _OUTLAST * launched)
 
-    def _capture(self, inputs: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None:
-        """The function as a graph; None for one that cannot be captured, because it asks the GPU for numbers."""
-        inputs = [a.clone() for a in inputs]
-        try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self.function(*inputs)  # once outside, so that libraries have set themselves up
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with _no_collection(), torch.cuda.graph(graph, pool=self.pool):
-                output = self.function(*inputs)
-        except RuntimeError:
-            torch.cuda.synchronize()
-            return None
-        self.pool = graph.pool()
-        return graph, inputs, output
+
+def fit(function: Callable[..., Tensor], arguments: Sequence[Tensor], share: float = _SHARE) -> int:
+    """A size of which as many rows fit into a share of the GPU's memory, by what two of them take."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
+    function(*(pad(a[:2], 2) for a in arguments))
+    taken = max(1, torch.cuda.max_memory_allocated() - before) / 2
+    rows = max(1, int(share * total / taken))
+    return next(size for size in range(rows, 0, -1) if padded(size) == size)
+
+
+def capture(
+    function: Callable[..., Tensor], inputs: list[Tensor], pool: Any
+) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None:
+    """The function as a graph; None for one that cannot be captured, because it asks the GPU for numbers."""
+    inputs = [a.clone() for a in inputs]
+    try:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function(*inputs)  # once outside, so that libraries have set themselves up
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with _no_collection(), torch.cuda.graph(graph, pool=pool):
+            output = function(*inputs)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph, inputs, output
 
 
 @contextlib.contextmanager
@@ -126,7 +133,8 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _pad(rows: Tensor, size: int) -> Tensor:
+def pad(rows: Tensor, size: int) -> Tensor:
+    """The same rows, and the last one again up to this size."""
     if len(rows) == size:
         return rows
     return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])

@@ -72,7 +72,7 @@ class Rows:
         if self.pace is None or self.pace[0] is not lr:  # the same for all steps of a job
             column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
             self.pace = lr, column.squeeze(1) * self.shares
-        return p.replay_step(w, self.draws.indices(step, 0), self.pace[1])
+        return p.replay_step(w, self.draws.indices(step, 0), self.pace[1], *self._masks(step, 0))
 
     def renewed(self, w: Vector) -> Vector:
         """The same vectors with the statistics that the last gradient on a step's own mini-batch gave."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Unpack
@@ -15,7 +16,7 @@ from torch.func import grad, vmap
 from offbeat.core.errors import DataError, SettingError, positive
 from offbeat.core.local import Local
 from offbeat.core.problem import Numbers
-from offbeat.core.random import SPLIT, key
+from offbeat.core.random import MODEL, SPLIT, key
 from offbeat.core.vectors import Vector
 from offbeat.data.adapters import ByClient
 from offbeat.data.base import Dataset
@@ -25,7 +26,9 @@ from offbeat.data.splits import IID, Owners, Split
 from offbeat.models.dropout import PROBE
 from offbeat.models.flat import Flat, ModelParts
 from offbeat.models.linear import ClosedForm
+from offbeat.models.lora import LoRA, adapted
 from offbeat.problems.check import check, check_scores, one_line
+from offbeat.problems.compiled import Compiled
 from offbeat.problems.evaluation import Evaluation, Measured
 from offbeat.problems.given import given
 from offbeat.problems.metrics import Metrics, Score, scores
@@ -35,6 +38,8 @@ from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.shards import Shards
 from offbeat.problems.shares import test_shares
+
+log = logging.getLogger("offbeat.problems")
 
 
 class Supervised:
@@ -94,8 +99,10 @@ class Supervised:
         self.closed = model if isinstance(model, ClosedForm) and real and self.flat.plain else None
         self.scale = self.train.scales.get(data.inputs[0], 1.0) if isinstance(self.train, Stored) else 1.0
         self.adds = self.usual and isinstance(self.train, Stored) and self.flat.adds(self.device)
-        self.replay = Replay(self.slopes) if self.device.type == "cuda" and self.stacks else None
-        self.replay_step = Replay(self.stepped) if self.adds else None
+        self.replay: Replay | Compiled | None = None
+        self.replay_step: Replay | Compiled | None = Replay(self.stepped) if self.adds else None
+        if self.device.type == "cuda" and self.stacks:
+            self.replay = Replay(self.slopes)
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __repr__(self) -> str:
@@ -131,6 +138,7 @@ class Supervised:
         device: str = "cpu",
         measured: Measured = None,
         name: str = "",
+        lora: LoRA | None = None,
         **parts: Unpack[ModelParts],
     ) -> Supervised:
         """The problem of a data set split over clients (IID by default) and a model, both drawn from the seed.
@@ -140,7 +148,8 @@ class Supervised:
         None: a share `holdout` of the data.   client: the column with the samples' owners.
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
-        by its share of the samples.   measured: what is evaluated on, see `Evaluation`.   parts: see `Supervised`.
+        by its share of the samples.   measured: what is evaluated on, see `Evaluation`.   lora: adapters over the
+        model, which is frozen.   parts: see `Supervised`.
         """
         if clients < 1:
             raise SettingError(f"clients = {clients}: must be at least 1")
@@ -160,6 +169,7 @@ class Supervised:
         )
         rng = np.random.default_rng(key(seed, SPLIT))
         split_ = shards(split or (Owners() if found.owners else IID()), found, clients, rng)
+        module = adapted(module, lora, key(seed, MODEL, 1))
         chosen: Any = {"loss": loss, "metrics": metrics, "weight": weight, **parts}
         return cls(found, module, split_, l2, weighted, device, measured, name, **chosen)
 
@@ -183,6 +193,7 @@ class Supervised:
         device: str = "cpu",
         measured: Measured = None,
         name: str = "",
+        lora: LoRA | None = None,
         **parts: Unpack[ModelParts],
     ) -> Supervised:
         """The problem of one data set for each client, by name and in this order.
@@ -196,6 +207,7 @@ class Supervised:
             ByClient(data), model, loss, weight, options, seed, target=target, inputs=inputs, test=test, holdout=holdout
         )
         owned = shards(Owners(), found, len(data), np.random.default_rng(0))
+        module = adapted(module, lora, key(seed, MODEL, 1))
         chosen: Any = {"loss": loss, "metrics": metrics, "weight": weight, **parts}
         return cls(found, module, owned, l2, weighted, device, measured, name, **chosen)
 
@@ -221,8 +233,32 @@ class Supervised:
     def metrics(self) -> Sequence[Score]:
         return self.scores
 
+    def compile(self, backend: str = "inductor") -> None:
+        """From now on, stacked clients' gradients and plain steps are compiled, see `Compiled`."""
+        if self.closed is not None or self.adds or self.own:
+            return  # they have a form of their own, which is faster
+        if self.unstackable:
+            log.warning("%s is not compiled, because its clients cannot be stacked: %s", self.name, self.unstackable)
+            return
+        self.replay = Compiled(self.slopes, backend)
+        if isinstance(self.train, Stored) and self.flat.running is None:
+            self.replay_step = Compiled(self.advanced, backend)
+
+    @property
+    def compiled(self) -> str:
+        """What was compiled and how long it took, or why nothing was; empty: nothing was to be."""
+        made = [each for each in (self.replay, self.replay_step) if isinstance(each, Compiled)]
+        seconds = [(size, took) for each in made for size, took in each.seconds.items()]
+        reasons = [f"not compiled: {each.reason}" for each in made if each.reason]
+        if seconds:
+            sizes = ", ".join(str(size) for size in sorted({size for size, _ in seconds}))
+            reasons.append(f"compiled for {sizes} clients in {sum(took for _, took in seconds):.1f} s")
+        return "; ".join(reasons)
+
     @property
     def stacks(self) -> bool:
+        if isinstance(getattr(self, "replay", None), Compiled):
+            return True
         if self.device.type == "cuda":
             return self.own or not self.unstackable
         return not self.flat.convolutional and not self.unstackable
@@ -371,10 +407,11 @@ class Supervised:
 
     def stacked_slopes(self, w: Vector, *given: Tensor) -> Vector:
         """Those by torch.vmap. Statistics stand in them with their new values."""
-        if self.flat.running is None:
-            rows: Vector = vmap(grad(self.loss))(w, *given)
-            return rows
-        rows, statistics = vmap(grad(self._noted, has_aux=True))(w, *given)
+        with self.flat.together():
+            if self.flat.running is None:
+                rows: Vector = vmap(grad(self.loss))(w, *given)
+                return rows
+            rows, statistics = vmap(grad(self._noted, has_aux=True))(w, *given)
         rows[:, self.flat.running] = statistics
         return rows
 
@@ -411,6 +448,12 @@ class Supervised:
         x, y = self.samples(indices)
         weights = (-pace / indices.shape[1]).unsqueeze(1).expand_as(y)
         return self._added(w, 1 - self.l2 * pace, x, y, weights)
+
+    def advanced(self, w: Vector, indices: Tensor, pace: Tensor, *masks: Tensor) -> Vector:
+        """The same by the gradients of `slopes`, for any model without running statistics."""
+        weights = torch.full(indices.shape, 1.0 / indices.shape[1], device=w.device)
+        shares = torch.ones(len(w), device=w.device)
+        return w - pace.unsqueeze(1) * self.slopes(w, *self.samples(indices), weights, shares, *masks)
 
     def _added(self, w: Vector, keep: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
         """keep · w + the gradients by the model's own kernels."""

@@ -135,7 +135,7 @@ def summary(
         computed=tally.computed,
         stopped=world.stopped,
         executor=simulation.executor.name,
-        executor_reason=simulation.executor.reason or "asked for",
+        executor_reason="; ".join([simulation.executor.reason or "asked for", *_compiled(simulation)]),
         workers=getattr(simulation.executor, "workers", 1),
         wall_s=wall,
         updates_per_s=None if wall is None else tally.updates / wall if wall > 0 else 0.0,
@@ -143,6 +143,11 @@ def summary(
         server=said or None,
         outputs=final_outputs(simulation) or None,
     )
+
+
+def _compiled(simulation: WatchedRun) -> list[str]:
+    """What was compiled, and how long that took."""
+    return [said for problem in simulation.problems if (said := getattr(problem, "compiled", ""))]
 
 
 def _task(simulation: WatchedRun, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:

@@ -1,0 +1,176 @@
+"""A function of stacked rows, compiled once for a few sizes; batches are cut and padded to these.
+
+The function is traced with real tensors (make_fx), so whatever Python does in a model is done once; what it reads
+besides its arguments, such as data and frozen parameters, becomes arguments. The trace is compiled by torch.compile,
+whose results are cached on disk, and on a GPU captured as a CUDA graph. Which sizes a batch is cut into depends on its
+rows alone, so a run that is resumed computes the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from offbeat.core.errors import DataError
+from offbeat.data.folder import root
+from offbeat.models.dropout import unfolded
+from offbeat.problems.replay import Replay, capture, fit, pad
+
+log = logging.getLogger("offbeat.problems")
+
+SIZES = (16, 32, 64)
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_SHARE = 1 / 4  # of a GPU's memory for one call
+
+
+def cut(rows: int, sizes: Sequence[int] = SIZES) -> Iterator[int]:
+    """The sizes that so many rows are computed in: as few padded rows as possible, then as few calls.
+
+    >>> [list(cut(n)) for n in (3, 16, 20, 40, 50, 70)]
+    [[16], [16], [32], [32, 16], [64], [64, 16]]
+    """
+    while rows > 0:
+        above = next((size for size in sizes if size >= rows), sizes[-1])
+        below = max((size for size in sizes if size <= rows), default=above)
+        rest = rows - below
+        padded = below + (next((size for size in sizes if size >= rest), sizes[-1]) if rest > 0 else 0)
+        chosen = above if above >= rows and above <= padded else below
+        yield chosen
+        rows -= chosen
+
+
+class Compiled:
+    """Calls `function` on tensors of n rows each; its result has n rows, and no row depends on another.
+
+    backend: of torch.compile.   seconds: what it took to compile each size.   reason: why it is not compiled.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], backend: str = "inductor") -> None:
+        self.function, self.backend = function, backend
+        self.seconds: dict[int, float] = {}
+        self.reason = ""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.made: dict[Any, Callable[..., Tensor]] = {}
+        self.sizes: dict[Any, tuple[int, ...]] = {}
+        self.plain: Callable[..., Tensor] | None = None
+        self.pool: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:  # what is compiled stays in its process
+        return {"function": self.function, "backend": self.backend, "seconds": {}, "reason": ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._clear()
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        if self.reason:
+            return self._uncompiled(arguments)
+        kind = tuple((a.shape[1:], a.dtype) for a in arguments)
+        if kind not in self.sizes:
+            self.sizes[kind] = self._fitting(arguments)
+        found, at = [], 0
+        for size in cut(len(arguments[0]), self.sizes[kind]):
+            some = [a[at : at + size] for a in arguments]
+            if (size, kind) not in self.made:
+                try:
+                    self.made[size, kind] = self._make([pad(a, size) for a in some], size)
+                except Exception as error:  # whatever a model, torch or a C++ compiler objects to
+                    lines = str(error).strip().splitlines() or [""]
+                    self.reason = f"{type(error).__name__}: {lines[0]}"
+                    log.warning("not compiled: %s", self.reason)
+                    return self._uncompiled(arguments)
+            found.append(self.made[size, kind](*some))
+            at += size
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _uncompiled(self, arguments: Sequence[Tensor]) -> Tensor:
+        if self.plain is None:
+            self.plain = Replay(self.function) if arguments[0].is_cuda else self.function
+        return self.plain(*arguments)
+
+    def _fitting(self, arguments: Sequence[Tensor]) -> tuple[int, ...]:
+        """The sizes whose rows fit into a GPU's memory."""
+        if not arguments[0].is_cuda:
+            return SIZES
+        most = fit(self.function, arguments, _SHARE)
+        return tuple(size for size in SIZES if size <= most) or (most,)
+
+    def _make(self, wide: list[Tensor], size: int) -> Callable[..., Tensor]:
+        began = time.perf_counter()
+        _cache_on_disk()
+        with unfolded():
+            traced = make_fx(self.function)(*wide)
+        constants = _lift(traced, wide)
+        compiled: Any = torch.compile(traced, dynamic=False, fullgraph=True, backend=self.backend)
+        with torch.no_grad():
+            compiled(*wide, *constants)
+        self.seconds[size] = self.seconds.get(size, 0.0) + time.perf_counter() - began
+        log.info("compiled for %d clients in %.1f s", size, time.perf_counter() - began)
+
+        def run(*arguments: Tensor) -> Tensor:
+            with torch.no_grad():
+                found: Tensor = compiled(*arguments, *constants)
+            return found
+
+        return self._captured(run, wide) if wide[0].is_cuda else _padding(run, size)
+
+    def _captured(self, run: Callable[..., Tensor], wide: list[Tensor]) -> Callable[..., Tensor]:
+        with torch.cuda.device(wide[0].device):
+            found = capture(run, wide, self.pool)
+        if found is None:
+            return _padding(run, len(wide[0]))
+        graph, inputs, output = found
+        self.pool = graph.pool()
+
+        def replay(*arguments: Tensor) -> Tensor:
+            rows = len(arguments[0])
+            for place, argument in zip(inputs, arguments, strict=True):
+                place[:rows].copy_(argument)
+            graph.replay()
+            return output[:rows].clone()  # the next replay writes there again
+
+        return replay
+
+
+def _padding(run: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:
+    return lambda *arguments: run(*(pad(a, size) for a in arguments))[: len(arguments[0])]
+
+
+def _lift(traced: GraphModule, given: Sequence[Tensor]) -> list[Tensor]:
+    """Make arguments of the tensors that a trace holds, and give them: what is compiled then depends on no values."""
+    graph, found, places = traced.graph, list[Tensor](), dict[str, Any]()
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        name = str(node.target)
+        if name not in places:
+            with graph.inserting_after(last):
+                last = places[name] = graph.placeholder(f"constant{len(found)}")
+            places[name].meta = dict(node.meta)
+            found.append(getattr(traced, name).detach())
+        node.replace_all_uses_with(places[name])
+        graph.erase_node(node)
+    traced.recompile()
+    return found
+
+
+def _cache_on_disk() -> None:
+    """Keep what is compiled among offbeat's files, unless the user has said where, or it cannot be written there."""
+    if CACHE in os.environ:
+        return
+    place = root() / "compiled"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except (OSError, DataError):
+        return
+    if os.access(place, os.W_OK):
+        os.environ[CACHE] = str(place)
