@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer, fits
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion, message_count
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.schedules import Schedule
 from offbeat.core.errors import Count, SettingError
-from offbeat.core.events import Update
+from offbeat.core.events import Job, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Combines, Commands, Model, View
 from offbeat.core.vectors import Payload, Vector
@@ -111,6 +111,21 @@ class AREA(Flow[AreaState]):
             yield from self.next(state, update.job.client, view)  # carries x_{s,k−1}: before the aggregation below
         if due:
             yield from self._aggregate(state, view)
+
+    def adds(self, task: int = 0) -> int:
+        return message_count(self.size)
+
+    def sealed(self, state: AreaState, job: Job, view: View) -> Commands:
+        state.k += 1
+        state.messages += 1
+        state.model.received(job)
+        if job.client in state.coming:  # it counts with its first model until its message is open
+            self._add(state, job.client, state.u * 0.0, view)
+        yield from self.next(state, job.client, view)
+
+    def summed(self, state: AreaState, task: int, total: Vector, count: int, view: View) -> Commands:
+        state.u = state.u + (1.0 / self._counted(state, view)) * total
+        yield from self._aggregate(state, view)
 
     def rang(self, state: AreaState, key: str, view: View) -> Commands:
         if key == AGGREGATE:

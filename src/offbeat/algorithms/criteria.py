@@ -103,6 +103,14 @@ def fixed(size: int | Criterion) -> int | None:
     return size if isinstance(size, int) else size.count if isinstance(size, MessageCount) else None
 
 
+def message_count(size: int | Criterion) -> int:
+    """The messages of an aggregation; raises `SettingError` for a criterion that goes by the clock."""
+    found = criterion(size)
+    if not isinstance(found, MessageCount):
+        raise SettingError(f"size = {found}: [secure] opens a sum after a number of updates; give that number as size")
+    return found.count
+
+
 def alarm(when: Criterion, view: View) -> Iterator[Alarm]:
     """The alarm for the next aggregation, if the criterion goes by the clock."""
     wait = when.wait(view.rng)

@@ -219,6 +219,31 @@ class FedAST(Stepping[FedASTState]):
         yield from self._horizon(state, m, view)
         yield from self._follow(state, m, said, view)  # line 13
 
+    def adds(self, task: int = 0) -> int | None:
+        if self.allocation != "static":
+            raise SettingError(
+                f'allocation = "{self.allocation}": it goes by single updates, which [secure] shows nobody'
+            )
+        if self.size is None:
+            raise SettingError("size: [secure] needs one that stays; give each task its size instead of a ratio")
+        return self.inner(task, _of(self.size, task)).adds()
+
+    def sealed(self, state: FedASTState, job: Job, view: View) -> Commands:
+        m, task = job.task, state.tasks[job.task]
+        task.flying -= 1
+        said = list(self.inner(m, task.size).sealed(task.inner, job, view))
+        yield from self._own(m, said)
+        self._gather(task, task.inner.model.version, 1)
+        state.arrivals += 1
+        yield from self._follow(state, m, said, view)
+
+    def summed(self, state: FedASTState, task: int, total: Vector, count: int, view: View) -> Commands:
+        mine = state.tasks[task]
+        version = mine.inner.model.version
+        yield from self._own(task, self.inner(task, mine.size).summed(mine.inner, 0, total, count, view))
+        self._gather(mine, version, 0)
+        yield from self._horizon(state, task, view)
+
     def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
         task = state.tasks[job.task]
         task.flying -= 1

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from offbeat.algorithms.buffer import Buffer
-from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion, fixed
+from offbeat.algorithms.criteria import AGGREGATE, Criterion, alarm, criterion, fixed, message_count
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
-from offbeat.core.errors import Count, Positive
-from offbeat.core.events import Update
+from offbeat.core.errors import Count, Positive, SettingError
+from offbeat.core.events import Job, Update
 from offbeat.core.server import Combines, Commands, View
 from offbeat.core.vectors import Vector
 
@@ -79,3 +79,16 @@ class FedBuff(Buffered):
 
     def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
         return self.weight(staleness), update["delta"]
+
+    def adds(self, task: int = 0) -> int:
+        if self.weight != Equal():
+            raise SettingError("weight: [secure] shows sums only, in which no update can be weighted; leave weight out")
+        return message_count(self.size)
+
+    def sealed(self, state: BuffState, job: Job, view: View) -> Commands:
+        state.model.received(job)
+        yield from self.next(state, job.client, view)
+
+    def summed(self, state: BuffState, task: int, total: Vector, count: int, view: View) -> Commands:
+        self.step(state.model, -self.lr, total * (1.0 / count))
+        yield from ()

@@ -17,6 +17,9 @@ time, a deployment from its log. What happens then is decided here, by the rules
    task. Each is a row of the record, after the row of the event on which it was cancelled.
 9. Running statistics go towards what a client has reached from where the model is now, not from where it was when the
    client was sent it: that is what "delta" says of them in an update that is stale (`Course._rebased`).
+10. Under secure aggregation an arrival is `Sealed`, and its numbers go into the sum of its task (`core/sums.py`). A sum
+   that is full is closed, the next update begins another, and when it is open it is `Summed`: at once in virtual time.
+   A run that ends after so many updates ends when the sums that are closed by then are open.
 """
 
 from __future__ import annotations
@@ -44,14 +47,17 @@ from offbeat.core.events import (
     Measured,
     Opened,
     Recall,
+    Sealed,
     Send,
+    Summed,
     Update,
 )
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal, Metric, goal
 from offbeat.core.server import Server, Stepping, View, answers
 from offbeat.core.state import State
-from offbeat.core.vectors import Vector, marked
+from offbeat.core.sums import Cohort, Secure, words
+from offbeat.core.vectors import Vector, alike, marked, materialise
 from offbeat.core.watcher import ARRIVED, CANCELLED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
@@ -174,6 +180,9 @@ class RunState(State):
     ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
     stopped: str = ""  # why the run is over
     spared: dict[int, Vector] = field(default_factory=dict)  # task -> 1 at running statistics that are rebased, else 0
+    cohorts: dict[int, Cohort] = field(default_factory=dict)  # task -> the sum that is being made
+    closed: dict[int, Cohort] = field(default_factory=dict)  # by number: sums that are full and not open yet
+    sums: int = 0  # closed so far
 
     @property
     def open_tasks(self) -> list[int]:
@@ -238,8 +247,10 @@ class Course(Generic[F]):
         view: View,
         traffic: Traffic[F],
         watchers: Sequence[Watcher],
+        secure: Secure | None = None,
     ) -> None:
         self.state, self.server, self.locals, self.until = state, server, locals_, until
+        self.secure = secure
         self.metrics, self.goals = metrics, until.goals(metrics)
         self.view = view
         self.watch(watchers)
@@ -308,23 +319,74 @@ class Course(Generic[F]):
         self.land(job)
         model = self.server.models(state.server)[task]
         staleness = model.version - job.version
+        moved = None
         if staleness and flight.base is not None:
-            update = self._rebased(update, flight.base, model.vector)
+            moved = state.spared[task] * (model.vector - flight.base)
         tally = state.tally
         tally.arrived(task, staleness)
         for name in self.notes[task]:
             tally.note(name, float(update.vectors[name]))
-        self.handle(update, flight, staleness, result)
-        if self.until.updates is not None and tally.updates >= self.until.updates:
+        if self.secure is not None:
+            self._seal(self.secure, flight, update, moved, staleness, result)
+        else:
+            self.handle(update if moved is None else self._rebased(update, moved), flight, staleness, result)
+        self._end_at_updates()
+
+    def _end_at_updates(self) -> None:
+        most = self.until.updates
+        if most is not None and self.state.tally.updates >= most and not self.state.closed:
             self.end("updates")
 
-    def _rebased(self, update: Update, base: Vector, now: Vector) -> Update:
-        """The same with the way of running statistics from what they are now, not from what they were in `base`.
+    def _seal(
+        self, secure: Secure, flight: F, update: Update, moved: Vector | None, staleness: int, result: Any
+    ) -> None:
+        """Put an update into its sum, and tell the server that it is there."""
+        state, job = self.state, update.job
+        size = self.server.adds(job.task) or 1
+        cohort = state.cohorts.setdefault(job.task, Cohort(task=job.task))
+        if not cohort.has_room(size):
+            raise SettingError(
+                f"secure.cohort = {secure.cohort}: {cohort.count} updates have come from only {len(cohort.clients)} "
+                "clients; a smaller cohort, or more clients that take part as often, would do"
+            )
+        if moved is not None:
+            cohort.moved = moved if cohort.moved is None else cohort.moved + moved
+        self.collect(cohort, update, result)
+        self.handle(Sealed(job), flight, staleness, result)
+        if cohort.full(size, secure) and not state.stopped:
+            del state.cohorts[job.task]
+            state.sums += 1
+            state.closed[state.sums] = cohort
+            self.unmask(state.sums)
+
+    def collect(self, cohort: Cohort, update: Update, result: Any) -> None:
+        """Put the numbers of an update into a sum."""
+        assert self.secure is not None
+        (name,) = self.locals[update.job.task].sends
+        cohort.add(update.job.client, words(update[name], self.secure.unit))
+
+    def unmask(self, number: int) -> None:
+        """A sum is full: open it, now or later."""
+        self.summed(number)
+
+    def summed(self, number: int, masks: Vector | None = None) -> None:
+        """A sum is open. masks: what is to be taken off it."""
+        assert self.secure is not None
+        cohort = self.state.closed.pop(number)
+        model = self.server.models(self.state.server)[cohort.task].vector
+        if cohort.task not in self.state.finished:
+            total = alike(model, cohort.value(self.secure.unit, materialise(model).dtype, masks))
+            total = total if cohort.moved is None else total + cohort.moved
+            self.handle(Summed(cohort.task, total, cohort.count))
+        self._end_at_updates()
+
+    def _rebased(self, update: Update, moved: Vector) -> Update:
+        """The same with the way of running statistics from what they are now, not from what they were: by `moved`.
 
         A stale way, added to where others have led meanwhile, leads beyond what any client has seen: below zero, where
         no variance can be.
         """
-        delta = update["delta"] + self.state.spared[update.job.task] * (now - base)
+        delta = update["delta"] + moved
         return Update(update.job, {**update.vectors, "delta": delta})
 
     def lose(self, flight: F, reason: str) -> None:
@@ -526,7 +588,7 @@ class Course(Generic[F]):
         row = EventRow(
             state.events,
             state.now,
-            ARRIVED if type(event) is Update else type(event).__name__,
+            ARRIVED if type(event) in (Update, Sealed) else type(event).__name__,
             job.client if job else getattr(event, "client", -1),
             task,
             job.id if job else -1,
@@ -541,7 +603,7 @@ class Course(Generic[F]):
 
 def _describe(event: Event) -> str:
     match event:
-        case Update(job):
+        case Update(job) | Sealed(job):
             return f"an update of client {job.client} (job {job.id}, version {job.version})"
         case Lost(job, reason):
             return f"job {job.id} of client {job.client} lost ({reason})"

@@ -19,6 +19,7 @@ The rules, before the code:
 8. `Cancel` ends all jobs of a client and task that are in flight: at work, queued, on their way or held. Their results
    will not arrive, no `Lost` is reported for them, and the client's memory is as if they had not been. The client goes
    on with what was queued behind them; without that, it is idle.
+9. Under secure aggregation a result is `Sealed` where it would be an `Update`, and `Summed` follows for several.
 """
 
 from __future__ import annotations
@@ -55,6 +56,22 @@ class Update:
 
     def __getitem__(self, name: str) -> Vector:
         return self.vectors[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A client's result has arrived that the server does not see: it counts in a sum, and `Summed` will tell that."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A sum of updates is open. total: of what the clients have sent.   count: how many updates it has."""
+
+    task: int
+    total: Vector
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,9 @@ class Closed:
     task: int
 
 
-Event: TypeAlias = Started | Update | Lost | Rang | Joined | Left | Admitted | Dismissed | Measured | Opened | Closed
+Event: TypeAlias = (
+    Started | Update | Sealed | Summed | Lost | Rang | Joined | Left | Admitted | Dismissed | Measured | Opened | Closed
+)
 
 # Commands: verbs.
 

@@ -21,7 +21,9 @@ from offbeat.core.events import (
     Measured,
     Opened,
     Rang,
+    Sealed,
     Started,
+    Summed,
     Update,
 )
 from offbeat.core.guard import Contributions, Guard
@@ -30,6 +32,7 @@ from offbeat.core.optimiser import ServerOptimiser, Sparing
 from offbeat.core.problem import Pairing, Problem
 from offbeat.core.random import Stream
 from offbeat.core.state import State
+from offbeat.core.sums import Encoded, Secure, encoded
 from offbeat.core.vectors import Payload, Vector
 
 Commands: TypeAlias = Iterator[Command]
@@ -205,6 +208,22 @@ class Server(Checked, Generic[S]):
         """A client's result is here."""
         yield from ()
 
+    def adds(self, task: int = 0) -> int | None:
+        """How many updates it takes for a step of a task, if it makes nothing of them but their sum; None: it does.
+
+        Those that add up can be run under secure aggregation: they have `sealed` and `summed`, too. One whose settings
+        stand in the way raises `SettingError`.
+        """
+        return None
+
+    def sealed(self, state: S, job: Job, view: View) -> Commands:
+        """A client's result is here, and not for the server to see."""
+        yield from ()
+
+    def summed(self, state: S, task: int, total: Vector, count: int, view: View) -> Commands:
+        """The sum of what so many clients have sent."""
+        yield from ()
+
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         """A job will never arrive."""
         yield from ()
@@ -341,6 +360,10 @@ def answers(server: Server[Any], state: Any, event: Event, view: View) -> Comman
     match event:
         case Update():
             return server.arrived(state, event, view)
+        case Sealed(job):
+            return server.sealed(state, job, view)
+        case Summed(task, total, count):
+            return server.summed(state, task, total, count, view)
         case Rang(name):
             return server.rang(state, name, view)
         case Lost(job, reason):
@@ -369,16 +392,19 @@ class Algorithm:
 
     The two are checked against each other: a server that reads what the local trainer does not send, or a local trainer
     that needs what the server does not send, is refused here and not in the middle of a run.
+
+    secure: the server sees sums only, if it is one that can do with them.
     """
 
     server: Server[Any]
     local: Local | tuple[Local, ...]
     name: str = ""
+    secure: Secure | None = None
 
     def __post_init__(self) -> None:
         several = isinstance(self.local, tuple)
         trainers = self.local if isinstance(self.local, tuple) else (self.local,)
-        paired = tuple(self._paired(trainer) for trainer in trainers)
+        paired = tuple(self._paired(trainer, task) for task, trainer in enumerate(trainers))
         object.__setattr__(self, "local", paired if several else paired[0])
         object.__setattr__(self, "name", self.name or type(self.server).__name__.lower())
 
@@ -418,15 +444,36 @@ class Algorithm:
         first, last = spared[0]
         return server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
 
-    def _paired(self, trainer: Local) -> Local:
-        trainer = trainer.inner if isinstance(trainer, Compressed) else trainer
-        paired = compressed(self.server.pair(trainer))
+    def _paired(self, trainer: Local, task: int) -> Local:
+        trainer = trainer.inner if isinstance(trainer, Compressed | Encoded) else trainer
+        paired = self.server.pair(trainer)
+        paired = compressed(paired) if self.secure is None else encoded(paired, self.secure, self._added(task))
         server, local = type(self.server).__name__, trainer.label
         if self.server.holds and not paired.stops:
             raise SettingError(f"{server} {cannot_hold(trainer)}")
         _check(f"{server} reads", self.server.reads, f"{local} sends", paired.sends)
         _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
         return paired
+
+    def _added(self, task: int) -> int:
+        """How many updates the server takes for a step, given that it may see their sum only."""
+        assert self.secure is not None
+        name, order = type(self.server).__name__, type(self.server).__mro__
+        own, summed = (
+            next(at for at, each in enumerate(order) if what in vars(each)) for what in ("arrived", "summed")
+        )
+        size = None if own < summed else self.server.adds(task)  # what a class makes of updates, it makes of sums, too
+        if size is None:
+            raise SettingError(
+                f"secure: {name} makes more of single updates than their sum, and no single one is shown; use FedBuff, "
+                "AREA, or FedAST with one of these"
+            )
+        if size < self.secure.cohort:
+            raise SettingError(
+                f"size = {size}: [secure] opens no sum of fewer than cohort = {self.secure.cohort} clients; give "
+                f"size = {self.secure.cohort} or more"
+            )
+        return size
 
 
 def cannot_hold(trainer: Local) -> str:

@@ -14,6 +14,7 @@ from offbeat.core.errors import Checked, Count, Positive, SettingError, nearest
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.server import Algorithm, Server
+from offbeat.core.sums import Secure
 from offbeat.experiment import catalogue, schema
 from offbeat.experiment.describe import (
     Clients,
@@ -219,6 +220,7 @@ class Experiment(Checked):
     robust: what takes the place of the mean of updates, so that bad clients do little harm; by default nothing.
     attack: clients of a simulation that attack it, [[attack]] tables; a real run refuses them.
     trackers: experiment trackers that get the measurements, too.
+    secure: secure aggregation: the server sees sums of updates only, a [secure] table.
     threads: of PyTorch; default: one, or one per core for models of 250,000 parameters or more that do not stack.
     """
 
@@ -243,6 +245,7 @@ class Experiment(Checked):
     attack: tuple[Attack, ...] = ()
     trackers: Trackers = field(default_factory=Trackers)
     threads: Count | None = None
+    secure: Secure | None = None
     table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
 
     @classmethod
@@ -279,11 +282,19 @@ class Experiment(Checked):
             raise SettingError("[task.NAME] tables need [clients] with its count")
         if not self.algorithms:  # which checks them
             raise SettingError("the experiment needs at least one algorithm")
+        if self.secure is not None:
+            self._check_secure(self.secure)
         share = 1.0 if self.clients is None else self.clients.available
         if share != 1.0 and not isinstance(self.timing, Untimed):
             if not isinstance(self.timing, Times) or self.timing.available != 1.0:
                 raise SettingError("clients.available and timing.available both say who takes work; keep one")
             object.__setattr__(self, "timing", replace(self.timing, available=share))
+
+    def _check_secure(self, secure: Secure) -> None:
+        secure.check_clients(self.tasks[0].problem.clients)
+        for name, table in self.algorithm.items():
+            if table.pooled:
+                raise SettingError(f"algorithm.{name}: pooled data have no updates to sum; leave it out, or [secure]")
 
     def __repr__(self) -> str:
         what = ", ".join(self.task) if self.task else str(self.table.get("problem", {}).get("data", "a problem"))
@@ -317,7 +328,8 @@ class Experiment(Checked):
             server = server.for_tasks([task.name for task in tasks])
             if self.robust is not None:
                 server = guarded(server, self.robust, "robust")
-            return Algorithm(server, trainers if server.several else trainers[0], table.name)  # type: ignore[arg-type]
+            given = trainers if server.several else trainers[0]
+            return Algorithm(server, given, table.name, self.secure)  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{where}: {error}") from None
 

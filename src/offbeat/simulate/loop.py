@@ -15,6 +15,7 @@ from offbeat.core.periods import multiple
 from offbeat.core.problem import Problem
 from offbeat.core.server import Server
 from offbeat.core.state import exchange
+from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.privacy.attack import Adversary, Plot
@@ -50,6 +51,7 @@ class Simulation(Course[Flight]):
         terms: Sequence[tuple[float, float]] = (),
         arenas: Arenas | None = None,
         adversary: Adversary | None = None,
+        secure: Secure | None = None,
     ) -> None:
         self.problems, self.clock, self.seed = problems, clock, seed
         self.every, self.judged = every, personal
@@ -61,6 +63,9 @@ class Simulation(Course[Flight]):
                     f"{self.clients}: tasks share their clients"
                 )
         initial = [p.initial() for p in problems]
+        if secure is not None:
+            secure.check_clients(self.clients)
+            initial = [secure.round(x) for x in initial]
         firsts = [local.remember(x) for local, x in zip(locals_, initial, strict=True)]
         self.world = self._empty() if world is None else world
         for flight in self.world.flights.values():
@@ -80,6 +85,7 @@ class Simulation(Course[Flight]):
             WorldView(self.world, clock, seed),
             self.traffic,
             watchers,
+            secure,
         )
         self.adversary = adversary
         if adversary is not None:

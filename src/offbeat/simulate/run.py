@@ -117,6 +117,7 @@ def prepare(
         terms,
         arenas,
         adversary,
+        algorithm.secure,
     )
     simulation.world.executor = simulation.executor.name
     return simulation

@@ -1,0 +1,187 @@
+"""Sums that are all a server sees of its clients: whole numbers in fixed point, and who is in a sum.
+
+The rules, before the code:
+
+1. A client rounds each number of its message at random to a multiple of 2^-bits, on average to itself: q · 2^-bits with
+   a whole number q. |q| stays below 2^24, so that single precision holds it exactly, and below 2^31 over all updates
+   that a sum has room for, so that no sum can wrap around 2^32.
+2. What a client remembers that moves by its message (AREA's y) moves by what was sent. What does not fit or was rounded
+   away is then part of its next message: nothing is lost, and the server's sums agree with the clients' memories.
+3. Sums are taken in whole numbers modulo 2^32, which no order changes. They become floating point once, when open.
+4. A sum is open when it has as many updates as the server takes for a step, of `cohort` different clients at least.
+
+Initial models are rounded to multiples of 2^-bits as well: y then stays one, and exact, below 2^(24 - bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+
+from offbeat.core.errors import Checked, Count, SettingError
+from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.state import State
+from offbeat.core.vectors import Payload, Vector, materialise
+
+EXACT = 1 << 24  # whole numbers below it are exact in single precision
+RING = 1 << 32
+ROOM = 4  # times the updates of a server step: what a sum has room for, if few clients send most of them
+_SAMPLE = 24  # the draw of random numbers that is for rounding
+
+
+@dataclass(frozen=True)
+class Secure(Checked):
+    """Secure aggregation: the server sees sums of its clients' updates, and no single one.
+
+    cohort: different clients, at least, whose updates are in every sum; a sum of fewer is never opened.
+    mode: "helper": a second party, `offbeat helper`, takes the masks off a sum; "cohort": the clients in it do.
+    bits: fractional bits of a number that is sent: multiples of 2^-bits, up to 2^(24-bits).
+    """
+
+    cohort: Count = 30
+    mode: Literal["helper", "cohort"] = "helper"
+    bits: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cohort < 2:
+            raise SettingError(
+                f"cohort = {self.cohort}: the sum of one client is its update; give 2 at least, better 30"
+            )
+        if not 1 <= self.bits <= 30:
+            raise SettingError(f"bits = {self.bits}: must be between 1 and 30")
+
+    @property
+    def unit(self) -> float:
+        """What the last bit of a number stands for."""
+        return 2.0**-self.bits
+
+    def round(self, vector: Vector) -> Vector:
+        """The nearest multiples of the unit, for an initial model."""
+        return (torch.round(vector.double() / self.unit) * self.unit).to(vector.dtype)
+
+    def largest(self, size: int) -> int:
+        """The largest q, where a server step takes so many updates."""
+        return min(EXACT - 1, (RING // 2 - 1) // (ROOM * size))
+
+    def check_clients(self, clients: int) -> None:
+        """Raise `SettingError` if there are too few clients for a sum."""
+        if clients < self.cohort:
+            raise SettingError(
+                f"secure.cohort = {self.cohort}: only {clients} clients take part, so no sum could ever be opened; "
+                "have more clients, or a smaller cohort"
+            )
+
+
+@dataclass(frozen=True)
+class Encoded(Wrapper):
+    """Trains as the one inside does and sends its difference in fixed point.
+
+    secure: the table.   size: updates of a server step.
+    """
+
+    secure: Secure = field(kw_only=True, default_factory=Secure, metadata={"setting": False})
+    size: int = field(kw_only=True, default=1, metadata={"setting": False})
+
+    reports: ClassVar[bool] = False
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        return self.inner.sends
+
+    @property
+    def trains(self) -> bool:
+        return self.inner.trains
+
+    @property
+    def moves(self) -> Mapping[str, str | None]:
+        return self.inner.moves
+
+    def remember(self, model: Vector) -> Payload:
+        return self.inner.remember(self.secure.round(model))
+
+    def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
+        upload, memory = map(dict, self.inner.final(carry, work))
+        (name,) = self.sends
+        whole, moved = upload[name], self.moves[name]
+        meant = whole[:, : work.shared]
+        sent = self.rounded(meant, work.uniform(meant, _SAMPLE))
+        if moved is not None:
+            dim = meant.shape[1]
+            memory[moved] = torch.cat([work.memory[moved][:, :dim] + sent, memory[moved][:, dim:]], 1)
+        upload[name] = sent
+        return upload, memory
+
+    def rounded(self, meant: Vector, uniform: Vector) -> Vector:
+        """What is sent of these rows; a row that is not finite stays so: nothing hides that a client has diverged."""
+        most, unit = self.secure.largest(self.size), self.secure.unit
+        q = torch.floor(meant.double() / unit + uniform.double()).clamp(-most, most)
+        finite = torch.isfinite(meant).all(dim=-1, keepdim=True)
+        return torch.where(finite, (q * unit).to(meant.dtype), meant)
+
+
+def encoded(local: Local, secure: Secure, size: int) -> Local:
+    """The local trainer with its message in fixed point, where a server step takes so many."""
+    if local.compress is not None:
+        raise SettingError("compress: [secure] sends every number of an update, in fixed point; leave compress out")
+    named = [name for name in local.sends if name not in local.notes]
+    if local.notes or len(named) != 1 or named[0] not in local.moves:
+        raise SettingError(
+            f"secure: what {local.label} sends here is more than one difference, {', '.join(local.sends)}; use a local "
+            "trainer that sends one"
+        )
+    made = Encoded.around(local)
+    object.__setattr__(made, "secure", secure)
+    object.__setattr__(made, "size", size)
+    return made
+
+
+def words(vector: Vector, unit: float) -> Vector:
+    """The whole numbers of a message, modulo 2^32."""
+    return (materialise(vector).double() / unit).to(torch.int32)
+
+
+@dataclass
+class Cohort(State):
+    """A sum that is being made, of one task. total: modulo 2^32, [d] of int32.
+
+    clients: those in it, each once.   moved: what running statistics have to be corrected by.
+    tickets: in a real run, what the helper needs for the mask of each update; the order of `update`s.
+    """
+
+    total: Vector | None = None
+    count: int = 0
+    clients: list[int] = field(default_factory=list)
+    moved: Vector | None = None
+    task: int = 0
+    tickets: list[tuple[str, int, int, str, str]] = field(default_factory=list)
+
+    def add(self, client: int, words: Vector) -> None:
+        """One more update; int32 wraps around, as it should."""
+        self.total = words if self.total is None else materialise(self.total) + words
+        self.count += 1
+        if client not in self.clients:
+            self.clients.append(client)
+
+    def full(self, size: int, secure: Secure) -> bool:
+        """Whether it can be opened, where a server step takes so many updates."""
+        return self.count >= size and len(self.clients) >= secure.cohort
+
+    def has_room(self, size: int) -> bool:
+        """Whether another update cannot make it wrap."""
+        return self.count < ROOM * size
+
+    def value(self, unit: float, dtype: torch.dtype, masks: Vector | None = None) -> Vector:
+        """The sum in numbers of this type. masks: the sum of the masks."""
+        assert self.total is not None
+        total = materialise(self.total) if masks is None else materialise(self.total) - masks
+        return (total.double() * unit).to(dtype)
+
+    def fits(self, masks: Vector, most: int) -> bool:
+        """Whether these masks leave a sum that so many updates can have, each number at most so large."""
+        assert self.total is not None
+        left = (materialise(self.total) - masks).long().abs()
+        return bool((left <= self.count * most).all())

@@ -1,0 +1,103 @@
+"""The helper: a second party that takes masks off sums, and off nothing else.
+
+The rules, before the code:
+
+1. A sum is opened if it has `cohort` different clients, and no fewer than the helper itself asks for (`least`).
+2. Clients are those of the roster that the coordinator has signed, with the keys it gives them or gave them before.
+3. Each message is in one sum: the numbers (epoch, seq) of a client go up from sum to sum of a task, and within one.
+4. Sums come in the order of their numbers. The last one may be asked for again in the same words, because an answer may
+   be lost; its answer is the same. Any other repetition is refused.
+5. What was opened is written down before the answer goes out (`Opened.state` before `Opened.masks`).
+6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored backup
+   (`LIFE`), is where it can begin.
+
+It never sees a masked number: these are sealed for the server. The server never sees a mask. Both together see all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from offbeat.privacy.secure.masks import Unmasker, Words
+from offbeat.privacy.secure.tickets import Request, Ticket, TicketError
+
+LIFE = 1 << 24  # sums between two restored backups, at most: numbers begin anew at a multiple of it
+
+
+@dataclass(frozen=True)
+class HelperState:
+    """What was opened in one run.
+
+    last: number and digest of the last request.   opened: by client and task, the (epoch, seq) up to which.
+    """
+
+    last: int = 0
+    digest: str = ""
+    opened: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        rows = [[client, task, *number] for (client, task), number in sorted(self.opened.items())]
+        return json.dumps({"last": self.last, "digest": self.digest, "opened": rows}, separators=(",", ":")).encode()
+
+
+def read_state(data: bytes) -> HelperState:
+    """From the disk."""
+    found = json.loads(data)
+    rows = {(str(client), int(task)): (int(epoch), int(seq)) for client, task, epoch, seq in found["opened"]}
+    return HelperState(int(found["last"]), str(found["digest"]), rows)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sum was opened: write the state down, then send the masks."""
+
+    number: int
+    state: HelperState
+    masks: Words
+
+
+@dataclass(frozen=True)
+class Helper:
+    """The helper of one run. members: by client, the public keys that it has or had.   least: cohort at least."""
+
+    federation: str
+    run: str
+    unmasker: Unmasker
+    members: Mapping[str, frozenset[bytes]]
+    least: int = 2
+
+    def open(self, state: HelperState, request: Request) -> Opened:
+        """The sum of the masks; raises `TicketError`."""
+        context = request.context
+        if (context.federation, context.run) != (self.federation, self.run):
+            raise TicketError("run", f"about {context.run!r} of {context.federation!r}")
+        after = self._after(state, request)
+        return Opened(request.number, after, self.unmasker.total(context, request.tickets))
+
+    def _after(self, state: HelperState, request: Request) -> HelperState:
+        cohort = max(self.least, request.context.cohort)
+        clients = {ticket.client for ticket in request.tickets}
+        if len(clients) < cohort:
+            raise TicketError("cohort", f"a sum of {len(clients)} clients, and {cohort} is the least")
+        for ticket in request.tickets:
+            if ticket.seal not in self.members.get(ticket.client, ()):
+                raise TicketError("identity", f"{ticket.client!r} is not on the roster with this key")
+        if request.number == state.last:
+            if request.digest != state.digest:
+                raise TicketError("repeated", f"sum {request.number} was opened, with other messages")
+            return state
+        begins = request.number % LIFE == 1 and request.number > state.last
+        if request.number != state.last + 1 and not begins:
+            raise TicketError("order", f"sum {request.number} after {state.last}")
+        opened = dict(state.opened)
+        for ticket in request.tickets:
+            opened[ticket.client, request.context.task] = self._once(opened, ticket, request.context.task)
+        return replace(state, last=request.number, digest=request.digest, opened=opened)
+
+    def _once(self, opened: Mapping[tuple[str, int], tuple[int, int]], ticket: Ticket, task: int) -> tuple[int, int]:
+        number = (ticket.epoch, ticket.seq)
+        if number <= opened.get((ticket.client, task), (0, 0)):
+            raise TicketError("repeated", f"message {number} of {ticket.client!r} was opened before")
+        return number

@@ -1,0 +1,82 @@
+"""Masks: what a client adds to its numbers so that they look like noise to whoever cannot take it off again.
+
+The rules, before the code:
+
+1. A mask is the keystream of AES-256 in counter mode, as words of 32 bits, added modulo 2^32: whatever the numbers are,
+   the masked ones are uniform. A key is used for one mask, and a mask for one message.
+2. The key is that of one message of one client for one helper: HKDF-SHA256 over two X25519 secrets, of the client's key
+   and of a key that is made for this message, both with the helper's. So the server can make no mask in a client's name
+   (which would let it fill a sum with its own), and a client's key that leaks later opens no earlier message.
+3. What the two sides have to agree on is in the derivation (`Context`, `Ticket`): a server that tells the helper
+   another run, client, number, length, cohort or scale than it told the client gets a mask that fits nothing.
+
+Only `Masker`, with a client's secret key, and `Unmasker`, with the helper's, make masks. Nothing of a server's process
+imports this module: tests/privacy/secure/test_closed.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from offbeat.privacy.secure.tickets import Context, Ticket, framed
+
+Words = NDArray[np.uint32]
+VERSION = b"offbeat/mask/1"
+
+
+def keystream(key: bytes, count: int) -> Words:
+    """So many words of 32 bits, little-endian, under a key that is used for nothing else."""
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(cipher.update(bytes(4 * count)), dtype="<u4")
+
+
+def mask_key(static: bytes, fresh: bytes, context: Context, ticket: Ticket, helper: bytes) -> bytes:
+    """The key of one message's mask. static, fresh: the two shared secrets."""
+    info = framed(VERSION, context.to_bytes(), ticket.to_bytes(), helper)
+    return HKDF(hashes.SHA256(), 32, None, info).derive(static + fresh)
+
+
+@dataclass(frozen=True)
+class Masker:
+    """A client's end. secret: its X25519 key.   helper: the helper's public one, pinned in the client's credentials."""
+
+    secret: bytes
+    helper: bytes
+
+    def __repr__(self) -> str:  # a secret must not reach a log
+        return "Masker(…)"
+
+    def mask(self, context: Context, client: str, epoch: int, seq: int, words: Words) -> tuple[Words, Ticket]:
+        """The masked words, and what the helper needs to know; each call has a key of its own."""
+        own, fresh = X25519PrivateKey.from_private_bytes(self.secret), X25519PrivateKey.generate()
+        public, once = (each.public_key().public_bytes_raw() for each in (own, fresh))
+        ticket = Ticket(client, epoch, seq, public, once)
+        theirs = X25519PublicKey.from_public_bytes(self.helper)
+        key = mask_key(own.exchange(theirs), fresh.exchange(theirs), context, ticket, self.helper)
+        return words + keystream(key, len(words)), ticket
+
+
+@dataclass(frozen=True)
+class Unmasker:
+    """The helper's end. secret: its X25519 key."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return "Unmasker(…)"
+
+    def total(self, context: Context, tickets: tuple[Ticket, ...]) -> Words:
+        """The sum of the masks of these messages."""
+        own = X25519PrivateKey.from_private_bytes(self.secret)
+        public, total = own.public_key().public_bytes_raw(), np.zeros(context.dim, dtype=np.uint32)
+        for ticket in tickets:
+            static, fresh = (own.exchange(X25519PublicKey.from_public_bytes(p)) for p in (ticket.seal, ticket.once))
+            total += keystream(mask_key(static, fresh, context, ticket, public), context.dim)
+        return total
