@@ -10,10 +10,16 @@ from typing import Any
 from offbeat.core.course import Until
 from offbeat.core.random import SERVER, Stream, key
 from offbeat.core.server import Algorithm, Server
+from offbeat.core.sums import Secure
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.effects import Done
+from offbeat.deploy.envelope import public_seal
+from offbeat.deploy.helper_core import HelperCore, HelperMemory
+from offbeat.deploy.helping import write_helping
+from offbeat.deploy.keys import HELPER
+from offbeat.deploy.masking import Masking
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
@@ -39,21 +45,28 @@ class Ideal:
         listed: int = 99,
         personal: Personal | None = None,
         own: Sequence[Any] | None = None,
+        secure: Secure | None = None,
     ) -> None:
         """own: what each client trains on, if not its part of `problem`."""
-        made = Algorithm(server, local)
+        made = Algorithm(server, local, secure=secure)
         names = [f"c{number}" for number in range(problem.clients)]
         self.plan = Plan(
             "run",
             names[:listed],
             made.server_for([problem]),
             made.trainers([problem]),
-            [problem.initial()],
+            [problem.initial() if secure is None else secure.round(problem.initial())],
             until,
             seed=seed,
             limits=Limits(lease=1e9, patience=1e9),
             personal=personal,
+            secure=secure,
+            federation="fed",
         )
+        self.secrets = {name: bytes([1 + n]) * 32 for n, name in enumerate([*names, HELPER])}
+        self.seals = {name: public_seal(secret) for name, secret in self.secrets.items()}
+        self.helper = HelperCore("fed", "run", self.secrets[HELPER], b"", retry=1e9)
+        self.helper.kept = HelperMemory(seals={name: [self.seals[name].hex()] for name in names})
         self.problem, self.clock = problem, timing.bind(problem.clients, seed)
         self.own = own or [problem] * problem.clients
         self.history = History(keep_events=True)
@@ -61,9 +74,12 @@ class Ideal:
         self.core = ServerCore(self.plan, None, [self.history], wait=problem.clients, every=every)
         self.at_work: dict[str, tuple[Training, float, float]] = {}  # by client: its job, when that began and ends
         self.draw_as_simulated(self.core.reducer.draws, seed)
+        for record in self.core.ledger.clients:
+            record.seal = self.seals[record.name].hex() if secure else ""
         firsts = [made.trainers([problem])[0].remember(problem.initial())]
         self.client_cores = [
-            ClientCore("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9) for name in names
+            ClientCore("run", name, firsts, lambda name=name: name, retry=1e9, beat=1e9, mask=self.mask(name))
+            for name in names
         ]
         self.allowed: dict[int, int] = {}  # local steps of a job
         self.heap: list[Any] = []
@@ -76,6 +92,11 @@ class Ideal:
             view._rng = Stream(key(seed, SERVER, self.core.ledger.events + 1))
 
         view.renew = renew  # type: ignore[method-assign]
+
+    def mask(self, name: str) -> Masking | None:
+        """A client's masks, if there are any."""
+        secure = self.plan.secure
+        return Masking("fed", "run", secure, self.secrets[name], self.seals[HELPER]) if secure else None
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.heap, (self.now + delay, next(self.counter), action))
@@ -106,7 +127,12 @@ class Ideal:
         for effect in sorted(
             effects, key=lambda e: called.index(e.client) if getattr(e, "client", -1) in called else -1
         ):
-            if isinstance(effect, server_side.Append):
+            if isinstance(effect, server_side.Consult):
+                told = write_helping(self.plan, self.core.ledger, b"")
+                for said in self.helper.hear(told, self.now):
+                    if isinstance(said, client_side.Tell):
+                        self.append(HELPER, said.data)
+            elif isinstance(effect, server_side.Append):
                 self.later(0.0, lambda data=effect.data: self.append("", data))
             elif isinstance(effect, server_side.Post):
                 if effect.client >= len(self.client_cores):
@@ -119,7 +145,9 @@ class Ideal:
 
     def append(self, sender: str, data: bytes) -> None:
         self.seq += 1
-        self.obey(self.core.fold(LogEntry(self.seq, self.now, sender, data), self.now))
+        record = self.core.reducer.index.get(sender)
+        seal = "" if record is None else self.core.ledger.clients[record].seal
+        self.obey(self.core.fold(LogEntry(self.seq, self.now, sender, data, ("", "", seal)), self.now))
         self.later(0.0, self.tick)
 
     def ask(self, time: float) -> None:

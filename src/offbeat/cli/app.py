@@ -40,6 +40,7 @@ _COMMANDS = {  # what people do -> name -> module in this package, and its funct
         "doctor": "deploy:doctor",
         "serve": "deploy:serve",
         "join": "deploy:join",
+        "helper": "deploy:helper",
         "status": "deploy:status",
         "runs": "deploy:runs",
         "retire": "deploy:retire",

@@ -219,6 +219,10 @@ def join(
     device: Device = "",
     state: State = None,
     once: Annotated[bool, typer.Option(help="Leave after one run. Default: wait for the next.")] = False,
+    cohort: Annotated[
+        int | None,
+        typer.Option(help="Only join runs that sum the updates of this many clients ([secure]). Default: all runs."),
+    ] = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
@@ -235,6 +239,30 @@ def join(
         device=device,
         state=state,
         once=once,
+        cohort=cohort,
+        until_closed=until_closed,
+        level=log_level or "info",
+        style=log_format or "text",
+    )
+
+
+def helper(
+    keys: Keys,
+    nats: Url = BROKER,
+    cohort: Annotated[int, typer.Option(help="Open no sum of fewer clients, whatever an experiment says.")] = 30,
+    state: State = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Open sums of clients' updates in runs with [secure], as a second party beside the server. Runs until Ctrl-C."""
+    with needs_deploy():
+        from offbeat.experiment import helping
+    helping.help_runs(
+        keys,
+        url=nats,
+        state=state,
+        least=cohort,
         until_closed=until_closed,
         level=log_level or "info",
         style=log_format or "text",

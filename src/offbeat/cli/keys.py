@@ -51,6 +51,17 @@ def add(folder: Folder, clients: Clients, nats: Nats = "") -> None:
 
 
 @keys.command()
+def helper(folder: Folder, nats: Nats = "") -> None:
+    """Create the helper's keys, for runs with [secure]. Clients' files change: send each site its own again."""
+    with needs_deploy():
+        from offbeat.deploy import keys as identities
+    identities.add_helper(folder)
+    print(f"{folder}: helper.creds, for a second party: whoever has it and the server's log can read every update")
+    print("Give it to nobody who runs the server, delete it here, and send each site its own .creds file again.")
+    _tell(folder, nats, [])
+
+
+@keys.command()
 def remove(folder: Folder, clients: Clients, nats: Nats = "") -> None:
     """Remove clients from the federation for good. A run that is under way goes on without them."""
     with needs_deploy():

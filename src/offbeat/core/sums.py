@@ -100,6 +100,11 @@ class Encoded(Wrapper):
     def moves(self) -> Mapping[str, str | None]:
         return self.inner.moves
 
+    @property
+    def largest(self) -> int:
+        """The largest whole number that is sent."""
+        return self.secure.largest(self.size)
+
     def remember(self, model: Vector) -> Payload:
         return self.inner.remember(self.secure.round(model))
 
@@ -117,7 +122,7 @@ class Encoded(Wrapper):
 
     def rounded(self, meant: Vector, uniform: Vector) -> Vector:
         """What is sent of these rows; a row that is not finite stays so: nothing hides that a client has diverged."""
-        most, unit = self.secure.largest(self.size), self.secure.unit
+        most, unit = self.largest, self.secure.unit
         q = torch.floor(meant.double() / unit + uniform.double()).clamp(-most, most)
         finite = torch.isfinite(meant).all(dim=-1, keepdim=True)
         return torch.where(finite, (q * unit).to(meant.dtype), meant)

@@ -12,6 +12,7 @@
 | cancelled | of a job that the server has cancelled while the result was on its way |
 | names, dtype, length | not the vectors that this algorithm's clients send |
 | nonfinite, norm | holds a number that is not finite; longer than the bound |
+| masks, slot | of a helper: not the masks of this sum; of a client: no room in a sum that lacks other clients |
 | paused | while the client gets no work, because too many of its results were refused or its jobs failed |
 | stale | made from a model more versions ago than the window allows |
 | slot | the client's second update since the last server step, where one slot each is asked for |
@@ -110,6 +111,28 @@ def admit(
         if not bool(torch.isfinite(vector.sum())) and not bool(torch.isfinite(vector).all()):
             raise RefusedError("nonfinite", f"{name} holds a number that is not finite")
     return vectors
+
+
+ONCE = "once"  # the part of a masked message that tells the helper which mask it has
+
+
+def admit_masked(message: Message, name: str, dim: int) -> Payload:
+    """The words of a masked update, [dim] of int32, and the 32 bytes that go with them."""
+    sizes = {name: 4 * dim, ONCE: 32}
+    if set(message.parts) != set(sizes):
+        raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected {name}, masked, and once")
+    for each, size in sizes.items():
+        dtype, raw = message.parts[each]
+        if dtype != "bytes":
+            raise RefusedError("dtype", f"{each} is {dtype}, expected bytes")
+        if len(raw) != size:
+            raise RefusedError("length", f"{each} has {len(raw)} bytes, expected {size}")
+    return {name: read_words(message, name), ONCE: message.vector(ONCE)}
+
+
+def read_words(message: Message, name: str) -> Vector:
+    """A part as numbers of 32 bits, modulo 2^32."""
+    return message.vector(name).view(torch.int32)
 
 
 def _unpacked(packed: Vector, length: int, dtype: str, coder: Compressor) -> Vector:

@@ -15,23 +15,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from offbeat.core.errors import DivergedError
+from offbeat.core.errors import DivergedError, SettingError
 from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
+from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import effects, wire
+from offbeat.deploy import effects
 from offbeat.deploy.board import parse_pulse
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import Done, Effect, Judgement
-from offbeat.deploy.envelope import OVERHEAD, ModelSeal, PrivateSeal, derive
-from offbeat.deploy.gate import PARTED, write_parts
+from offbeat.deploy.envelope import ModelSeal, PrivateSeal, derive
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link
+from offbeat.deploy.masking import Masking
 from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
 from offbeat.deploy.train import Training
+from offbeat.deploy.uplink import Uplink
 from offbeat.deploy.wire import RefusedError
 from offbeat.timing.base import Clock
 
@@ -51,7 +53,8 @@ class Party:
 
     problems: by task, with this client's data at least.   judge: what a task's model comes to on the client's own
     held-out data, given the client's memory; None: it has none.   clock: how long jobs are to take, in units of `unit`
-    seconds, for trying out a federation on one machine; None: as long as they take.
+    seconds, for trying out a federation on one machine; None: as long as they take.   secure: whether what it sends is
+    masked.
     """
 
     run: str
@@ -64,6 +67,7 @@ class Party:
     clock: Clock | None = None
     unit: float = 1.0
     dtype: str = ""
+    secure: Secure | None = None
 
 
 class RunClient:
@@ -79,7 +83,14 @@ class RunClient:
         self.looked = 0.0  # when the broker was last asked for it
         firsts = [local.remember(p.initial().cpu()) for local, p in zip(party.locals, party.problems, strict=True)]
         self.core = ClientCore(
-            party.run, party.client, firsts, lambda: secrets.token_hex(8), retry=retry, beat=beat, dtype=party.dtype
+            party.run,
+            party.client,
+            firsts,
+            lambda: secrets.token_hex(8),
+            retry=retry,
+            beat=beat,
+            dtype=party.dtype,
+            mask=_mask(party, link.creds),
         )
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
         self.pool = ThreadPoolExecutor(1)
@@ -89,10 +100,7 @@ class RunClient:
         self.tasks: set[asyncio.Task[None]] = set()
         self.under_way: set[str] = set()  # what `_once` has begun
         self.trouble = ""  # why the broker does not take what we send
-        # name of a large message, digest of another -> how often the broker has taken it, when
-        self.told: dict[str, tuple[int, float]] = {}
-        # the last large message: its name, its envelope, the digest of that, and the pieces that the broker has
-        self.large: tuple[str, bytes, str, dict[int, int]] = ("", b"", "", {})
+        self.uplink = Uplink(link, self.channel, party.run, retry)
         self.first_seen: dict[int, float] = {}
         self.fetching: dict[str, float] = {}
         self.spent: dict[int, float] = {}  # task -> seconds of its last job
@@ -144,6 +152,18 @@ class RunClient:
             return "no updates applied"
         parts = [f"{told.applied:,} updates applied", f"{told.refused:,} refused"]
         return ", ".join([*parts, f"{told.failed:,} jobs failed"] if told.failed else parts)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was asked to go before the run was over."""
+        return self.core.leaving
+
+    @property
+    def doing(self) -> str:
+        """What it has done and is at, in one line."""
+        job = self.core.current
+        at = f"job {job.id}, {job.steps} steps from version {job.version}" if job else "waiting for work"
+        return f"{self.tally}; {at}"
 
     def leave(self) -> None:
         """Go, and say so."""
@@ -198,7 +218,7 @@ class RunClient:
             self.models = ModelSeal(opened[:KEY])
         if self.desk != opened:
             self.desk = opened
-            self.told.clear()  # there is news: what was not answered is said again when it is time
+            self.uplink.told.clear()  # there is news: what was not answered is said again when it is time
         self.queue.put_nowait(lambda core, now: core.hear(opened[KEY:], now))
 
     async def _pulse(self, _: str, data: bytes) -> None:
@@ -209,7 +229,7 @@ class RunClient:
 
     async def _look(self) -> None:
         """Read the assignment that the broker has: what was said while we were away."""
-        self.told.clear()
+        self.uplink.told.clear()
         self.looked = time.monotonic()
         with contextlib.suppress(*FAILURES):
             found = await self.link.get(f"get.desk.{self.party.run}")
@@ -254,7 +274,7 @@ class RunClient:
                 case effects.Save(data):
                     self.disk.save(data)
                 case effects.Tell(data, name):
-                    self._once(f"tell {name}", partial(self._tell, data, name))
+                    self._once(f"tell {name}", partial(self.uplink.tell, data, name))
                 case effects.Sign(data):
                     with contextlib.suppress(*FAILURES):
                         await self.link.say(f"beat.{self.party.run}", self.channel.seal("beat", data))
@@ -273,25 +293,6 @@ class RunClient:
                 case effects.Exit(error):
                     await asyncio.sleep(0)  # let what was said before go out
                     self.ended = error
-
-    async def _tell(self, data: bytes, name: str) -> None:
-        """Add to the log; not again while the broker has it and nothing was heard since, unless that takes long."""
-        large, now, run = len(data) + OVERHEAD > self.link.piece, time.monotonic(), self.party.run
-        key = name if large else wire.digest(data)
-        times, when = self.told.get(key, (0, float("-inf")))
-        if now - when < min(30.0, self.core.retry * 2**times):
-            return
-        if large:
-            if self.large[0] != key:
-                self.large = key, *self.channel.seal_and_digest("entry", data), {}
-            _, sealed, digest, done = self.large  # after a broken connection the same, with the pieces that are missing
-            numbers = await self.link.put(self.link.pieces(sealed), lambda _: f"part.{run}", done)
-            word = PARTED + self.channel.seal("parts", write_parts(numbers, len(sealed), digest))
-            done.clear()  # if there is no verdict, the server may have found some of them gone
-        else:
-            word = self.channel.seal("entry", data)
-        await self.link.store(f"up.{run}", word)
-        self.told[key] = times + 1, time.monotonic()
 
     async def _mirror(self, nonce: str, data: bytes) -> None:
         """Leave a sealed copy with the broker, which keeps the last few."""
@@ -437,6 +438,18 @@ class RunClient:
         down, up = self.party.locals[job.task].wire(self.party.problems[job.task].dim)
         times = clock.durations(job, down, up)
         return times.download * unit, times.compute * unit, times.upload * unit
+
+
+def _mask(party: Party, creds: Creds) -> Masking | None:
+    """How a client's messages are masked, if they are."""
+    if party.secure is None:
+        return None
+    if not creds.helper:
+        raise SettingError(
+            f"{party.run} sums updates with a helper, and the keys of {creds.client} know none; ask the coordinator "
+            "for newer ones, which `offbeat keys helper` makes"
+        )
+    return Masking(creds.federation, party.run, party.secure, creds.seal, creds.helper)
 
 
 def copy_seal(creds: Creds) -> PrivateSeal:

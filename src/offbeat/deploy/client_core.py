@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import TypeAlias
 
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
@@ -34,6 +35,7 @@ from offbeat.deploy.client_state import ClientState, PendingResult, read_client_
 from offbeat.deploy.effects import Done, Effect, Judgement
 from offbeat.deploy.wire import RefusedError
 
+Mask: TypeAlias = Callable[[wire.Trained, int, Payload], "wire.Parts"]  # (header, task, upload)
 GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
 
 
@@ -42,6 +44,7 @@ class ClientCore:
 
     firsts: its memory before its first job, by task.   fresh: makes a name for a new life of this client.
     retry: seconds after which something unanswered is said again.   beat: seconds between signs of life.
+    mask: what is sent of a result under secure aggregation; it is asked once for each message.
     """
 
     def __init__(
@@ -53,7 +56,9 @@ class ClientCore:
         retry: float = 1.0,
         beat: float = 2.0,
         dtype: str = "",
+        mask: Mask | None = None,
     ) -> None:
+        self.mask = mask
         self.run, self.client, self.firsts, self.fresh = run, client, firsts, fresh
         self.retry, self.beat, self.dtype = retry, beat, dtype
         self.remembers = any(firsts)
@@ -424,7 +429,10 @@ class ClientCore:
             self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, said, self.others
         )
         self.others = {}
-        message = wire.say(header, dict(done.upload) if done else {}, self.dtype)
+        upload: wire.Parts = dict(done.upload) if done else {}
+        if self.mask is not None and done is not None:
+            upload = self.mask(header, job.task, done.upload)
+        message = wire.say(header, upload, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
         pending = PendingResult(state.epoch, state.seq + 1, job.id, job.task, message, moved)
         return self._keep(replace(state, seq=state.seq + 1, pending=pending))

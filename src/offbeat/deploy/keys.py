@@ -37,7 +37,10 @@ ROSTER, BROKER, SERVER, SYSTEM, OPERATOR = "roster.json", "nats.conf", "server.c
 AUTHORITY, AUTHORITY_KEY, CERTIFICATE, CERTIFICATE_KEY = "ca.pem", "ca.key", "broker.pem", "broker.key"
 TOKENS, OPERATOR_TOKEN = "jwt", "operator.jwt"
 PROCESS = "nats.pid"  # in the store of a broker: the number of its process
-RESERVED = frozenset({"server", "sys", "operator", "ca", "broker", "roster", "nats", "jwt", "jetstream", "fed"})
+HELPER = "helper"  # the name of the party that takes masks off sums, where a client's name stands otherwise
+RESERVED = frozenset(
+    {"server", "helper", "sys", "operator", "ca", "broker", "roster", "nats", "jwt", "jetstream", "fed"}
+)
 ACTIVE, REMOVED = "active", "removed"
 _SYS = "$SYS"  # stands for the coordinator's identity where a client's name stands otherwise
 _ROSTER_TAG = b"offbeat/roster/1\0"
@@ -49,8 +52,8 @@ class Creds:
 
     client: "" for the server.   account: the public key of its NATS account.   jwt, seed: for the broker.
     sign: an Ed25519 key.   seal: an X25519 key.   copy: 32 bytes; copies_before: those that it replaced.
-    server_sign, server_seal, coordinator: public keys to trust.   ca: the certificate that vouches for the broker's,
-    "" without TLS.
+    server_sign, server_seal, coordinator: public keys to trust.   helper: the helper's, b"" without one.
+    ca: the certificate that vouches for the broker's, "" without TLS.
     """
 
     federation: str
@@ -66,6 +69,7 @@ class Creds:
     server_seal: bytes = b""
     coordinator: bytes = b""
     ca: str = ""
+    helper: bytes = b""
 
     def __repr__(self) -> str:  # a secret must not reach a log
         return f"Creds({self.federation!r}, {self.client or 'the server'!r}, {self.user!r})"
@@ -104,7 +108,7 @@ class Member:
 class Roster:
     """The identities of a federation, signed by the coordinator; clients in the order in which they were added.
 
-    serial: goes up with every change.
+    serial: goes up with every change.   helper: who takes masks off sums, if there is one.
     """
 
     federation: str
@@ -113,6 +117,7 @@ class Roster:
     server: Member
     clients: Mapping[str, Member]
     signature: bytes = b""
+    helper: Member | None = None
 
     def client(self, name: str) -> Member:
         """A client by its name, also one that was removed."""
@@ -139,6 +144,7 @@ class Roster:
             "coordinator": self.coordinator.hex(),
             "server": _member_table(self.server),
             "clients": {name: _member_table(member) for name, member in self.clients.items()},
+            **({} if self.helper is None else {"helper": _member_table(self.helper)}),
         }
 
     def _bytes(self) -> bytes:
@@ -166,6 +172,7 @@ def parse_roster(data: bytes, coordinator: bytes) -> Roster:
             _member(content["server"]),
             {check_name("client", name): _member(member) for name, member in content["clients"].items()},
             bytes.fromhex(content["signature"]),
+            _member(content["helper"]) if "helper" in content else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FolderError("the roster is damaged: it does not hold what a roster holds") from None
@@ -211,6 +218,7 @@ def _read_creds(path: Path) -> Creds:
         texts = {name: str(content[name]) for name in ("federation", "client", "account", "jwt", "seed", "ca")}
         raw = ("sign", "seal", "copy", "server_sign", "server_seal", "coordinator")
         keys = {name: bytes.fromhex(content[name]) for name in raw}
+        keys["helper"] = bytes.fromhex(content.get("helper", ""))
         creds = Creds(**texts, **keys, copies_before=tuple(map(bytes.fromhex, content["copies_before"])))  # type: ignore[arg-type]
         jwt.private_key(creds.seed)
         check_name("federation", creds.federation)
@@ -342,6 +350,22 @@ def add(folder: Path, clients: Sequence[str]) -> Roster:
         return _enroll(folder, made, roster, clients)
 
 
+def add_helper(folder: Path) -> Roster:
+    """Keys for the helper; the file of every client in the folder gets its public key, and has to be sent out again."""
+    with _changing(folder) as (made, roster):
+        if roster.helper is not None:
+            raise SettingError(f"{folder} has a helper already")
+        made.accounts[HELPER] = jwt.new_seed(jwt.ACCOUNT)
+        creds = _new_creds(made, HELPER, read_creds(folder / SERVER).ca, roster)
+        _write_creds(folder / f"{HELPER}.creds", creds)
+        roster = replace(roster, helper=_public(creds, roster.serial + 1))
+        assert roster.helper is not None
+        for path in [folder / f"{name}.creds" for name in roster.active]:
+            if path.exists():
+                _write_creds(path, replace(_read_creds(path), helper=roster.helper.seal))
+        return _save(folder, made, roster, {}, HELPER)
+
+
 def remove(folder: Path, clients: Sequence[str]) -> Roster:
     """Take clients off the federation for good: the broker refuses them, and so does the server."""
     with _changing(folder) as (made, roster):
@@ -448,7 +472,8 @@ def _new_creds(made: _Coordinator, client: str, ca: str, roster: Roster | None =
     sign, seal, copy = (secrets.token_bytes(32) for _ in range(3))
     creds = Creds(made.federation, client, *made.new_user(client), sign, seal, copy, coordinator=made.public, ca=ca)
     server = _public(creds, 1) if roster is None else roster.server
-    return replace(creds, server_sign=server.sign, server_seal=server.seal)
+    helper = roster.helper.seal if roster is not None and roster.helper is not None else b""
+    return replace(creds, server_sign=server.sign, server_seal=server.seal, helper=helper)
 
 
 def _public(creds: Creds, serial: int) -> Member:
@@ -457,13 +482,13 @@ def _public(creds: Creds, serial: int) -> Member:
     return Member(creds.account, creds.user, sign, seal, ACTIVE, serial)
 
 
-def _save(folder: Path, made: _Coordinator, roster: Roster, changed: Mapping[str, Member]) -> Roster:
+def _save(folder: Path, made: _Coordinator, roster: Roster, changed: Mapping[str, Member], *others: str) -> Roster:
     """Write down the coordinator's secrets, the accounts that have changed, and last the roster."""
     clients = {**roster.clients, **changed}
     roster = replace(roster, serial=roster.serial + 1, clients=clients).signed(made.key)
     _write_private(folder / OPERATOR, json.dumps(asdict(made), indent=1))
     issuer = jwt.public_of(made.operator)
-    for name in ["", _SYS, *changed]:
+    for name in ["", _SYS, *changed, *others]:
         account, content = jwt.public_of(made.accounts[name]), made.claims(name)
         path, issued = folder / TOKENS / f"{account}.jwt", 0
         if path.exists():

@@ -137,3 +137,5 @@ class Ledger(RunState):
     diverged: str = ""  # the error, if it has
     orders: list[str] = field(default_factory=list)  # the last questions that had entries added, by their ids
     norms: dict[int, UsualNorms] = field(default_factory=dict)  # by task
+    helper: tuple[str, str, str] = ("", "", "")  # (account, sign, seal), the helper's public keys
+    unopened: int = 0  # sums that the helper would not open, or whose masks did not fit

@@ -13,6 +13,7 @@ from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Local
 from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.server import Server
+from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.wire import check_name
@@ -31,6 +32,7 @@ class Plan:
     grows: whether clients may be added later; not where the data were split among those that it begins with.
     planned: by task, how many local steps each client's jobs have, if they differ.
     personal: how the clients' own models are judged, if they are.
+    secure: whether the server sees sums only; federation: whose, which masks are made for.
     dtype: "bfloat16" halves what clients send, for algorithms whose clients have no memory; "": as the model.
     """
 
@@ -50,6 +52,8 @@ class Plan:
     metrics: Sequence[Sequence[Metric]] = ()
     scores: Sequence[Sequence[Score]] = ()
     planned: Sequence[Sequence[int] | None] = ()
+    secure: Secure | None = None
+    federation: str = ""
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -66,6 +70,8 @@ class Plan:
                 "dtype = bfloat16: these clients have a memory, which rounding would part from the server"
             )
 
+        if self.secure is not None:
+            self._check_secure(self.secure)
         for task, local in enumerate(self.locals):
             if local.epochs is not None and not (self.planned and self.planned[task]):
                 raise SettingError("epochs: how many samples the clients have is not known to the server; give steps")
@@ -77,6 +83,21 @@ class Plan:
                     f"an update of this model is {size:,.0f} MB, and at most {most:,.0f} are taken; raise "
                     f"--max-size, halve it with --bfloat16, or train a smaller model"
                 )
+
+    def _check_secure(self, secure: Secure) -> None:
+        secure.check_clients(len(self.roster))
+        if secure.mode != "helper":
+            raise SettingError(
+                f'secure.mode = "{secure.mode}": real runs have mode = "helper", for which a second party runs '
+                "`offbeat helper`; only simulations have the other"
+            )
+        if self.limits.norm:
+            raise SettingError(
+                f"--max-norm {self.limits.norm:g}: [secure] shows the server no single update whose length it could "
+                "check; leave it out, and let the clients clip"
+            )
+        if self.dtype:
+            raise SettingError("--bfloat16: [secure] sends whole numbers of 32 bits; leave it out")
 
     @property
     def measured(self) -> Sequence[Sequence[Metric]]:

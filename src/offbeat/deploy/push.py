@@ -26,6 +26,8 @@ async def push(folder: Path, url: str, clients: Sequence[str] | None = None, sys
     """
     roster = keys.read_roster(folder)
     named = None if clients is None else [roster.client(name).account for name in clients]
+    if named is not None and roster.helper is not None:
+        named.append(roster.helper.account)
     tokens = keys.read_tokens(folder, named)
     ours = keys.read_creds(folder / keys.SERVER)
     coordinator = Connection(keys.read_system(folder, system), url)

@@ -34,12 +34,14 @@ from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.metric import Metric, in_order, own_metric
 from offbeat.core.state import copied
+from offbeat.core.sums import Cohort
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.deploy import wire
-from offbeat.deploy.admission import APPLIED, Limits, admit
+from offbeat.deploy.admission import APPLIED, ONCE, Limits, admit, admit_masked, read_words
 from offbeat.deploy.job_times import Trip, TripWatcher, trips
 from offbeat.deploy.judging import Verdict, objection, out_of_range, weigh
+from offbeat.deploy.keys import HELPER
 from offbeat.deploy.ledger import ClientRecord, Judging, Ledger, SentJob
 from offbeat.deploy.norms import UsualNorms, check_norms
 from offbeat.deploy.past import LOST, TAKEN, TOLD, How, Past
@@ -47,6 +49,7 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import LoggedTraffic
 from offbeat.deploy.view import LedgerView
 from offbeat.deploy.wire import LogEntry, Message, RefusedError
+from offbeat.privacy.secure.tickets import LIFE
 from offbeat.simulate.personal import counted, summarise
 
 STRIKES = 3  # results refused in a row after which a client's next job comes after a pause
@@ -74,7 +77,11 @@ class Reducer(Course[SentJob]):
         if ledger is None:
             self.draws.renew(0)
             self.begin(plan.initial)
-            self.server.track(self.ledger.server, plan.initial, self.view)
+            self._track()
+
+    def _track(self) -> None:
+        if self.plan.secure is None:  # otherwise no client's own model is the server's to know
+            self.server.track(self.ledger.server, self.plan.initial, self.view)
 
     def _equip(self, watchers: Sequence[Watcher]) -> None:
         """Everything that follows from the ledger."""
@@ -93,6 +100,7 @@ class Reducer(Course[SentJob]):
             self.draws,
             self.traffic,
             watchers,
+            plan.secure,
         )
 
     def watch(self, watchers: Sequence[Watcher]) -> None:
@@ -207,6 +215,8 @@ class Reducer(Course[SentJob]):
 
     def _client(self, entry: LogEntry, message: Message) -> str:
         client = self.index.get(entry.sender)
+        if entry.sender == HELPER and message.header.get("client") == HELPER:
+            return self._helper(entry, message)
         if client is None or message.header.get("client") != entry.sender:
             raise RefusedError("identity", f"sent as {entry.sender!r}")
         record = self.ledger.clients[client]
@@ -223,6 +233,52 @@ class Reducer(Course[SentJob]):
             case wire.Judged():
                 return self._judged(client, header)
         raise RefusedError("malformed", "of a kind that clients do not send")
+
+    def _helper(self, entry: LogEntry, message: Message) -> str:
+        """The helper has opened a sum, or says that it will not; once each."""
+        ledger, header = self.ledger, wire.heard(message)
+        if not isinstance(header, wire.Unmasked):
+            raise RefusedError("malformed", "of a kind that helpers do not send")
+        if entry.keys != ledger.helper:
+            raise RefusedError("keys", "verified with other keys than the helper has here")
+        if header.number not in ledger.closed or ledger.stopped:
+            ledger.tally.repeated += 1
+            return ""
+        cohort = ledger.closed[header.number]
+        if header.error:
+            self._unopened(header.number, f"the helper refuses: {wire.writable(header.error)}")
+            raise RefusedError("masks", header.error)
+        dim = self.plan.initial[cohort.task].numel()
+        if (
+            message.parts.keys() != {"masks"}
+            or message.parts["masks"][0] != "bytes"
+            or message.length("masks") != 4 * dim
+        ):
+            raise RefusedError("length", f"not the masks of {dim} numbers")
+        masks, secure = read_words(message, "masks"), self.plan.secure
+        if secure is None or not cohort.fits(masks, secure.largest(self.server.adds(cohort.task) or 1)):
+            self._unopened(header.number, "a client's mask is not the one that it told the helper of")
+            raise RefusedError("masks", "what they leave is not a sum of updates")
+        self.summed(header.number, masks)
+        return APPLIED
+
+    def _unopened(self, number: int, why: str) -> None:
+        """A sum will never be open: its updates are lost; if clients remember them as sent, the run cannot go on."""
+        cohort = self.ledger.closed.pop(number)
+        self.ledger.unopened += 1
+        if self.plan.agrees[cohort.task]:
+            self.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
+        self._end_at_updates()
+
+    def collect(self, cohort: Cohort, update: Update, result: wire.Trained) -> None:
+        """Put the masked numbers of an update into a sum, and keep what the helper needs for its mask."""
+        record, (name,) = self.ledger.clients[update.job.client], self.locals[update.job.task].sends
+        cohort.add(update.job.client, update[name])
+        once = bytes(update[ONCE].tolist()).hex()
+        cohort.tickets.append((record.name, result.epoch, result.seq, record.seal, once))
+
+    def unmask(self, number: int) -> None:
+        """The helper is asked: what it is asked is a function of the ledger."""
 
     def _own(self, message: Message) -> str:
         """What the server itself has added; each takes effect once, however often it was added."""
@@ -242,6 +298,8 @@ class Reducer(Course[SentJob]):
             case wire.Rekeyed() if header.client < len(ledger.clients):
                 record = ledger.clients[header.client]
                 record.account, record.sign, record.seal = header.account, header.sign, header.seal
+            case wire.Helped():
+                ledger.helper = (header.account, header.sign, header.seal)
             case wire.Led() if header.term > ledger.term:
                 ledger.term, ledger.leader = header.term, header.server
             case wire.Restored() if not ledger.stopped:
@@ -396,14 +454,25 @@ class Reducer(Course[SentJob]):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
-        dtype = wire.name_of(plan.initial[job.task].dtype)
-        vectors = admit(message, self.expected[job.task], dtype, plan.locals[job.task].coders)
-        self._measure(client, job.task, vectors)
+        vectors = self._vectors(client, job.task, message)
         ledger.clients[client].slots[job.task] = version
         ledger.clients[client].strikes = 0
         ledger.clients[client].applied += 1
         ledger.tally.computed += 1
         self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
+
+    def _vectors(self, client: int, task: int, message: Message) -> Payload:
+        """What an update holds, if it is what it should be."""
+        plan = self.plan
+        if plan.secure is None:
+            dtype = wire.name_of(plan.initial[task].dtype)
+            vectors = admit(message, self.expected[task], dtype, plan.locals[task].coders)
+            self._measure(client, task, vectors)
+            return vectors
+        cohort, ((name, dim),) = self.ledger.cohorts.get(task), self.expected[task].items()
+        if cohort is not None and not cohort.has_room(self.server.adds(task) or 1):
+            raise RefusedError("slot", f"{cohort.count} updates wait for other clients to take part in their sum")
+        return admit_masked(message, name, dim)
 
     def _measure(self, client: int, task: int, vectors: Payload) -> None:
         """Refuse vectors that are too long, and learn from those that are not."""
@@ -456,7 +525,7 @@ class Reducer(Course[SentJob]):
         ledger.members = len(ledger.clients)
         self._equip(self.watchers)
         self.traffic.changed |= set(range(len(ledger.clients)))
-        self.server.track(ledger.server, self.plan.initial, self.view)
+        self._track()
 
     def _enrol(self, new: wire.Enrolled) -> None:
         ledger = self.ledger
@@ -483,6 +552,9 @@ class Reducer(Course[SentJob]):
         """The clients may be ahead of this log: from here on each counts again once it has taken over our state."""
         ledger = self.ledger
         ledger.life = max(restored.epoch, 1 + max(record.epoch for record in ledger.clients))
+        # what was under way may have been opened since, with other updates: it cannot be once more
+        ledger.cohorts, ledger.closed = {}, {}
+        ledger.sums = LIFE * ledger.life
         for client, record in enumerate(ledger.clients):
             if record.removed:
                 continue

@@ -22,6 +22,7 @@ from offbeat.deploy.board import Pulse, Pulses, change_board, parse_pulse, write
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.gate import USELESS, Gate
+from offbeat.deploy.helping import write_helping
 from offbeat.deploy.intake import Intake, acknowledge, rare
 from offbeat.deploy.journal import (
     SILENCE,
@@ -37,7 +38,7 @@ from offbeat.deploy.journal import (
     body_of,
     refill,
 )
-from offbeat.deploy.keys import ACTIVE, Roster, parse_roster
+from offbeat.deploy.keys import ACTIVE, HELPER, Roster, parse_roster
 from offbeat.deploy.ledger import ClientRecord, Ledger
 from offbeat.deploy.link import WAITING, Link
 from offbeat.deploy.logs import log, note
@@ -47,7 +48,7 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.questions import Answering
 from offbeat.deploy.refold import entry_of, read_body
 from offbeat.deploy.reporter import Reporter, waiting
-from offbeat.deploy.server_core import LATE, Append, Drop, Effect, Post, Put, ServerCore
+from offbeat.deploy.server_core import LATE, Append, Consult, Drop, Effect, Post, Put, ServerCore
 from offbeat.deploy.shelf import Shelf
 from offbeat.deploy.streams import BrokerLog, Inbox, StreamReader
 from offbeat.deploy.trace import Trips
@@ -111,7 +112,7 @@ class RunServer:
         self.mending = Mending(*own, lambda: self.heard, lambda: self.asked)
         self.appender: Appender | None = None
         self.roster = roster
-        self.gate = Gate(self.scribe, members_of(roster), plan.limits.size)
+        self.gate = Gate(self.scribe, senders_of(roster), plan.limits.size)
         self.gate.refused.update(extra.get("refused", {}))
         self.inbox = Inbox(link, plan.run, self._came, WAITING * len(plan.roster) + 64)
         self.intake: Intake | None = None
@@ -550,8 +551,11 @@ class RunServer:
     def _members(self) -> dict[str, MemberKeys]:
         """The keys of those who may take part: as the roster says, or as the log does if that knows a newer one."""
         if self.roster.serial >= self.ledger.roster:
-            return members_of(self.roster)
-        return {record.name: keys_of(record) for record in self.ledger.clients if record.account and not record.removed}
+            return senders_of(self.roster)
+        there = {
+            record.name: keys_of(record) for record in self.ledger.clients if record.account and not record.removed
+        }
+        return {**there, HELPER: MemberKeys(*self.ledger.helper)} if self.ledger.helper[0] else there
 
     def _news(self) -> list[bytes]:
         """Entries for what the log does not say yet about limits and clients."""
@@ -560,6 +564,9 @@ class RunServer:
         found = changes(self.ledger, self.plan, keys, gone, self.roster.serial)
         for why in found.refused:
             note(why, "warning", run=self.plan.run)
+        helper = tuple(helper_of(self.roster)) if self.plan.secure is not None else self.ledger.helper
+        if helper != self.ledger.helper and self.roster.serial >= self.ledger.roster:
+            found.entries.append(wire.say(wire.Helped(self.plan.run, *helper)))
         return found.entries
 
     async def _announce(self) -> None:
@@ -603,6 +610,12 @@ class RunServer:
                 if keys.account:
                     sealed = self.scribe.channel(keys).seal("desk", self.shelf.seal.key + data)
                     await self.link.say(f"desk.{keys.account}.{self.plan.run}", sealed)
+            case Consult():
+                helper = MemberKeys(*self.ledger.helper)
+                if helper.account:
+                    told = write_helping(self.plan, self.ledger, self.roster.to_json())
+                    sealed = self.scribe.channel(helper).seal("desk", told)
+                    await self.link.say(f"desk.{helper.account}.{self.plan.run}", sealed)
             case Put(digest, data):
                 # a large model is stored before an assignment names it, whatever happens to the broker
                 await self.shelf.put(digest, data)
@@ -710,6 +723,20 @@ class RunServer:
 def members_of(roster: Roster) -> dict[str, MemberKeys]:
     """The keys of those who may take part."""
     return {name: _keys(roster, name) for name, member in roster.clients.items() if member.state == ACTIVE}
+
+
+def helper_of(roster: Roster) -> MemberKeys:
+    """The keys of the helper, if there is one."""
+    member = roster.helper
+    return (
+        MemberKeys("", "", "") if member is None else MemberKeys(member.account, member.sign.hex(), member.seal.hex())
+    )
+
+
+def senders_of(roster: Roster) -> dict[str, MemberKeys]:
+    """The keys of all that may send something to a run: the clients and the helper."""
+    helper = {} if roster.helper is None else {HELPER: helper_of(roster)}
+    return {**members_of(roster), **helper}
 
 
 def keys_of(record: ClientRecord) -> MemberKeys:

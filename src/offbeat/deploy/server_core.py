@@ -59,7 +59,11 @@ class Append(NamedTuple):
     data: bytes
 
 
-Effect: TypeAlias = Put | Post | Drop | Append
+class Consult(NamedTuple):
+    """Ask the helper for the sums that are not open yet (`helping.write_helping`), or tell it that the run is over."""
+
+
+Effect: TypeAlias = Put | Post | Drop | Append | Consult
 
 
 class ServerCore:
@@ -104,6 +108,7 @@ class ServerCore:
         heapq.heapify(self.alarms)
         self.counted = ours.counter  # alarms that were put there
         self.folded_at = 0.0
+        self.consulted = float("-inf")  # when the helper was last asked
         self.scanned = float("-inf")
         self.code = ""  # of the last entry: "applied", why it was refused, or nothing
 
@@ -114,6 +119,7 @@ class ServerCore:
     def fold(self, entry: LogEntry, clock: float) -> list[Effect]:
         """Take an entry in and say what is to be sent."""
         before, asked = self._standing(entry.sender), self.ledger.asked
+        closed = self._closed()
         self.code = self.reducer.fold(entry)
         self.folded_at = clock
         if self.ledger.asked != asked:  # an evaluation has begun: the next one is asked for in the same words
@@ -121,7 +127,16 @@ class ServerCore:
                 del self.pending[each]
         if before != self._standing(entry.sender):  # it is new, and not said again by somebody else
             self._hear(self.reducer.index[entry.sender], clock)
-        return [effect for client in self._changes(entry, clock) for effect in self.post(client, clock)]
+        effects = [effect for client in self._changes(entry, clock) for effect in self.post(client, clock)]
+        return [*effects, *self._consult(clock)] if self._closed() != closed else effects
+
+    def _closed(self) -> tuple[str, Sequence[int]]:
+        """What the helper is told."""
+        return self.ledger.stopped, [*self.ledger.closed]
+
+    def _consult(self, clock: float) -> list[Effect]:
+        self.consulted = clock
+        return [Consult()] if self.plan.secure is not None else []
 
     def _standing(self, sender: str) -> tuple[Any, ...]:
         """What a new message of a client changes."""
@@ -148,7 +163,7 @@ class ServerCore:
         for client in self.reducer.traffic.census.present:
             self._hear(client, clock)
         self._name_all()
-        return [effect for client in sorted(unsure) for effect in self.post(client, clock)]
+        return [*(effect for client in sorted(unsure) for effect in self.post(client, clock)), *self._consult(clock)]
 
     def beat(self, sender: str, data: bytes, clock: float, pulse: tuple[int, int] = (0, 0)) -> list[Effect]:
         """A sign of life; a client that has missed its newest assignment gets it again.
@@ -186,7 +201,8 @@ class ServerCore:
             there = len(self.reducer.traffic.census.present)
             wanted = ledger.members if self.wait is None else self.wait
             return self._ask(clock, [wire.Begun(self.plan.run)] if there >= wanted else [])
-        return self._ask(clock, self._overdue(clock))
+        again = self._consult(clock) if ledger.closed and clock - self.consulted >= AGAIN else []
+        return [*self._ask(clock, self._overdue(clock)), *again]
 
     def wait_for(self, clock: float, most: float) -> float:
         """Seconds until an alarm is due, at most so many."""

@@ -416,6 +416,23 @@ class Judged(ClientHeader):
 
 
 @dataclass(frozen=True)
+class Unmasked(ClientHeader):
+    """The helper has taken the masks off a sum: in its body `masks`, their sum. error: why it will not."""
+
+    number: Count
+    error: Text = ""
+
+
+@dataclass(frozen=True)
+class Helped(RunHeader):
+    """The helper of this run has these public keys from now on."""
+
+    account: Name
+    sign: Name
+    seal: Name
+
+
+@dataclass(frozen=True)
 class Opening(RunHeader):
     """The first entry of a log: the version of its messages, the limits, and in its body `roster` who may take part.
 
@@ -577,7 +594,7 @@ class Beat(ClientHeader):
     pulse: Count = 0
 
 
-FromClient: TypeAlias = Hello | Trained | Bye | Judged
+FromClient: TypeAlias = Hello | Trained | Bye | Judged | Unmasked
 FromServer: TypeAlias = (
     Opening
     | Limited
@@ -585,6 +602,7 @@ FromServer: TypeAlias = (
     | Enrolled
     | Removed
     | Rekeyed
+    | Helped
     | Led
     | Restored
     | Begun
@@ -600,7 +618,7 @@ FromServer: TypeAlias = (
 Header: TypeAlias = FromClient | FromServer | Beat
 
 HEADERS: dict[str, type[Any]] = {each.__name__.lower(): each for each in get_args(Header)}  # by kind
-BODIES = ("trained", "opening", "ordered")  # kinds that have vectors or bytes
+BODIES = ("trained", "opening", "ordered", "unmasked")  # kinds that have vectors or bytes
 
 
 def say(header: Header, parts: Parts | None = None, dtype: str = "") -> bytes:

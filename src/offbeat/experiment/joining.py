@@ -27,6 +27,7 @@ from offbeat.experiment.partner import Partner, state_folder
 
 if TYPE_CHECKING:  # which needs PyTorch
     from offbeat.deploy.client import RunClient
+    from offbeat.deploy.helper import RunHelper
 
 SOON = 0.8  # seconds after which a client that has no connection and no error looks for the reason
 SILENT = 5.0  # seconds without a sign of a run's server after which that is said
@@ -46,6 +47,7 @@ def join(
     device: str = "",
     state: Path | None = None,
     once: bool = False,
+    cohort: int | None = None,
     until_closed: bool = False,
     level: Level = "info",
     style: Style = "text",
@@ -55,6 +57,7 @@ def join(
     data: `package.module:function` that gives this client's own samples.   holdout: share kept for evaluation.
     models: names outside offbeat that the server may ask for; nothing else is imported at its word.
     state: folder for the clients' state, which must be kept.   once: leave when a run is over.
+    cohort: take part only in runs whose server sees sums of at least so many clients.
     """
     creds = [read_creds(path) for path in keys]
     if not all(each.client for each in creds):
@@ -63,7 +66,7 @@ def join(
         if isinstance(wrong := doctor.address(each), doctor.Finding):
             raise SettingError(wrong.line)
     names.search(os.getcwd())  # a site's own loader lies where it is started
-    partner = Partner(data, models, device, holdout)
+    partner = Partner(data, models, device, holdout, cohort)
     with logged(None, level, style):
         error = asyncio.run(take_part(keys, url, partner, state or state_folder(), once, until_closed))
     if error:
@@ -243,23 +246,29 @@ class Participant:
         assert bulletin.board is not None
         charter, self.said = bulletin.board.runs[run], ""
         self._say(f"takes part in {run}")
-        party = await asyncio.to_thread(self.partner.party, charter, self.creds.client)
-        from offbeat.deploy.client import RunClient  # imported by now
-
-        client = RunClient(party, link, self.state, beat=float(charter["beat"]))
+        client = await self._client(link, charter)
         watch = asyncio.create_task(self._watch(client, link, bulletin, charter))
         try:
             error = await client.run()
         finally:
             watch.cancel()
-        if not client.core.leaving:
+        if not client.leaving:
             self.done.add(_life(run, charter))
             self._say(f"{run} {ending(client.stopped) if not error else 'is over for this client'}; {client.tally}")
         return error
 
-    async def _watch(self, client: RunClient, link: Link, bulletin: Bulletin, charter: Mapping[str, Any]) -> None:
+    async def _client(self, link: Link, charter: Mapping[str, Any]) -> RunClient | RunHelper:
+        """Who takes part in a run."""
+        party = await asyncio.to_thread(self.partner.party, charter, self.creds.client)
+        from offbeat.deploy.client import RunClient  # imported by now
+
+        return RunClient(party, link, self.state, beat=float(charter["beat"]))
+
+    async def _watch(
+        self, client: RunClient | RunHelper, link: Link, bulletin: Bulletin, charter: Mapping[str, Any]
+    ) -> None:
         """Look after a client at work: say what it does and what stands in its way; leave when there is reason to."""
-        run, shown, room, gone = client.party.run, time.monotonic(), 0.0, 0.0
+        run, shown, room, gone = str(charter["run"]), time.monotonic(), 0.0, 0.0
         while not await self._within(self.leaving.wait(), 0.5) and not link.refused.is_set():
             now, silent = time.monotonic(), bulletin.silent(run)
             if link.client.is_connected and silent > SILENT:
@@ -282,9 +291,8 @@ class Participant:
                 if found.level != "ok":
                     self._say(found.line, "warning")
             if sys.stderr.isatty() and now - shown > 5:
-                shown, job = now, client.core.current
-                doing = f"job {job.id}, {job.steps} steps from version {job.version}" if job else "waiting for work"
-                self._say(f"{client.tally}; {doing}")
+                shown = now
+                self._say(client.doing)
         if self.leaving.is_set():
             self._say(f"leaves {run}; {client.tally}")
         client.leave()

@@ -27,10 +27,18 @@ class Partner:
     data: "package.module:function" that gives this client's own samples.   device: "" for the experiment's own.
     models: names outside offbeat, of model factories and others, that the server may ask for: nothing else is imported
         at its word.   holdout: share of the samples kept for evaluation.
+    cohort: only in runs that sum the updates of so many clients.
     """
 
-    def __init__(self, data: str = "", models: Sequence[str] = (), device: str = "", holdout: float = 0.2) -> None:
-        self.options = data, models, device, holdout
+    def __init__(
+        self,
+        data: str = "",
+        models: Sequence[str] = (),
+        device: str = "",
+        holdout: float = 0.2,
+        cohort: int | None = None,
+    ) -> None:
+        self.options, self.cohort = (data, models, device, holdout), cohort
         self.maker: PartyMaker | None = None
         if data:
             loader(data)
@@ -43,6 +51,12 @@ class Partner:
             return f"the server of {run} speaks version {version} and this client {VERSION}; upgrade the {older}"
         if client not in charter["roster"]:
             return f"{client} is not on the roster of {run}; the coordinator can add it with `offbeat keys add`"
+        if self.cohort is not None:
+            table = charter["experiment"].get("secure")
+            summed = int(table.get("cohort", 30)) if isinstance(table, Mapping) else 1
+            if summed < self.cohort:
+                what = "shows its server single updates" if summed == 1 else f"sums the updates of only {summed}"
+                return f"{run} {what}, and {client} was told to take part where {self.cohort} are summed (--cohort)"
         return ""
 
     def party(self, charter: Mapping[str, Any], client: str) -> Party:

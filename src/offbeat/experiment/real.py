@@ -129,8 +129,10 @@ def save_identity(folder: Path, identity: RunIdentity) -> RunIdentity:
     return identity
 
 
-def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], options: DeployOptions) -> Plan:
-    """What the server of this run serves."""
+def plan_of(
+    session: Session, spec: Spec, run: str, roster: Sequence[str], options: DeployOptions, federation: str = ""
+) -> Plan:
+    """What the server of this run serves. federation: whose, which masks are made for."""
     experiment, problems = session.experiment, problems_of(session, spec)
     if experiment.attack:
         raise SettingError("attack: attackers are simulated; leave the [[attack]] tables out of a real run")
@@ -149,12 +151,13 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
         for local, problem in zip(locals_, problems, strict=True)
     ]
     names_ = [task.name for task in experiment.tasks]
+    secure = experiment.secure
     return Plan(
         run,
         list(roster),
         algorithm.server_for(problems).fit(LateClock(experiment.timing, len(roster), spec.seed, names_)),
         locals_,
-        [problem.initial().cpu() for problem in problems],
+        [x if secure is None else secure.round(x) for x in (problem.initial().cpu() for problem in problems)],
         experiment.until,
         seed=spec.seed,
         unit=options.unit,
@@ -166,6 +169,8 @@ def plan_of(session: Session, spec: Spec, run: str, roster: Sequence[str], optio
         metrics=[measured_metrics(problem, personal) for problem in problems],
         scores=[problem.scores if isinstance(problem, ModelOnly) else () for problem in problems],
         planned=planned,
+        secure=secure,
+        federation=federation,
     )
 
 
@@ -250,6 +255,7 @@ class PartyMaker:
             clock,
             float(charter["unit"]),
             str(charter["dtype"]),
+            experiment.secure,
         )
 
     def _experiment(self, table: Mapping[str, Any]) -> Experiment:

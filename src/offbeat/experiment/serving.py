@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError
+from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError, SettingError
 from offbeat.core.names import all_imported
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 from offbeat.deploy import keys
@@ -65,10 +65,15 @@ async def serve_all(
     place = folder / "keys"
     if not (place / keys.ROSTER).exists():
         keys.init(place, names, "up", tls=False)
+    secure = experiment.secure
+    if secure is not None and keys.read_roster(place).helper is None:
+        keys.add_helper(place)
     roster, broker = keys.read_roster(place), Broker(folder / "broker", place, sync=sync)
     results: list[Result] = []
     async with connected(keys.read_creds(place / keys.SERVER), "", broker, 20) as link:
-        clients = ClientProcesses(folder, broker.url, names, processes or min(count, 8), experiment.table, options.data)
+        many = processes or min(count, 8)
+        cohort = None if secure is None else secure.cohort
+        clients = ClientProcesses(folder, broker.url, names, many, experiment.table, options.data, cohort)
         try:
             with display(Console(stderr=True), len(experiment.runs)) as shown:
                 for spec in experiment.runs:
@@ -92,16 +97,25 @@ class ClientProcesses:
     """The client processes of `offbeat up`; one that dies is started again.
 
     table: of the experiment; what it names outside offbeat is the same user's, so the clients may import it.
-    data: the loader of their samples, if they bring them.
+    data: the loader of their samples, if they bring them.   cohort: with a helper, too, which opens no smaller sums.
     """
 
     def __init__(
-        self, folder: Path, url: str, names: Sequence[str], processes: int, table: Mapping[str, Any], data: str = ""
+        self,
+        folder: Path,
+        url: str,
+        names: Sequence[str],
+        processes: int,
+        table: Mapping[str, Any],
+        data: str = "",
+        cohort: int | None = None,
     ) -> None:
         self.folder, self.url = folder, url
         self.options = [word for name in all_imported(table) for word in ("--allow", name)]
         self.options += ["--data", data] if data else []
         self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
+        self.shares += [] if cohort is None else [[keys.HELPER]]
+        self.cohort = cohort
         self.deaths = 0
         (folder / "clients").mkdir(exist_ok=True)
         self.processes = [self._start(share) for share in self.shares]
@@ -109,6 +123,8 @@ class ClientProcesses:
     def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
         words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
         command = [sys.executable, "-m", "offbeat", "join", *words, *self.options]
+        if share == [keys.HELPER]:
+            command = [sys.executable, "-m", "offbeat", "helper", *words, "--cohort", str(self.cohort)]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
             return subprocess.Popen(
@@ -206,7 +222,13 @@ async def _serve_one(
     place.mkdir(parents=True, exist_ok=True)
     identity = saved_identity(place) or (save_identity(place, identity) if identity else None)
     begins, identity = identity is None, identity or new_identity(spec, place, roster.active)
-    name, plan = identity.run, plan_of(session, spec, identity.run, identity.roster, options)
+    name = identity.run
+    plan = plan_of(session, spec, name, identity.roster, options, link.creds.federation)
+    if plan.secure is not None and roster.helper is None:
+        raise SettingError(
+            "the experiment has a [secure] table, and the roster no helper; make its keys with `offbeat keys helper`, "
+            "give them to a second party, and let that run `offbeat helper`"
+        )
     charter = charter_of(experiment, spec, plan, options, last)
     if begins and alone:
         await claim(link, experiment, spec, place, charter)

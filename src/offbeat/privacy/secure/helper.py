@@ -7,9 +7,9 @@ The rules, before the code:
 3. Each message is in one sum: the numbers (epoch, seq) of a client go up from sum to sum of a task, and within one.
 4. Sums come in the order of their numbers. The last one may be asked for again in the same words, because an answer may
    be lost; its answer is the same. Any other repetition is refused.
-5. What was opened is written down before the answer goes out (`Opened.state` before `Opened.masks`).
-6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored backup
-   (`LIFE`), is where it can begin.
+5. What was opened is written down before the answer goes out (`OpenedSum.state` before `OpenedSum.masks`).
+6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored
+   backup (`LIFE`), is where it can begin.
 
 It never sees a masked number: these are sealed for the server. The server never sees a mask. Both together see all.
 """
@@ -21,9 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from offbeat.privacy.secure.masks import Unmasker, Words
-from offbeat.privacy.secure.tickets import Request, Ticket, TicketError
-
-LIFE = 1 << 24  # sums between two restored backups, at most: numbers begin anew at a multiple of it
+from offbeat.privacy.secure.tickets import LIFE, MaskTicket, SumRequest, TicketError
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def read_state(data: bytes) -> HelperState:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSum:
     """A sum was opened: write the state down, then send the masks."""
 
     number: int
@@ -68,15 +66,15 @@ class Helper:
     members: Mapping[str, frozenset[bytes]]
     least: int = 2
 
-    def open(self, state: HelperState, request: Request) -> Opened:
+    def open(self, state: HelperState, request: SumRequest) -> OpenedSum:
         """The sum of the masks; raises `TicketError`."""
         context = request.context
         if (context.federation, context.run) != (self.federation, self.run):
             raise TicketError("run", f"about {context.run!r} of {context.federation!r}")
         after = self._after(state, request)
-        return Opened(request.number, after, self.unmasker.total(context, request.tickets))
+        return OpenedSum(request.number, after, self.unmasker.total(context, request.tickets))
 
-    def _after(self, state: HelperState, request: Request) -> HelperState:
+    def _after(self, state: HelperState, request: SumRequest) -> HelperState:
         cohort = max(self.least, request.context.cohort)
         clients = {ticket.client for ticket in request.tickets}
         if len(clients) < cohort:
@@ -96,7 +94,9 @@ class Helper:
             opened[ticket.client, request.context.task] = self._once(opened, ticket, request.context.task)
         return replace(state, last=request.number, digest=request.digest, opened=opened)
 
-    def _once(self, opened: Mapping[tuple[str, int], tuple[int, int]], ticket: Ticket, task: int) -> tuple[int, int]:
+    def _once(
+        self, opened: Mapping[tuple[str, int], tuple[int, int]], ticket: MaskTicket, task: int
+    ) -> tuple[int, int]:
         number = (ticket.epoch, ticket.seq)
         if number <= opened.get((ticket.client, task), (0, 0)):
             raise TicketError("repeated", f"message {number} of {ticket.client!r} was opened before")

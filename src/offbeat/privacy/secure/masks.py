@@ -7,8 +7,8 @@ The rules, before the code:
 2. The key is that of one message of one client for one helper: HKDF-SHA256 over two X25519 secrets, of the client's key
    and of a key that is made for this message, both with the helper's. So the server can make no mask in a client's name
    (which would let it fill a sum with its own), and a client's key that leaks later opens no earlier message.
-3. What the two sides have to agree on is in the derivation (`Context`, `Ticket`): a server that tells the helper
-   another run, client, number, length, cohort or scale than it told the client gets a mask that fits nothing.
+3. What the two sides have to agree on is in the derivation (`MaskContext`, `MaskTicket`): a server that tells the
+   helper another run, client, number, length, cohort or scale than it told the client gets a mask that fits nothing.
 
 Only `Masker`, with a client's secret key, and `Unmasker`, with the helper's, make masks. Nothing of a server's process
 imports this module: tests/privacy/secure/test_closed.py.
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from offbeat.privacy.secure.tickets import Context, Ticket, framed
+from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, framed
 
 Words = NDArray[np.uint32]
 VERSION = b"offbeat/mask/1"
@@ -37,7 +37,7 @@ def keystream(key: bytes, count: int) -> Words:
     return np.frombuffer(cipher.update(bytes(4 * count)), dtype="<u4")
 
 
-def mask_key(static: bytes, fresh: bytes, context: Context, ticket: Ticket, helper: bytes) -> bytes:
+def mask_key(static: bytes, fresh: bytes, context: MaskContext, ticket: MaskTicket, helper: bytes) -> bytes:
     """The key of one message's mask. static, fresh: the two shared secrets."""
     info = framed(VERSION, context.to_bytes(), ticket.to_bytes(), helper)
     return HKDF(hashes.SHA256(), 32, None, info).derive(static + fresh)
@@ -53,11 +53,11 @@ class Masker:
     def __repr__(self) -> str:  # a secret must not reach a log
         return "Masker(…)"
 
-    def mask(self, context: Context, client: str, epoch: int, seq: int, words: Words) -> tuple[Words, Ticket]:
+    def mask(self, context: MaskContext, client: str, epoch: int, seq: int, words: Words) -> tuple[Words, MaskTicket]:
         """The masked words, and what the helper needs to know; each call has a key of its own."""
         own, fresh = X25519PrivateKey.from_private_bytes(self.secret), X25519PrivateKey.generate()
         public, once = (each.public_key().public_bytes_raw() for each in (own, fresh))
-        ticket = Ticket(client, epoch, seq, public, once)
+        ticket = MaskTicket(client, epoch, seq, public, once)
         theirs = X25519PublicKey.from_public_bytes(self.helper)
         key = mask_key(own.exchange(theirs), fresh.exchange(theirs), context, ticket, self.helper)
         return words + keystream(key, len(words)), ticket
@@ -72,7 +72,7 @@ class Unmasker:
     def __repr__(self) -> str:
         return "Unmasker(…)"
 
-    def total(self, context: Context, tickets: tuple[Ticket, ...]) -> Words:
+    def total(self, context: MaskContext, tickets: tuple[MaskTicket, ...]) -> Words:
         """The sum of the masks of these messages."""
         own = X25519PrivateKey.from_private_bytes(self.secret)
         public, total = own.public_key().public_bytes_raw(), np.zeros(context.dim, dtype=np.uint32)

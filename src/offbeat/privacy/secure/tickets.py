@@ -16,6 +16,7 @@ KEY = 32  # bytes of a public key
 NAME = 64  # letters of a name at most
 TICKETS = 1 << 16  # messages of a sum at most
 DIM = 1 << 30  # words of a message at most
+LIFE = 1 << 20  # sums between two restored backups, at most: numbers begin anew after a multiple of it
 _COUNTS = 1 << 53  # numbers beyond it are not exact everywhere
 _REQUEST = b"OBM1"
 
@@ -34,7 +35,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Context:
+class MaskContext:
     """What all messages of a sum have in common.
 
     dim: words of a message.   cohort, bits: as the experiment has them, and so as the clients were told.
@@ -53,7 +54,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class MaskTicket:
     """One masked message. epoch, seq: its number.   seal: the client's public key.   once: that of this message."""
 
     client: str
@@ -67,12 +68,12 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Request:
+class SumRequest:
     """The server asks for the sum of the masks of these messages. number: of the sum, in the order of closing."""
 
     number: int
-    context: Context
-    tickets: tuple[Ticket, ...]
+    context: MaskContext
+    tickets: tuple[MaskTicket, ...]
 
     def to_bytes(self) -> bytes:
         head = struct.pack(">QI", self.number, len(self.tickets))
@@ -84,7 +85,7 @@ class Request:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
 
-def read_request(data: bytes) -> Request:
+def read_request(data: bytes) -> SumRequest:
     """Raises `TicketError` and nothing else."""
     try:
         if data[:4] != _REQUEST:
@@ -93,25 +94,25 @@ def read_request(data: bytes) -> Request:
         number, count = struct.unpack(">QI", head)
         if count != len(each) or not 0 < number < _COUNTS:
             raise ValueError("another number of tickets than it says")
-        return Request(number, _context(shared), tuple(map(_ticket, each)))
+        return SumRequest(number, _context(shared), tuple(map(_ticket, each)))
     except (ValueError, struct.error) as error:
         raise TicketError("malformed", str(error)[:80]) from None
 
 
-def _context(data: bytes) -> Context:
+def _context(data: bytes) -> MaskContext:
     federation, run, numbers = _parts(data, 3)
     task, dim, cohort, bits = struct.unpack(">QQQQ", numbers)
     if not (task < 1 << 16 and 0 < dim <= DIM and cohort <= TICKETS and bits < 64):
         raise ValueError("a number beyond its bound")
-    return Context(_name(federation), _name(run), task, dim, cohort, bits)
+    return MaskContext(_name(federation), _name(run), task, dim, cohort, bits)
 
 
-def _ticket(data: bytes) -> Ticket:
+def _ticket(data: bytes) -> MaskTicket:
     client, numbers, seal, once = _parts(data, 4)
     epoch, seq = struct.unpack(">QQ", numbers)
     if not (0 < epoch < _COUNTS and 0 < seq < _COUNTS) or (len(seal), len(once)) != (KEY, KEY):
         raise ValueError("a number beyond its bound, or no key")
-    return Ticket(_name(client), epoch, seq, seal, once)
+    return MaskTicket(_name(client), epoch, seq, seal, once)
 
 
 def _name(raw: bytes) -> str:
