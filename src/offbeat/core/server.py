@@ -458,11 +458,22 @@ class Algorithm:
     def _added(self, task: int) -> int:
         """How many updates the server takes for a step, given that it may see their sum only."""
         assert self.secure is not None
+        guard = getattr(self.server, "guard", None)
+        if guard is not None:
+            table, why = (
+                ("privacy", "noise inside a secure sum is not there yet")
+                if guard.limits
+                else ("robust", "a robust rule compares single updates, which no server is shown")
+            )
+            raise SettingError(f"secure and {table}: {why}; keep one of the two tables")
         name, order = type(self.server).__name__, type(self.server).__mro__
-        own, summed = (
-            next(at for at, each in enumerate(order) if what in vars(each)) for what in ("arrived", "summed")
-        )
-        size = None if own < summed else self.server.adds(task)  # what a class makes of updates, it makes of sums, too
+
+        def depth(what: str) -> int:
+            return next((n for n, each in enumerate(order) if what in vars(each)), len(order))
+
+        # what a class makes of updates it must make of sums, too
+        changed = min(map(depth, ("arrived", "counts", "aggregate"))) < depth("summed")
+        size = None if changed else self.server.adds(task)
         if size is None:
             raise SettingError(
                 f"secure: {name} makes more of single updates than their sum, and no single one is shown; use FedBuff, "

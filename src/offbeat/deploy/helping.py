@@ -43,7 +43,8 @@ def requests_of(plan: Plan, ledger: Ledger) -> list[SumRequest]:
     found = []
     for number, cohort in sorted(ledger.closed.items()):
         tickets = [
-            MaskTicket(name, *at, bytes.fromhex(seal), bytes.fromhex(once)) for name, *at, seal, once in cohort.tickets
+            MaskTicket(name, epoch, seq, bytes.fromhex(seal), bytes.fromhex(once))
+            for name, epoch, seq, seal, once in cohort.tickets
         ]
         found.append(SumRequest(number, context_of(plan, cohort.task), tuple(tickets)))
     return found

@@ -19,6 +19,7 @@ from offbeat.core.server import Algorithm, Commands, View
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.sums import EXACT, Cohort, Encoded, Secure, words
 from offbeat.core.vectors import Vector
+from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
 from offbeat.local.compress import LargestK
 from offbeat.problems.quadratic import Quadratic
@@ -203,6 +204,23 @@ def test_a_server_of_ones_own_that_changes_arrived_is_refused_unless_it_sums() -
 
     with pytest.raises(SettingError, match="Other makes more of single updates"):
         Algorithm(Other(size=4), SGD(lr=0.1), secure=SECURE)
+
+
+def test_robust_rules_contradict_sums_by_name() -> None:
+    table = {
+        "problem": {"data": "digits", "clients": 8},
+        "timing": {"compute": {"exponential": {"rate": 1.0}}},
+        "algorithm": {"fedbuff": {"size": 4, "local": {"sgd": {"lr": 0.1}}}},
+        "secure": {"cohort": 4},
+        "robust": {"rule": {"trimmed-mean": {"share": 0.2}}},
+    }
+    with pytest.raises(SettingError, match=r"secure and robust: .* compares single updates"):
+        Experiment.parse(table)
+    del table["robust"]
+    assert Experiment.parse(table).secure == Secure(cohort=4)
+    table["algorithm"]["fedbuff"]["size"] = 40  # type: ignore[index]
+    with pytest.raises(SettingError, match=r"secure\.cohort = 30: only 8 clients"):
+        Experiment.parse({**table, "secure": {}})
 
 
 def test_compression_and_too_few_clients_are_refused() -> None:

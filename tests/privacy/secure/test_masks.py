@@ -1,0 +1,301 @@
+"""Masks and the helper: a golden vector by a slow implementation of its own, uniform words, every refusal."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import hmac
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import offbeat.privacy.secure
+from offbeat.deploy.envelope import public_seal
+from offbeat.privacy.secure.helper import Helper, HelperState, read_state
+from offbeat.privacy.secure.masks import Masker, Unmasker, Words, keystream
+from offbeat.privacy.secure.tickets import LIFE, MaskContext, MaskTicket, SumRequest, TicketError, read_request
+
+HELPER, CONTEXT = bytes([200]) * 32, MaskContext("fed", "run", 0, 16, 3, 20)
+SECRETS = {f"c{n}": bytes([n + 1]) * 32 for n in range(8)}
+
+
+def helper(least: int = 2) -> Helper:
+    members = {name: frozenset([public_seal(secret)]) for name, secret in SECRETS.items()}
+    return Helper("fed", "run", Unmasker(HELPER), members, least)
+
+
+def masked(client: str, seq: int, q: Words, epoch: int = 1, context: MaskContext = CONTEXT) -> tuple[Words, MaskTicket]:
+    return Masker(SECRETS[client], public_seal(HELPER)).mask(context, client, epoch, seq, q)
+
+
+def cohort(number: int = 1, seq: int = 1, clients: int = 4) -> tuple[SumRequest, Words, Words]:
+    """(the request, the sum of masked words, the sum of plain ones)"""
+    plain = [np.arange(16, dtype=np.uint32) * (n + 1) - 40 for n in range(clients)]
+    found = [masked(f"c{n}", seq, q) for n, q in enumerate(plain)]
+    request = SumRequest(number, CONTEXT, tuple(ticket for _, ticket in found))
+    return request, sum(words for words, _ in found), sum(plain)  # type: ignore[return-value]
+
+
+# The arithmetic
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(3, 8), st.integers(1, 50), st.randoms(use_true_random=False))
+def test_masks_leave_the_exact_sum_in_any_order(clients: int, dim: int, order: object) -> None:
+    context = replace(CONTEXT, dim=dim)
+    draw = np.random.default_rng(dim)
+    plain = [draw.integers(0, 2**32, dim, dtype=np.uint32) for _ in range(clients)]
+    found = [masked(f"c{n}", 1 + n, q, context=context) for n, q in enumerate(plain)]
+    order.shuffle(found)  # type: ignore[attr-defined]
+    request = SumRequest(1, context, tuple(ticket for _, ticket in found))
+    total = sum(words for words, _ in found) - helper().open(HelperState(), request).masks  # type: ignore[operator]
+    assert np.array_equal(total, sum(plain))
+
+
+def test_masked_words_are_uniform_and_say_nothing_about_the_numbers() -> None:
+    dim = 1_000_000
+    context = replace(CONTEXT, dim=dim)
+    q = (np.arange(dim) % 7).astype(np.uint32)
+    words, _ = masked("c0", 1, q, context=context)
+    for shift in (0, 8, 16, 24):
+        counts = np.bincount((words >> shift) & 255, minlength=256)
+        chi = float(((counts - dim / 256) ** 2 / (dim / 256)).sum())
+        assert chi < 379  # of 255 degrees of freedom: p > 1e-6
+    assert abs(np.corrcoef(words, q)[0, 1]) < 5 / dim**0.5
+
+
+def test_the_same_numbers_are_never_masked_in_the_same_way_twice() -> None:
+    q = np.zeros(16, dtype=np.uint32)
+    first, again = masked("c0", 1, q), masked("c0", 1, q)
+    assert first[1].once != again[1].once
+    assert not np.any(first[0] == again[0])
+
+
+def test_keys_that_agree_in_32_bits_give_other_masks() -> None:
+    """A generator that folds its seed to 32 bits gives these two the same mask."""
+    assert not np.any(keystream(bytes(32), 64) == keystream(bytes(28) + b"\0\0\0\1", 64))
+
+
+# Golden vectors, by an implementation of its own: X25519 as in RFC 7748, HKDF as in RFC 5869, AES as in FIPS 197
+
+P = 2**255 - 19
+
+
+def x25519(secret: bytes, public: bytes) -> bytes:
+    k = int.from_bytes(secret, "little") & ~7 & ~(1 << 255) | (1 << 254)
+    u = int.from_bytes(public, "little") & (1 << 255) - 1
+    a, b, c, d, swap = 1, 0, u, 1, 0
+    for bit in reversed(range(255)):
+        now = k >> bit & 1
+        if swap ^ now:
+            a, b, c, d = c, d, a, b
+        swap = now
+        s, t, v, w = (a + b) ** 2 % P, (a - b) ** 2 % P, (c - d) * (a + b) % P, (c + d) * (a - b) % P
+        e = s - t
+        c, d, a, b = (v + w) ** 2 % P, u * (v - w) ** 2 % P, s * t % P, e * (s + 121665 * e) % P
+    if swap:
+        a, b = c, d
+    return (a * pow(b, P - 2, P) % P).to_bytes(32, "little")
+
+
+def hkdf(secret: bytes, info: bytes) -> bytes:
+    extracted = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(extracted, info + b"\1", "sha256")
+
+
+def times(a: int, b: int) -> int:
+    found = 0
+    while b:
+        found ^= a * (b & 1)
+        a, b = (a << 1) ^ (0x11B if a & 0x80 else 0), b >> 1
+    return found
+
+
+def sbox(x: int) -> int:
+    inverse = next((y for y in range(256) if times(x, y) == 1), 0)
+    return sum(((bin(inverse & mask).count("1") & 1) << n) for n, mask in enumerate(ROWS)) ^ 0x63
+
+
+ROWS = [sum(1 << ((n + k) % 8) for k in (0, 4, 5, 6, 7)) for n in range(8)]
+SBOX = [sbox(x) for x in range(256)]
+
+
+def aes256(key: bytes, block: bytes) -> bytes:
+    words, rcon = [list(key[i : i + 4]) for i in range(0, 32, 4)], 1
+    for i in range(8, 60):
+        t = list(words[-1])
+        if i % 8 == 0:
+            t = [SBOX[b] for b in t[1:] + t[:1]]
+            t[0] ^= rcon
+            rcon = times(rcon, 2)
+        elif i % 8 == 4:
+            t = [SBOX[b] for b in t]
+        words.append([a ^ b for a, b in zip(words[i - 8], t, strict=True)])
+    keys = [[b for word in words[4 * r : 4 * r + 4] for b in word] for r in range(15)]
+    s = [a ^ b for a, b in zip(block, keys[0], strict=True)]
+    for r in range(1, 15):
+        s = [SBOX[s[(i + 4 * (i % 4)) % 16]] for i in range(16)]
+        if r < 14:
+            mixed = []
+            for c in range(0, 16, 4):
+                col = s[c : c + 4]
+                for i in range(4):
+                    a, b, x, y = (col[(i + k) % 4] for k in range(4))
+                    mixed.append(times(a, 2) ^ times(b, 3) ^ x ^ y)
+            s = mixed
+        s = [a ^ b for a, b in zip(s, keys[r], strict=True)]
+    return bytes(s)
+
+
+def slow_mask(client: bytes, once: bytes, info: bytes, dim: int) -> list[int]:
+    """The mask of a message, given the helper's two shared secrets with the client's keys."""
+    key = hkdf(client + once, info)
+    stream = b"".join(aes256(key, n.to_bytes(16, "big")) for n in range(-(-dim // 4)))
+    return [w for (w,) in struct.iter_unpack("<I", stream[: 4 * dim])]
+
+
+def parts(*each: bytes) -> bytes:
+    return b"".join(struct.pack(">I", len(x)) + x for x in each)
+
+
+NINE = (9).to_bytes(32, "little")
+
+
+def test_a_mask_is_what_a_slow_implementation_of_its_own_makes_of_the_keys() -> None:
+    own, once = bytes([7]) * 32, bytes([9]) * 32
+    public, once_public, theirs = (x25519(secret, NINE) for secret in (own, once, HELPER))
+    assert public == public_seal(own)
+    numbers = struct.pack(">QQQQ", 0, 16, 3, 20)
+    context = parts(b"fed", b"run", numbers)
+    ticket = parts(b"c9", struct.pack(">QQ", 2, 5), public, once_public)
+    info = parts(b"offbeat/mask/1", context, ticket, theirs)
+    slow = slow_mask(x25519(HELPER, public), x25519(HELPER, once_public), info, 16)
+    quick = Unmasker(HELPER).total(CONTEXT, (MaskTicket("c9", 2, 5, public, once_public),))
+    assert quick.tolist() == slow
+    assert hashlib.sha256(quick.astype("<u4").tobytes()).hexdigest() == GOLDEN
+
+
+GOLDEN = "f57046c0560d230820d7045cc50e0df087a1877ddc7cf33d99e0efe610c15605"
+
+
+# The helper's refusals, one test each
+
+
+def refused(code: str, request: SumRequest, state: HelperState | None = None, least: int = 2) -> None:
+    with pytest.raises(TicketError) as error:
+        helper(least).open(state or HelperState(), request)
+    assert error.value.code == code
+
+
+def test_it_opens_no_sum_of_fewer_clients_than_the_run_says() -> None:
+    refused("cohort", cohort(clients=2)[0])
+
+
+def test_it_opens_no_sum_of_fewer_clients_than_it_says_itself() -> None:
+    refused("cohort", cohort(clients=4)[0], least=5)
+
+
+def test_many_messages_of_few_clients_are_no_cohort() -> None:
+    request = cohort(clients=3)[0]
+    more = [masked("c0", seq, np.zeros(16, dtype=np.uint32))[1] for seq in range(2, 9)]
+    refused("cohort", replace(request, tickets=(*request.tickets[:2], *more)))
+
+
+def test_it_knows_the_clients_of_the_roster_only() -> None:
+    request = cohort()[0]
+    refused("identity", replace(request, tickets=(replace(request.tickets[0], client="mallory"), *request.tickets[1:])))
+
+
+def test_it_takes_no_key_that_the_roster_does_not_have() -> None:
+    """Otherwise a server would fill a sum with masks of its own, and be left with one client's update."""
+    request = cohort()[0]
+    own = replace(request.tickets[0], seal=public_seal(bytes([99]) * 32))
+    refused("identity", replace(request, tickets=(own, *request.tickets[1:])))
+
+
+def test_it_opens_a_message_once() -> None:
+    request = cohort()[0]
+    state = helper().open(HelperState(), request).state
+    other = masked("c5", 1, np.zeros(16, dtype=np.uint32))[1]
+    refused("repeated", replace(request, number=2, tickets=(*request.tickets[1:], other)), state)
+
+
+def test_one_message_is_in_a_sum_once() -> None:
+    request = cohort()[0]
+    refused("repeated", replace(request, tickets=(*request.tickets, request.tickets[0])))
+
+
+def test_the_last_sum_is_opened_again_in_the_same_words_and_in_no_others() -> None:
+    request, *_ = cohort()
+    opened = helper().open(HelperState(), request)
+    again = helper().open(opened.state, request)
+    assert np.array_equal(again.masks, opened.masks)
+    assert again.state == opened.state
+    refused("repeated", replace(request, tickets=request.tickets[:3]), opened.state)
+
+
+def test_sums_come_in_order_and_a_helper_without_its_state_does_not_begin_in_the_middle() -> None:
+    refused("order", cohort(number=2)[0])
+    state = helper().open(HelperState(), cohort(number=1)[0]).state
+    refused("order", cohort(number=3, seq=2)[0], state)
+    assert helper().open(state, cohort(number=LIFE + 1, seq=2)[0]).state.last == LIFE + 1
+
+
+def test_it_is_the_helper_of_one_run() -> None:
+    request = cohort()[0]
+    refused("run", replace(request, context=replace(CONTEXT, run="other")))
+
+
+@pytest.mark.parametrize("changed", [{"dim": 17}, {"cohort": 2}, {"bits": 19}, {"task": 1}])
+def test_what_the_server_tells_the_helper_must_be_what_it_told_the_clients(changed: dict[str, int]) -> None:
+    request, total, plain = cohort()
+    lied = replace(request, context=replace(CONTEXT, **changed))  # type: ignore[arg-type]
+    masks = helper().open(HelperState(), lied).masks[:16]
+    assert not np.any(total - masks == plain)
+
+
+def test_any_flipped_bit_of_a_request_is_refused_or_opens_nothing() -> None:
+    request, total, plain = cohort()
+    data = request.to_bytes()
+    for bit in range(0, 8 * len(data), 3):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            wrong = read_request(bytes(flipped))
+            opened = helper().open(HelperState(), wrong)
+        except TicketError:
+            continue
+        if (wrong.context, wrong.tickets) != (request.context, request.tickets):  # else it is the same sum
+            assert len(opened.masks) < 16 or not np.any(total - opened.masks[:16] == plain), bit
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
+    for each in (data, b"OBM1" + data):
+        with contextlib.suppress(TicketError):
+            read_request(each)
+
+
+def test_requests_and_states_come_back_as_they_were() -> None:
+    request = cohort()[0]
+    assert read_request(request.to_bytes()) == request
+    state = helper().open(HelperState(), request).state
+    assert read_state(state.to_bytes()) == state
+
+
+# What is not there
+
+
+def test_nothing_here_draws_from_a_generator_that_can_be_guessed() -> None:
+    for path in Path(offbeat.privacy.secure.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert "random" not in [*names, module], path
+            assert not (isinstance(node, ast.Attribute) and node.attr == "random"), path
