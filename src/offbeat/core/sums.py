@@ -146,7 +146,8 @@ def encoded(local: Local, secure: Secure, size: int) -> Local:
 
 def words(vector: Vector, unit: float) -> Vector:
     """The whole numbers of a message, modulo 2^32."""
-    return (materialise(vector).double() / unit).to(torch.int32)
+    largest = RING // 2 - 1  # beyond which only somebody goes who does not encode at all
+    return torch.round(materialise(vector).double() / unit).clamp(-largest, largest).to(torch.int32)
 
 
 @dataclass
