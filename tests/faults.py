@@ -40,6 +40,8 @@ from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.effects import Done
+from offbeat.deploy.helper_core import HelperCore
+from offbeat.deploy.masking import Masking
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import ServerCore
@@ -127,6 +129,8 @@ class Bugs:
     server: type[ServerCore] = ServerCore
     core: type[ClientCore] = ClientCore
     thaw: Callable[[Any], Any] = lambda ledger: ledger  # what recovery makes of a checkpoint
+    mask: type[Masking] = Masking
+    helper: type[HelperCore] = HelperCore
     eager: bool = False  # the server takes a message and answers before it is stored
 
 
@@ -175,16 +179,20 @@ class Broken:
         self.kind = algorithm
         made = ALGORITHMS[algorithm]()
         tasks = 2 if made.server.several else 1
+        secure = made.secure
+        initial = [PROBLEM.initial() + task for task in range(tasks)]
         self.plan = Plan(
             "run",
             [f"c{i}" for i in range(CLIENTS)],
             made.server,
             made.locals(tasks),
-            [PROBLEM.initial() + task for task in range(tasks)],
+            initial if secure is None else [secure.round(x) for x in initial],
             Until(time=1e9),
             seed=seed,
             limits=Limits(lease=8.0, patience=6.0),
             personal=Personal() if seed % 4 >= 2 else None,
+            secure=secure,
+            federation="fed",
         )
         self.firsts = [local.remember(x) for local, x in zip(self.plan.locals, self.plan.initial, strict=True)]
         self.now, self.counter, self.heap = 0.0, itertools.count(), list[Any]()
@@ -273,7 +281,7 @@ class Broken:
 
     def store(self, sender: str, data: bytes) -> None:
         """Append to the log; the server reads it if it is there."""
-        entry = LogEntry(len(self.log) + 1, self.now + self.skew, sender, data)
+        entry = LogEntry(len(self.log) + 1, self.now + self.skew, sender, data, self.keys_of(sender))
         if self.bugs.eager and self.core is not None and sender:
             life = self.server_life
             self.serve(lambda server_core: server_core.fold(entry, self.now))
@@ -287,6 +295,10 @@ class Broken:
         self.log.append(entry)
         self.stored.append(self.now)
         self.later(0.001, self.read_log)
+
+    def keys_of(self, sender: str) -> tuple[str, str, str]:
+        """The public keys with which an entry was verified."""
+        return ("", "", "")
 
     # The server
 
@@ -397,11 +409,16 @@ class Broken:
             return
         node.life += 1
         names = (f"{node.name}-{node.life}-{self.random.random()}-{i}" for i in itertools.count())
-        node.core = self.bugs.core("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0)
+        mask = self.masking(node)
+        node.core = self.bugs.core("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0, mask=mask)
         node.training = None
         self.act(node, lambda client_core: client_core.start(node.disk, self.now))
         self.look(node)
         self.later(0.3, lambda life=node.life: self.tick_client(node, life))
+
+    def masking(self, node: Node) -> Masking | None:
+        """How a client masks what it sends, if it does."""
+        return None
 
     def look(self, node: Node) -> None:
         """A client that starts reads the assignment that the broker has."""

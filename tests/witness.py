@@ -33,6 +33,8 @@ SAMPLES = 4  # held-out samples of every client
 HANDLERS = (
     "started",
     "arrived",
+    "sealed",
+    "summed",
     "lost",
     "rang",
     "joined",
@@ -103,6 +105,7 @@ class Witness:
     told: dict[Number, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))  # (digest, verdict)
     acknowledged: set[Number] = field(default_factory=set)  # what a client saw applied
     evaluated: list[tuple[int, Content]] = field(default_factory=list)  # (task, model)
+    plain: dict[str, Payload] = field(default_factory=dict)  # what was masked, by the key that was made for it
     lost: set[str] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # clients that were cut off for good
     late: float = LATE
@@ -237,6 +240,7 @@ class Fold:
         self.rows, self.measurements = watcher.rows, watcher.measurements
         self.reducer = reducer(replace(plan, server=self._watched(plan.server)), None, [watcher])
         self.calm_events = 0  # events before the calm
+        self.sums = 0  # opened
         seconds = 0.0
         for i, (entry, self.now) in enumerate(zip(log, times, strict=True)):
             if self.ledger.begun:
@@ -257,6 +261,7 @@ class Fold:
         return self.reducer.ledger
 
     def _fold(self, entry: LogEntry) -> None:
+        self.closed = {number: [*cohort.tickets] for number, cohort in self.ledger.closed.items()}
         seen, asked = len(self.rows), {judging.number: judging for judging in self.ledger.judging.values()}
         code = self.reducer.fold(entry)
         for judging in self.ledger.judging.values():
@@ -298,6 +303,11 @@ class Fold:
             def call(this: Server[Any], state: Any, *given: Any) -> Iterator[Command]:
                 if name == "arrived":
                     self._arrived(given[0])
+                if name == "sealed":
+                    once = self.ledger.cohorts[given[0].task].tickets[-1][-1]
+                    self._arrived(Update(given[0], self.witness.plain[once]))
+                if name == "summed":
+                    self._summed(given[1])
                 for command in handler(this, state, *given) or ():
                     self._models(this, state)
                     if isinstance(command, Send):
@@ -351,6 +361,14 @@ class Fold:
             self.wrong.append(f"job {job.id} of client {job.client} was computed from another memory")
         self.memory[place] = (right or same)[-1].after
         self.memories[place].append(self.memory[place])
+
+    def _summed(self, total: Vector) -> None:
+        """A sum must be that of what its clients have masked."""
+        (tickets,) = (each for number, each in self.closed.items() if number not in self.ledger.closed)
+        self.sums += 1
+        expected = sum(vector for ticket in tickets for vector in self.witness.plain[ticket[-1]].values())
+        if total.tolist() != expected.tolist():  # type: ignore[union-attr]
+            self.wrong.append(f"a sum is {total.tolist()}, and its clients have sent {expected}")
 
     def remembered(self, client: int, task: int) -> Content:
         """The memory that a client has by the log."""

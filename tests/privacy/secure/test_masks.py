@@ -230,7 +230,7 @@ def test_one_message_is_in_a_sum_once() -> None:
     refused("repeated", replace(request, tickets=(*request.tickets, request.tickets[0])))
 
 
-def test_the_last_sum_is_opened_again_in_the_same_words_and_in_no_others() -> None:
+def test_a_sum_is_opened_again_in_the_same_words_and_in_no_others() -> None:
     request, *_ = cohort()
     opened = helper().open(HelperState(), request)
     again = helper().open(opened.state, request)

@@ -5,8 +5,8 @@ The rules, before the code:
 1. A sum is opened if it has `cohort` different clients, and no fewer than the helper itself asks for (`least`).
 2. Clients are those of the roster that the coordinator has signed, with the keys it gives them or gave them before.
 3. Each message is in one sum: the numbers (epoch, seq) of a client go up from sum to sum of a task, and within one.
-4. Sums come in the order of their numbers. The last one may be asked for again in the same words, because an answer may
-   be lost; its answer is the same. Any other repetition is refused.
+4. Sums come in the order of their numbers. One that was opened may be asked for again in the same words, because an
+   answer may be lost; its answer is the same. Any other repetition is refused.
 5. What was opened is written down before the answer goes out (`OpenedSum.state` before `OpenedSum.masks`).
 6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored
    backup (`LIFE`), is where it can begin.
@@ -28,23 +28,30 @@ from offbeat.privacy.secure.tickets import LIFE, MaskTicket, SumRequest, TicketE
 class HelperState:
     """What was opened in one run.
 
-    last: number and digest of the last request.   opened: by client and task, the (epoch, seq) up to which.
+    last: number of the last sum.   digests: of the requests for the last ones, by number, which may be asked again.
+    opened: by client and task, the (epoch, seq) up to which.
     """
 
     last: int = 0
-    digest: str = ""
+    digests: Mapping[int, str] = field(default_factory=dict)
     opened: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         rows = [[client, task, *number] for (client, task), number in sorted(self.opened.items())]
-        return json.dumps({"last": self.last, "digest": self.digest, "opened": rows}, separators=(",", ":")).encode()
+        plain = {"last": self.last, "digests": [*self.digests.items()], "opened": rows}
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+    def without(self, number: int) -> HelperState:
+        """Sums before this number will not be asked for again."""
+        return replace(self, digests={n: digest for n, digest in self.digests.items() if n >= number})
 
 
 def read_state(data: bytes) -> HelperState:
     """From the disk."""
     found = json.loads(data)
     rows = {(str(client), int(task)): (int(epoch), int(seq)) for client, task, epoch, seq in found["opened"]}
-    return HelperState(int(found["last"]), str(found["digest"]), rows)
+    digests = {int(number): str(digest) for number, digest in found["digests"]}
+    return HelperState(int(found["last"]), digests, rows)
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,8 @@ class Helper:
         for ticket in request.tickets:
             if ticket.seal not in self.members.get(ticket.client, ()):
                 raise TicketError("identity", f"{ticket.client!r} is not on the roster with this key")
-        if request.number == state.last:
-            if request.digest != state.digest:
+        if request.number in state.digests:
+            if request.digest != state.digests[request.number]:
                 raise TicketError("repeated", f"sum {request.number} was opened, with other messages")
             return state
         begins = request.number % LIFE == 1 and request.number > state.last
@@ -92,7 +99,7 @@ class Helper:
         opened = dict(state.opened)
         for ticket in request.tickets:
             opened[ticket.client, request.context.task] = self._once(opened, ticket, request.context.task)
-        return replace(state, last=request.number, digest=request.digest, opened=opened)
+        return HelperState(request.number, {**state.digests, request.number: request.digest}, opened)
 
     def _once(
         self, opened: Mapping[tuple[str, int], tuple[int, int]], ticket: MaskTicket, task: int

@@ -1,0 +1,171 @@
+"""The world that breaks, with secure aggregation: masked updates, a helper that crashes too, and a curious server.
+
+The witness knows what every mask hides. A sum must be that of its clients' numbers, each message must be in one sum,
+and a helper must open no message twice, whatever it is asked: now and then it is asked for a sum less one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from faults import ALGORITHMS, CLIENTS, Broken, Bugs, CrashError, Jump, Node
+from witness import Fold
+
+from offbeat.algorithms import AREA, FedBuff
+from offbeat.core.server import Algorithm
+from offbeat.core.sums import Secure
+from offbeat.core.vectors import Payload
+from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy.envelope import public_seal
+from offbeat.deploy.helper_core import HelperCore, HelperMemory
+from offbeat.deploy.helping import HelpingHeader, read_helping, write_helping
+from offbeat.deploy.keys import HELPER
+from offbeat.deploy.masking import Masking
+from offbeat.deploy.membership import openings
+from offbeat.privacy.secure.tickets import SumRequest
+
+SECRETS = {name: bytes([1 + n]) * 32 for n, name in enumerate([*(f"c{n}" for n in range(CLIENTS)), HELPER])}
+SEALS = {name: public_seal(secret) for name, secret in SECRETS.items()}
+SECURED: dict[str, Callable[[], Algorithm]] = {
+    "secure": lambda: Algorithm(FedBuff(size=3), Jump(lr=1.0, steps=2), secure=Secure(cohort=2)),
+    "secure area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3), secure=Secure(cohort=2)),
+}
+
+
+class Secured(Broken):
+    """One schedule."""
+
+    def __init__(self, seed: int, algorithm: str = "secure", bugs: Bugs | None = None, rate: float = 1.0) -> None:
+        ALGORITHMS.update(SECURED)
+        try:
+            super().__init__(seed, algorithm, bugs, rate)
+        finally:
+            for name in SECURED:
+                del ALGORITHMS[name]
+        self.helper: HelperCore | None = None
+        self.helper_disk: bytes | None = None
+        self.question = b""
+        self.opened: dict[str, frozenset[str]] = {}  # a message's key -> the sum it was opened in
+        self.sent: dict[str, bytes] = {}  # a message's key -> what it has masked
+        keys = {name: ("", "", seal.hex()) for name, seal in SEALS.items()}
+        for entry in openings(self.plan, keys):
+            self.store("", entry)
+        self.later(0.0, self.boot_helper)
+
+    def keys_of(self, sender: str) -> tuple[str, str, str]:
+        return ("", "", SEALS[sender].hex() if sender and sender != HELPER else "")
+
+    def masking(self, node: Node) -> Masking:
+        assert self.plan.secure is not None
+        made = self.bugs.mask("fed", "run", self.plan.secure, SECRETS[node.name], SEALS[HELPER])
+
+        def mask(header: wire.Trained, task: int, upload: Payload) -> Any:
+            parts = made(header, task, upload)
+            once, (words, *_) = parts["once"].hex(), parts.values()  # type: ignore[union-attr]
+            if self.sent.setdefault(once, words) != words:  # type: ignore[arg-type]
+                self.violations.append(f"{node.name} has used a mask for two messages")
+            self.witness.plain[once] = upload
+            return parts
+
+        return mask  # type: ignore[return-value]
+
+    def chance(self, what: str, probability: float) -> bool:
+        return what != "rubbish" and super().chance(what, probability)
+
+    # The helper
+
+    def boot_helper(self) -> None:
+        self.helper = self.bugs.helper("fed", "run", SECRETS[HELPER], b"", retry=0.7)
+        if self.helper_disk is None:
+            self.helper.kept = HelperMemory(seals={name: [seal.hex()] for name, seal in SEALS.items()})
+        self.helper.start(self.helper_disk)
+        if self.question:
+            self.help(lambda helper: helper.hear(self.question, self.now))
+        self.later(0.3, lambda helper=self.helper: self.tick_helper(helper))
+
+    def tick_helper(self, helper: HelperCore) -> None:
+        if helper is not self.helper:
+            return
+        self.help(lambda core: core.tick(self.now))
+        self.later(0.3, lambda: self.tick_helper(helper))
+
+    def help(self, step: Callable[[HelperCore], list[client_side.Effect]]) -> None:
+        if self.helper is None:
+            return
+        try:
+            for effect in step(self.helper):
+                self.perhaps_crash("helper", "before", type(effect).__name__, 0.01)
+                if isinstance(effect, client_side.Save):
+                    self.helper_disk = effect.data
+                elif isinstance(effect, client_side.Tell):
+                    self.note_opened(self.question, effect.data)
+                    self.carry("unmasked", lambda data=effect.data: self.store(HELPER, data))
+                self.perhaps_crash("helper", "after", type(effect).__name__, 0.01)
+        except CrashError:
+            self.helper = None
+            self.later(self.random.uniform(0.1, 5.0), self.boot_helper)
+
+    def note_opened(self, question: bytes, answer: bytes) -> None:
+        """No message may be opened in two sums."""
+        header = wire.heard(wire.unpack(answer))
+        if header.error:
+            self.fired["refused by the helper"] += 1
+            return
+        request = read_helping(question).requests.get(header.number)
+        if request is None:
+            return  # an answer to what was asked before, again
+        sum_ = frozenset(ticket.once.hex() for ticket in request.tickets)
+        for once in sum_:
+            if self.opened.setdefault(once, sum_) != sum_:
+                self.violations.append("a message was opened in two sums")
+
+    def obey_server(self, effect: server_side.Effect) -> None:
+        if not isinstance(effect, server_side.Consult):
+            super().obey_server(effect)
+            return
+        assert self.core is not None
+        question = write_helping(self.plan, self.core.ledger, b"")
+        self.carry("question", lambda: self.ask(question))
+
+    def ask(self, question: bytes) -> None:
+        self.question = question
+        self.help(lambda helper: helper.hear(question, self.now))
+        if self.chance("curious question", 0.5):
+            self.later(self.random.uniform(0.1, 2.0), lambda: self.be_curious(question))
+
+    def be_curious(self, question: bytes) -> None:
+        """Ask a copy of the helper for the same sums without one client each, under the same number and the next."""
+        if self.helper is None:
+            return
+        for request in read_helping(question).requests.values():
+            for number in (request.number, request.number + 1):
+                fewer = replace(request, number=number, tickets=request.tickets[1:])
+                copy = type(self.helper)("fed", "run", SECRETS[HELPER], b"")
+                copy.kept = self.helper.kept
+                lied = curious(fewer)
+                for effect in copy.hear(lied, self.now):
+                    if isinstance(effect, client_side.Tell):
+                        self.note_opened(lied, effect.data)
+
+    # What must hold
+
+    def judge_memory(self, fold: Fold) -> None:
+        super().judge_memory(fold)
+        self.fired["sums"] += fold.sums
+        if fold.ledger.unopened:
+            self.violations.append(f"{fold.ledger.unopened} sums were not opened")
+        if self.kind == "secure area":
+            waiting = [*fold.ledger.cohorts.values(), *fold.ledger.closed.values()]
+            sent = [self.witness.plain[t[-1]]["residual"] for each in waiting for t in each.tickets]
+            y = sum(fold.remembered(client, 0)[0][1][0] for client in range(CLIENTS))
+            now = CLIENTS * float(fold.ledger.server.model.vector + fold.ledger.server.u) + sum(map(float, sent))
+            if y != now:
+                self.violations.append(f"the sum of y is {y}, and the server has {now}")
+
+
+def curious(request: SumRequest) -> bytes:
+    """A question for one sum."""
+    header = HelpingHeader("run", 1 << 40)
+    return wire.pack("helping", vars(header), {"roster": b"", str(request.number): request.to_bytes()})
