@@ -198,12 +198,48 @@ def test_the_recursion_is_below_its_closed_form(
         assert exact[k] <= area.leading(problem, events, k).total * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 30.0])
 def test_the_recursion_is_below_its_closed_form_after_many_iterations(sigma: float) -> None:
     """Where noise rules: the slips of the printed constants left it below the recursion there."""
     problem, events = Smooth(1.0, 1.0, 1, sigma, 1.0, 1.0), Events.from_rates([10.0], 0.1)
     exact = area.trajectory(problem, events, 200_000)
     assert all(exact[k] <= area.leading(problem, events, k).total for k in (1000, 20_000, 200_000))
+
+
+@pytest.mark.slow
+def test_with_the_printed_constants_the_closed_form_is_below_the_recursion() -> None:
+    """c_8 without the sqrt(2c) that lemma 16 drops, and ψ = 1 + q̄: no bound, and it changes when f is rescaled."""
+
+    def printed(problem: Smooth, K: float) -> float:
+        """For M = 1, where c_4 and ĉ_ζ are 0."""
+        L, ps, q, zeta, sigma, (c, d) = *values(problem), steps(problem)
+        c1, c3, psi = 2.0 * c * L, 4.0 * c**2, 1.0 + q
+        c5, c6 = math.sqrt(psi) * (d - 1) ** 2, (d - 1) ** 2 * math.sqrt(2.0 * psi * c1)
+        c7, c8 = math.sqrt(psi * c1 * 4.0 * c * q * L / 2.0), math.sqrt(psi * 1.25 * c1 / 12.0)
+        start2 = (1.0 / ps + 8.0 * q) * problem.distance**2 + 8.0 * (c / d * L * zeta) ** 2 * q
+        start1 = (1.0 / ps + 4.0 * q) * problem.distance + 4.0 * c / d * L * zeta * q
+        k, from_start = K + d - 1.0, c5 * math.sqrt(start2) + c6 * math.sqrt(zeta * start1)
+        noise = c8 * math.sqrt(sigma * zeta) + math.sqrt(psi * c3 / 3.0) * sigma
+        late = c1 * zeta * from_start / k**3 + c1 * c7 * zeta**2 / (2.0 * k**2) + c1 * zeta * noise / (2.0 * k**1.5)
+        return ps * ((d - 1) ** 4 * start2 / k**4 + late + c3 * sigma**2 / (3.0 * k))
+
+    def values(problem: Smooth) -> tuple[float, float, float, float, float]:
+        return problem.smoothness, events.server, events.mean_inverse, problem.zeta, problem.sigma
+
+    def steps(problem: Smooth) -> tuple[float, float]:
+        found = area.schedule(problem, events)
+        return found.c, found.d
+
+    events, K = Events.from_rates([10.0], 10.0), 100_000
+    problem = Smooth(1e-3, 1e-3, 1, sigma=1e-4, zeta=10.0, distance=1e-3)
+    larger = Smooth(1.0, 1.0, 1, sigma=0.1, zeta=10.0, distance=1e-3)  # 1000·f
+    exact = float(area.trajectory(problem, events, K)[-1])
+    assert exact == pytest.approx(1.82e-3, rel=0.01)
+    assert printed(problem, K) == pytest.approx(1.14e-3, rel=0.01)  # below what the lemmas give
+    assert printed(larger, K) > 1.05 * printed(problem, K)
+    assert exact < area.leading(problem, events, K).total < 3 * exact
+    assert area.leading(larger, events, K).total == pytest.approx(area.leading(problem, events, K).total, rel=1e-9)
 
 
 @given(smooth, st.floats(1e-3, 1e3))
