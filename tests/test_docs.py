@@ -118,7 +118,7 @@ def commands(block: Block) -> list[str]:
 
 def shortened(line: str) -> list[str]:
     words = shlex.split(line, comments=True)[1:]
-    if words[0] == "run" and tomllib.loads(Path(words[1]).read_text())["until"]["time"] > LONGEST:
+    if words[0] == "run" and tomllib.loads(Path(words[1]).read_text())["until"].get("time", 0.0) > LONGEST:
         words += ["--set", "until.time=1.0"]
     if words[0] == "sweep":
         words += ["--workers", "1"]  # more would have to start first
@@ -143,7 +143,7 @@ def test_every_experiment_file_and_every_part_of_one_parses_and_runs(block: Bloc
         del table["sweep"]
     table.pop("tune", None)
     experiment = Experiment.parse({**REST, **table, **hurried(table)})
-    if experiment.table["problem"]["data"] in (*BUNDLED, "quadratic"):  # the others have to be fetched
+    if experiment.table["problem"]["data"] in (*BUNDLED, "quadratic", "absolute"):  # the others have to be fetched
         for spec in experiment.runs:
             world = Session(experiment).simulation(spec).run()
             assert world.tally.updates > 0 or set(REST) <= set(table), f"{block.place}: {spec.name} did nothing"
@@ -152,7 +152,8 @@ def test_every_experiment_file_and_every_part_of_one_parses_and_runs(block: Bloc
 def hurried(table: dict[str, Any]) -> dict[str, Any]:
     """When a test stops: a whole file early, a part of one after a few updates."""
     if set(REST) <= set(table):
-        return {"until": {"time": min(2.0, table["until"]["time"]), "updates": 100}, "trials": 1}
+        until = {**table["until"], "time": min(2.0, table["until"].get("time", 2.0)), "updates": 100}
+        return {"until": until, "trials": 1}
     return {"until": {"updates": 20, "time": 1e7}, "evaluate": {"every": 1e6}}
 
 
