@@ -43,7 +43,7 @@ test-slow: setup-dev
 fuzz: setup-dev
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),3600) $(BIN)/pytest -m slow -s tests/deploy/test_fuzz.py
 
-# 1,400 schedules of injected faults around the fold, 350 around what ships, and the planted mistakes: about 20 minutes
+# 1,800 schedules of injected faults around the fold, 450 around what ships, and the planted mistakes: about 20 minutes
 faults: setup-dev
 	$(BIN)/pytest -n 2 -m 'slow or not slow' tests/deploy/test_faults.py tests/deploy/test_shipped.py
 

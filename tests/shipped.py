@@ -122,7 +122,11 @@ class Node:
     leaving: asyncio.Event | None = None
     ended: str | None = None  # how its process ended by itself
     clone: bool = False
-    seen: bool = False  # it knows of the newest board
+
+    @property
+    def seen(self) -> bool:
+        """Whether it has ever read a board, by what its disk holds: one that has not takes an old one, too."""
+        return self.state() is not None or any(self.folder.rglob("board.serial"))
 
     def state(self) -> Any:
         """What its disk holds."""
@@ -185,7 +189,6 @@ class Unkind(Fate):
         node = world.node_of(client)
         kind = found.subject.split(".")[0]
         if kind == "board" and node is not None and not node.seen:
-            node.seen = True
             return found
         if history and world.chance(f"old {kind}", 0.15 if kind == "board" else 0.05):
             return world.random.choice(history)
@@ -575,13 +578,11 @@ class Shipped:
             host.process.skew += by
 
     def hole(self) -> None:
-        """The broker loses a record of the log, of which the server that leads has a copy."""
-        stream, leader = self.broker.streams.get("LOG-run"), self.leader()
-        if stream is not None and leader is not None and leader.server is not None:
-            acknowledged = [seq for seq in stream.kept if seq <= leader.server.chain.seq][-3:]
-            if len(stream.kept) > 3 and acknowledged:
-                self.fired["record lost"] += 1
-                stream.remove(self.random.choice(acknowledged), self.loop.now)
+        """The broker loses one of the last records of the log, of which a server may not even have heard."""
+        stream = self.broker.streams.get("LOG-run")
+        if stream is not None and len(stream.kept) > 3:
+            self.fired["record lost"] += 1
+            stream.remove(self.random.choice(sorted(stream.kept)[-3:]), self.loop.now)
 
     def lose_end(self) -> None:
         """The broker comes back without the last records that it had acknowledged."""
@@ -607,7 +608,6 @@ class Shipped:
         self.forget(node)
         node.process.kill()
         shutil.rmtree(node.folder, ignore_errors=True)
-        node.seen = False
 
     def forget(self, node: Node) -> None:
         state = node.state()

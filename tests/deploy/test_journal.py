@@ -162,6 +162,40 @@ def test_of_two_servers_one_writes_and_the_other_is_overtaken(tmp_path: Path, fa
     asyncio.run(act())
 
 
+def test_a_record_that_is_lost_before_it_is_acknowledged_counts_if_the_next_one_names_it(tmp_path: Path) -> None:
+    stream = Stream("", "unheard", "unheard")
+
+    async def act() -> None:
+        writer = appender(tmp_path, stream)
+        for data in (b"one", b"two", b"three"):
+            await writer.add_own(data)
+        stream.records[1] = None
+        assert [(await writer.settle()).entry.data for _ in range(3)] == [b"one", b"two", b"three"]
+        assert set(writer.tail.known()) == {1, 2, 3}
+
+    asyncio.run(act())
+
+
+def test_a_record_that_is_lost_before_it_is_acknowledged_at_the_log_s_end_is_nobody_s_for_certain(
+    tmp_path: Path,
+) -> None:
+    stream = Stream("", "unheard", "lost")
+
+    async def act() -> None:
+        writer = appender(tmp_path, stream)
+        await writer.add_own(b"one")
+        await writer.settle()
+        for data in (b"two", b"three"):
+            await writer.add_own(data)
+        stream.records[1] = None  # the broker takes no other record of this number
+        with pytest.raises(OvertakenError, match="the broker has lost record 2 of run; a new term begins"):
+            await asyncio.wait_for(writer.settle(), 5.0)
+        assert set(writer.tail.known()) == {1}
+        assert set(writer.tail.read()) == {1, 2, 3}
+
+    asyncio.run(act())
+
+
 def test_clients_wait_while_too_much_is_under_way_and_the_server_itself_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +346,37 @@ def test_the_tail_keeps_what_is_newer_than_the_last_but_one_checkpoint(tmp_path:
     again = Tail(tmp_path)
     again.write(4, b"four")
     assert again.read() == {2: b"two", 3: b"three", 4: b"four"}
+
+
+def test_the_tail_keeps_the_last_records_of_a_run_in_which_little_happens(tmp_path: Path) -> None:
+    tail = Tail(tmp_path)
+    for number in (1, 2):
+        tail.write(number, b"record")
+        for _ in range(3):  # checkpoints
+            tail.rotate(2)
+    assert set(tail.read()) == {1, 2}
+    tail.close()
+    again = Tail(tmp_path)
+    again.write(3, b"record")
+    again.rotate(2)
+    assert set(again.read()) == {1, 2, 3}
+    again.write(4, b"record")
+    again.rotate(2)
+    assert set(again.read()) == {3, 4}
+
+
+def test_a_record_that_was_sent_and_never_acknowledged_is_no_copy_of_what_was_in_the_log(tmp_path: Path) -> None:
+    tail = Tail(tmp_path)
+    tail.write(1, b"one")
+    tail.send(2, b"ours, of a former life")
+    tail.send(2, b"ours")
+    assert tail.known() == {1: b"one"}
+    tail.acknowledge(2)
+    tail.send(3, b"ours, too late")
+    tail.write(3, b"another's")
+    tail.send(4, b"ours, too late")
+    tail.acknowledge(5)  # of which nothing is here
+    assert tail.known() == {1: b"one", 2: b"ours", 3: b"another's"}
 
 
 def test_the_tail_has_what_is_sent_before_it_is_sent_and_tells_what_was_acknowledged(tmp_path: Path) -> None:

@@ -13,14 +13,22 @@ import pytest
 from served import Served, cancel, kill, staged, until
 from worlds import Line
 
-from offbeat.deploy import link as link_module, server as server_module
+from offbeat.deploy import link as link_module, mending, questions, server as server_module
+from offbeat.deploy.board import change_board, read_board
 from offbeat.deploy.intake import acknowledge
 from offbeat.deploy.journal import BrokenLogError, Record, Tail
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.mending import NAME
-from offbeat.deploy.refold import fingerprint, mended, read_body, refold
+from offbeat.deploy.refold import copy_of, fingerprint, mended, read_body, refold
 from offbeat.deploy.server import RunServer
 from offbeat.watch import checkpoint
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that misses a record does not wait long for another one."""
+    for module, name in ((mending, "BRIEF"), (mending, "ABSENT"), (questions, "SLOW")):
+        monkeypatch.setattr(module, name, 1.0)
 
 
 async def written(served: Served, records: int = 30) -> None:
@@ -65,6 +73,7 @@ def test_a_record_that_was_deleted_is_taken_from_the_server_s_copy(
     staged(Served(tmp_path), act)
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_record_that_was_deleted_and_of_which_there_is_no_copy_stops_the_run_and_is_named(tmp_path: Path) -> None:
     async def act(served: Served) -> None:
         await written(served)
@@ -98,6 +107,70 @@ def test_the_last_record_is_missed_too(tmp_path: Path) -> None:
         link = await served.link("server")
         await delete(served, await link.end("LOG-run"))
         await goes_on(served)
+
+    staged(Served(tmp_path), act)
+
+
+def unheard(folder: Path, seq: int) -> None:
+    """The server was killed before it heard that this record was stored."""
+    tail = Tail(folder)
+    frames = [(number, raw) for number, raw in tail._frames(*tail.paths) if (number, raw) != (seq, b"")]
+    tail.close()
+    tail.paths[1].write_bytes(b"".join(Tail.FRAME.pack(number, len(raw)) + raw for number, raw in frames))
+    tail.paths[0].unlink(missing_ok=True)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_single_server_s_last_record_of_which_it_never_heard_is_used_after_a_short_silence(
+    tmp_path: Path,
+) -> None:
+    async def act(served: Served) -> None:
+        await written(served)
+        end = await (await served.link("server")).end("LOG-run")
+        unheard(tmp_path / "one", end)
+        await delete(served, end)
+        assert (await goes_on(served)).ledger.position > end
+
+    staged(Served(tmp_path), act)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_record_of_which_its_sender_never_heard_is_not_used_if_another_server_has_led(
+    tmp_path: Path,
+) -> None:
+    async def act(served: Served) -> None:
+        await written(served)
+        link = await served.link("server")
+        end = await link.end("LOG-run")
+        unheard(tmp_path / "one", end)
+        await delete(served, end)
+        board = await read_board(link)
+        assert board is not None
+        assert board.term("run") == 1
+        await change_board(link, lambda board: board.with_run("run", {**board.runs["run"], "term": 2}))
+        with pytest.raises(BrokenLogError, match=rf"record {end} of the log of run is missing.*no other copy"):
+            await served.serve("one")
+        assert await mended(link, "run", end) is None
+
+    staged(Served(tmp_path), act)
+
+
+def test_a_server_that_stands_by_takes_over_although_the_broker_has_lost_the_log_s_end(tmp_path: Path) -> None:
+    async def act(served: Served) -> None:
+        one, task = await served.serve("one", save_every=1e9)
+        two, _ = await served.serve("two", save_every=1e9)
+        for name in served.names:
+            await served.join(name)
+        await until(lambda: two.ledger.position > 20)
+        await two.reader.stop()  # it has not read the last records yet
+        await until(lambda: one.ledger.position > two.chain.seq + 2)
+        await kill(one, task)
+        link, known = await served.link("server"), one.tail.known()
+        for seq in range(two.chain.seq + 1, await link.end("LOG-run") + 1):
+            await delete(served, seq)
+            await link.store(copy_of("run", seq), known[seq])
+        await until(lambda: two.leading, 30.0)
+        await until(lambda: two.ledger.position > max(known) + 5)
 
     staged(Served(tmp_path), act)
 

@@ -44,6 +44,10 @@ class Board:
         past = {name: why for name, why in self.past.items() if name != run}
         return replace(self.without(run), runs={**self.without(run).runs, run: dict(charter)}, closed=False, past=past)
 
+    def term(self, run: str) -> int:
+        """The last term in which somebody led this run, as far as the board says."""
+        return int(self.runs.get(run, {}).get("term", 0))
+
     def without(self, run: str, why: str = "") -> Board:
         """why: how it ended."""
         runs = {name: known for name, known in self.runs.items() if name != run}

@@ -20,12 +20,11 @@ The rules, before the code:
    but only one of them can add a record, and what a server sends to clients follows from records that were added.
 6. Time is the log's: the stamp before plus the seconds that have passed since on a clock that is never set. The
    machine's own time is only the stamp of the first record, and time in which nobody serves does not count.
-7. A server keeps its records since its last two checkpoints in a file of its own (`Tail`): those that it sends before
-   it sends them, with a mark once they are acknowledged. Records that the broker has lost or damaged are taken from
-   there: those that were acknowledged are added again at the end of the log, and where the log has a hole they are
-   stored beside it. The leader looks for holes once a second, and a server that misses a record asks for it until the
-   leader answers or has been gone for long. What cannot be mended stops the server, with an error that names the
-   record.
+7. A server keeps its records since its last two checkpoints, and at least the last few, in a file of its own (`Tail`):
+   those that it sends before it sends them, with a mark once they are acknowledged. Records that the broker has lost
+   or damaged are taken from there: those that were acknowledged are added again at the end of the log, and where the
+   log has a hole they are stored beside it; `mending` has the rules. What cannot be mended stops the server, with an
+   error that names the record.
 """
 
 from __future__ import annotations
@@ -254,6 +253,7 @@ class LogClock:
 
 class Tail:
     """Records since the last two checkpoints, in two files: `log.tail`, and `log.tail.old` up to the last checkpoint.
+    A run in which little happens has checkpoints without new records, and keeps older ones.
 
     A record without content is a mark: the one of its number is in the log. They are written without waiting for the
     disk: they are there for when the broker, not this machine, loses data.
@@ -264,7 +264,9 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self.paths = folder / "log.tail.old", folder / "log.tail"
         self.file = self._open()
-        os.truncate(self.file, sum(self.FRAME.size + len(raw) for _, raw in self._frames(self.paths[1])))
+        frames = list(self._frames(self.paths[1]))
+        os.truncate(self.file, sum(self.FRAME.size + len(raw) for _, raw in frames))
+        self.fresh = sum(not raw for _, raw in frames)  # records of this file that are in the log
         self.under_way: dict[int, bytes] = {}  # records that were sent and are not acknowledged
 
     def _open(self) -> int:
@@ -278,11 +280,13 @@ class Tail:
     def acknowledge(self, seq: int) -> None:
         """The record of this number that was sent is in the log."""
         self.under_way.pop(seq, None)
+        self.fresh += 1
         self._write(self.FRAME.pack(seq, 0))
 
     def write(self, seq: int, raw: bytes) -> None:
         """This record was read in the log, where whatever we may have sent after the one before it is not."""
         self.under_way.clear()
+        self.fresh += 1
         self._write(self.FRAME.pack(seq, len(raw)) + raw + self.FRAME.pack(seq, 0))
 
     def _write(self, content: bytes) -> None:
@@ -290,8 +294,12 @@ class Tail:
         while frames:
             frames = frames[os.write(self.file, frames) :]
 
-    def rotate(self) -> None:
-        """A checkpoint was written: what is older than the one before it is not needed any more."""
+    def rotate(self, least: int = 0) -> None:
+        """A checkpoint was written: what is older than the one before it is not needed any more. least: records that
+        are kept all the same, for a server that stands by and has not read them when the broker loses them."""
+        if self.fresh < least:
+            return
+        self.fresh = 0
         os.close(self.file)
         self.paths[1].replace(self.paths[0])
         self.file = self._open()
@@ -301,6 +309,17 @@ class Tail:
     def read(self) -> dict[int, bytes]:
         """All records by number, also such as were never acknowledged; of a number that was written twice the last."""
         return {seq: raw for seq, raw in self._frames(*self.paths) if raw}
+
+    def known(self) -> dict[int, bytes]:
+        """The records by number that are known to have been in the log as they are here: those with a mark behind."""
+        sent: dict[int, bytes] = {}
+        found: dict[int, bytes] = {}
+        for seq, raw in self._frames(*self.paths):
+            if raw:
+                sent[seq] = raw
+            elif seq in sent:
+                found[seq] = sent[seq]
+        return found
 
     def acknowledged(self) -> int:
         """The number of the last record that is known to have been in the log; 0: none is."""
@@ -457,19 +476,25 @@ class Appender:
             await refill(self.stream, self.tail, end, first - 1, self.scribe)
         elif first - 1 > self.before and await self.stream.read(first - 1) is None:
             raise OvertakenError(f"the broker has lost record {first - 1} of {self.scribe.run}; a new term begins")
+        lost = 0  # a record under way in whose place there is nothing: ours, if one of ours follows
         for sent in self.under_way:
             found = await self.stream.read(sent.record.seq) if sent.record.seq <= end else None
-            if found is None:
-                sent.ack = await self._publish(sent.record.seq, sent.raw)
-            elif found == sent.raw:
+            if found is not None and found != sent.raw:
+                raise OvertakenError(f"another server has written record {sent.record.seq} of {self.scribe.run}")
+            if sent.record.seq <= end:
+                lost = sent.record.seq if found is None else 0
+        if lost:
+            raise OvertakenError(f"the broker has lost record {lost} of {self.scribe.run}; a new term begins")
+        for sent in self.under_way:
+            if sent.record.seq <= end:
                 sent.ack = _known(sent.record.seq)
             else:
-                raise OvertakenError(f"another server has written record {sent.record.seq} of {self.scribe.run}")
+                sent.ack = await self._publish(sent.record.seq, sent.raw)
 
 
 async def refill(stream: LogStream, tail: Tail, end: int, wanted: int, scribe: Scribe) -> None:
     """Add to a log that ends too early what it had, from the server's own copy."""
-    ours, run = tail.read(), scribe.run
+    ours, run = tail.known(), scribe.run
     missing = [seq for seq in range(end + 1, wanted + 1) if seq not in ours]
     if missing:
         raise BrokenLogError(

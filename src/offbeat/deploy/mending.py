@@ -1,4 +1,25 @@
-"""Records of the log that the broker has lost or damaged: copies are left for others, and asked for."""
+"""Records of the log that the broker has lost or damaged: which one belongs in a hole, and who may put it there.
+
+The rules, before the code. The broker gives a number once, so that exactly one record belongs in a hole. Its copy is
+stored beside the log, for all. The danger is a server that has sent a record of that number and never heard of it:
+another server may have been faster, and the two would go on from different pasts.
+
+1. What follows decides. The next record that the log still has names the digest of the one before it. A copy that it
+   names is the lost record; one that it does not name is not, whoever has it. So there is one past behind every record.
+2. If nothing follows, a server *knows* a record that it has read in the log, or that the broker has acknowledged: its
+   tail has a mark behind it. Only known records are left for others, and a server uses those that it knows at once.
+3. Otherwise it asks. The leader answers with what it knows, and looks for holes by itself once a second.
+4. A record that a server has sent and does not know is a *guess*. It is used only at the end of the log, and only if
+   nobody can have acted on another one:
+   - the record before it is this server's own, so that no other server led then;
+   - the board names no later term: a leader writes its term there before it acts on the record that began it;
+   - no server has left a copy or given a sign of life for `BRIEF` seconds, in which one that stands by takes over.
+   The first guess that is stored beside the log counts, for its sender, too.
+5. Whatever cannot be told stops the server, with an error that names the record and what to do.
+
+So the log does not fork: of two servers that fill a hole differently, only one can add the next record, which settles
+it (1); the other one has acted on nothing (4), stops, and takes the right one when it is started again.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +27,15 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
+from nats.js.errors import APIError
+
 from offbeat.core.errors import OffbeatError
+from offbeat.deploy.board import WRONG_LAST, read_board
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.journal import AGAIN, SILENCE, BrokenLogError, Chain, LogAudit, Scribe, Tail
 from offbeat.deploy.link import Link
@@ -19,6 +45,7 @@ from offbeat.deploy.refold import copy_of, mended
 from offbeat.deploy.streams import BrokerLog
 from offbeat.deploy.wire import RefusedError
 
+BRIEF = SILENCE + 2.0  # seconds of silence after which nobody else leads
 ABSENT = 60.0  # seconds that a server which misses a record waits for the one that leads to come back
 NAME = "server.id"  # the file with a server's name
 
@@ -53,38 +80,81 @@ class Mending:
             await self.leave(self.chain.seq)
 
     async def leave(self, seq: int) -> None:
-        """Another server misses a record of which we may have a copy."""
-        raw = self.tail.read().get(seq) if seq <= self.chain.seq else None
-        if raw is not None:
+        """Another server misses a record, which we may know."""
+        raw = self.tail.known().get(seq)
+        if raw is not None and await self._named(seq, {seq: raw}) is not False:
             await self.link.store(copy_of(self.run, seq), raw)
 
     async def look(self) -> None:
-        """Leave copies of what the broker has lost since the last look, as long as we have them."""
+        """Leave copies of what the broker has lost since the last look, as far as we know it."""
         holes = await self.stream.holes()
         if fresh := holes - self.holes:
-            ours = self.tail.read()
-            for seq in sorted(seq for seq in fresh if seq in ours and seq <= self.chain.seq):
+            for seq in sorted(fresh & self.tail.known().keys()):
                 note("the broker has lost a record; a copy is left beside the log", "warning", run=self.run, record=seq)
-                await self.link.store(copy_of(self.run, seq), ours[seq])
+                await self.leave(seq)
         self.holes = holes
 
     # For ourselves
 
     async def mend(self, seq: int, audit: LogAudit) -> bytes | None:
-        """Another copy of a record that the broker has lost or damaged: our own, which is left for others to read, or
-        one that another server has left, if need be because we ask for it."""
-        raw = self.tail.read().get(seq, b"")
-        if seq > self.tail.acknowledged() and await self.link.insist(lambda: self.stream.read(seq)) is not None:
-            raw = b""  # that we sent, and somebody else was faster
-        if audit.fits(raw):
-            await self.link.insist(lambda: self.link.store(copy_of(self.run, seq), raw))
-            return raw
-        return await self._copy(seq, audit) or await self._asked_for(seq, audit)
+        """The record that belongs in the place of one that the broker has lost or damaged; None: nobody can tell."""
+        insist, known, sent = self.link.insist, self.tail.known(), self.tail.read()
+        for ours in (known, sent):
+            raw = ours.get(seq, b"")
+            named = await insist(partial(self._named, seq, ours)) if audit.fits(raw) else False
+            if named or (named is None and ours is known):
+                await insist(partial(self.link.store, copy_of(self.run, seq), raw))
+                return raw
+        found, guess = await self._copy(seq, audit) or await self._asked_for(seq, audit), sent.get(seq, b"")
+        if (
+            found is None
+            and audit.fits(guess)
+            and not self.asked()
+            and await insist(partial(self._nobody_else, seq, sent))
+        ):
+            await insist(partial(self._guessed, seq, guess))
+            found = await self._copy(seq, audit)
+        return found
+
+    async def _named(self, seq: int, ours: Mapping[int, bytes]) -> bool | None:
+        """Whether the next record that the log has names ours, if need be by others of ours; None: it does not say."""
+        raw, end = ours[seq], await self.stream.end()
+        for number in range(seq + 1, end + 1):
+            digest = sha256(raw).hexdigest()
+            there = self._before(await self.stream.read(number))
+            if there is not None:
+                return there == digest
+            raw = ours.get(number, b"")
+            if self._before(raw) != digest:
+                return None
+        return None
+
+    def _before(self, raw: bytes | None) -> str | None:
+        """The digest of the record before this one; None if this is no record."""
+        with contextlib.suppress(RefusedError):
+            return None if raw is None else self.scribe.read(raw).prev
+        return None
+
+    async def _nobody_else(self, seq: int, sent: Mapping[int, bytes]) -> bool:
+        """Whether no other server can have acted on a record of this number, with which the log's end is lost."""
+        missing = range(seq, await self.stream.end() + 1)
+        lost = [number for number in missing if number in sent and await self.stream.read(number) is None]
+        return len(lost) == len(missing) and await self._alone()
+
+    async def _guessed(self, seq: int, raw: bytes) -> None:
+        """Leave a copy where there is none."""
+        try:
+            await self.link.store(copy_of(self.run, seq), raw, {"Nats-Expected-Last-Subject-Sequence": "0"})
+        except APIError as error:
+            if error.err_code != WRONG_LAST:
+                raise
 
     async def _copy(self, seq: int, audit: LogAudit) -> bytes | None:
-        """The copy beside the log, unless the broker has made that up."""
+        """The copy beside the log, unless the broker has made that up or what follows names another record."""
         found = await mended(self.link, self.run, seq)
-        return found if found is not None and audit.fits(found) else None
+        if found is None or not audit.fits(found):
+            return None
+        return None if await self.link.insist(partial(self._named, seq, {seq: found})) is False else found
 
     async def _asked_for(self, seq: int, audit: LogAudit) -> bytes | None:
         """A record of which the server that leads leaves a copy for us.
@@ -93,7 +163,7 @@ class Mending:
         ask until it answers, or has been silent for long.
         """
         began, found, answered = time.monotonic(), None, False
-        patience = SILENCE if await self.link.insist(self._alone) else ABSENT
+        patience = BRIEF if await self.link.insist(self._alone) else ABSENT
         note("asks the leading server for a record that is missing", "warning", run=self.run, record=seq)
         while found is None and not self.asked() and time.monotonic() - max(self.heard(), began) < patience:
             await self.still_kept(seq)
@@ -111,12 +181,20 @@ class Mending:
         return found
 
     async def _alone(self) -> bool:
-        """Whether no other server can be the one that leads: we wrote the last record, or it is no server's."""
-        raw = await self.stream.read(await self.stream.end())
+        """Whether no other server can be the one that leads: the last record that there is is ours or no server's, and
+        the board names no later term."""
+        leader, term = self.chain.leader, self.chain.term
         try:
-            return raw is not None and self.scribe.read(raw).leader == self.name
+            for number in range(await self.stream.end(), self.chain.seq, -1):
+                if (raw := await self.stream.read(number)) is not None:
+                    leader, term = (last := self.scribe.read(raw)).leader, last.term
+                    break
         except RefusedError:
             return True  # nobody can add a record behind this one
+        with contextlib.suppress(RefusedError):
+            board = await read_board(self.link)
+            return leader == self.name and (board is None or board.term(self.run) <= term)
+        return False
 
     async def still_kept(self, seq: int) -> None:
         """Raises `BrokenLogError` if the record of this number was removed because the log is trimmed."""

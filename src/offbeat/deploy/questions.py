@@ -20,6 +20,7 @@ from offbeat.deploy import wire
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
 from offbeat.deploy.gate import USELESS, Gate
+from offbeat.deploy.journal import UncertainError
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link, as_json
 from offbeat.deploy.wire import RefusedError
@@ -157,7 +158,7 @@ class Answering:
 
     async def _obey(self, question: Question, piece: bytes) -> None:
         """Answer a holder of the server's keys, who asks again if there is no answer."""
-        with contextlib.suppress(*FAILURES):
+        with contextlib.suppress(*FAILURES, UncertainError):
             if question.what == "mend":
                 await self.mend(question.seq)
             if question.what != "append" or await self.order(question.id, piece):

@@ -18,7 +18,7 @@ from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
-from offbeat.deploy.board import Pulse, Pulses, change_board, parse_pulse, write_pulse
+from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.gate import USELESS, Gate
@@ -35,6 +35,7 @@ from offbeat.deploy.journal import (
     Record,
     Scribe,
     Tail,
+    UncertainError,
     body_of,
     refill,
 )
@@ -59,6 +60,7 @@ from offbeat.watch.record import Recorder
 PULSE = 1.0  # seconds between two signs of life
 LOOK = 2.0  # seconds between two looks at the roster
 BEAT = 5.0  # what a sign of life costs: as much as so many messages
+KEPT = 64  # of the last records, at least, that a leader has copies of
 COPIES = 3  # of a client's state that the broker keeps
 
 Measure = Callable[[int, Vector], Mapping[str, float]]
@@ -211,7 +213,7 @@ class RunServer:
         extra = {"record": self.recorder.state, "trips": self.trips.state, "worked": self.wall}
         extra |= {"chain": vars(self.chain), "refused": dict(self.gate.refused)}
         if self.whole:
-            self.tail.rotate()
+            self.tail.rotate(KEPT)
         self.whole = False
         return self.checkpoints.snapshot(self.ledger, extra), (self.ledger.position, self.chain.term)
 
@@ -335,13 +337,24 @@ class RunServer:
                 self._save_beside()
                 clock = time.monotonic()
                 if clock - self.heard > patience and entries.empty() and self.link.client.is_connected:
-                    with contextlib.suppress(*FAILURES):
-                        if await self.link.end(f"LOG-{self.plan.run}") == self.chain.seq:
+                    with contextlib.suppress(*FAILURES, UncertainError):
+                        if await self._complete(entries):
                             silent = f"the leading server was silent for {min(clock - self.heard, clock - since):.1f} s"
                             note(f"takes over; {silent}", "warning", run=run)
                             return
                 if self.tick is not None:
                     self.tick(self)
+
+    async def _complete(self, entries: asyncio.Queue[tuple[int, bytes]]) -> bool:
+        """Whether we have read all of the log; if the broker has lost its end, that is mended first."""
+        end = await self.stream.end()
+        if end == self.chain.seq:
+            return True
+        if end < self.chain.seq:
+            await refill(self.stream, self.tail, end, self.chain.seq, self.scribe)
+        elif await self.stream.read(self.chain.seq + 1) is None and entries.empty():
+            await self._take_in(*await self.audit.missing())
+        return False
 
     async def _hear_pulse(self, _: str, data: bytes) -> None:
         try:
@@ -369,7 +382,9 @@ class RunServer:
         order = partial(self._order, appender, set())
         answering = Answering(link, run, self.gate, self.status, order, self.mending.leave, lambda: self.ledger.life)
         await appender.add_own(wire.say(wire.Led(run, appender.term, self.name)))
-        await self._fold((await appender.settle()).entry)
+        first = (await appender.settle()).entry
+        await link.insist(self._announce)  # before anything is done that others can see
+        await self._fold(first)
         await link.insist(self._read_roster)
         if self.roster.serial < self.ledger.roster:
             note(
@@ -384,7 +399,8 @@ class RunServer:
         questions = await link.listen(f"ask.*.{run}", answering.hear)
         self.leading, tasks = True, list[asyncio.Task[None]]()
         try:
-            await link.insist(self._announce)
+            if len(self.named) != len(self.ledger.clients):
+                await link.insist(self._announce)
             await self._obey(self.core.boot(time.monotonic()))
             await link.insist(self.inbox.start)
             tasks = [self._task(self._settle(appender)), self._task(self._pulse())]
@@ -491,7 +507,7 @@ class RunServer:
 
     async def _look(self) -> None:
         """Once a second: whether we still lead, what waits, whether the clock was set."""
-        with contextlib.suppress(*FAILURES):
+        with contextlib.suppress(*FAILURES, UncertainError):
             self.backlog = await self.inbox.age()
             await self.mending.look()
             if self.overtaken or self.inbox.silent:
@@ -570,11 +586,15 @@ class RunServer:
         return found.entries
 
     async def _announce(self) -> None:
-        """Tell the federation about this run and its clients."""
-        self.named = [record.name for record in self.ledger.clients]
+        """Tell the federation about this run, its clients and the term."""
+        self.named, run = [record.name for record in self.ledger.clients], self.plan.run
         roster = {"roster": self.named} if "roster" in self.charter else {}
         charter = {**self.charter, **roster, "life": self.ledger.life}
-        await change_board(self.link, lambda board: board.with_run(self.plan.run, charter))
+
+        def with_ours(board: Board) -> Board:
+            return board.with_run(run, {**charter, "term": max(self.chain.term, board.term(run))})
+
+        await change_board(self.link, with_ours)
 
     async def _look_up(self, clock: float) -> None:
         """Now and then: whether clients were added, removed or given other keys."""
