@@ -119,6 +119,22 @@ def test_the_objective_is_the_clients_functions_together(weighted: bool, shares:
     assert p.measure(w[None])[0]["loss"] == pytest.approx(float((plain * torch.tensor(shares)).sum()), rel=1e-5)
 
 
+def test_relative_weights_are_those_by_share_times_the_number_of_clients() -> None:
+    """So a step size that serves 4 clients serves 8 with half the samples each, and the objective is the same."""
+    w = torch.randn(80, generator=torch.Generator().manual_seed(1))
+    relative, share = (
+        oracle(EVERYBODY, None, weighted=way, l2=0.1).gradient(w.expand(4, -1), 0) for way in ("relative", True)
+    )
+    torch.testing.assert_close(relative, 4 * share)
+    assert problem(weighted="relative", l2=0.1).measure(w[None]) == problem(weighted=True, l2=0.1).measure(w[None])
+    assert problem(weighted="relative").shards.shares.mean() == pytest.approx(1.0)
+
+
+def test_other_weights_are_refused() -> None:
+    with pytest.raises(SettingError, match="weighted = 'share': must be False, True or 'relative'"):
+        problem(weighted="share")
+
+
 def test_the_regulariser_pulls_towards_0() -> None:
     w = torch.ones(1, 80)
     pulled, free = (oracle([0], None, l2=l2).gradient(w, 0) for l2 in (0.5, 0.0))

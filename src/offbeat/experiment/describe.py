@@ -28,6 +28,7 @@ from offbeat.problems.evaluation import Measured
 from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Loss, Objective
 from offbeat.problems.quadratic import Quadratic
+from offbeat.problems.shares import Weighted
 from offbeat.problems.supervised import Supervised
 
 
@@ -147,7 +148,8 @@ class SupervisedTable(Checked):
     weight: the column with the weights of samples.
     split: which client gets which samples.
     l2: weight of the regulariser, l2/2·|w|².
-    weighted: a client's loss counts by its share of the samples; default: all clients count the same.
+    weighted: true: client i's loss counts by its share of the samples, s_i/S, as in AREA's paper; "relative": n·s_i/S,
+        the same objective with step sizes that do not depend on the number of clients; false: all count the same.
     inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1 in every
         channel, and { mean = 0.1307, std = 0.3081 } subtracts and divides by these.
     holdout: share of the samples that is for testing, where the data come without test samples.
@@ -169,7 +171,7 @@ class SupervisedTable(Checked):
     weight: str | None = None
     split: Split | None = None
     l2: float = 0.0
-    weighted: bool = False
+    weighted: Weighted = False
     inputs: Literal["unit", "signed", "standard"] | Normalised = "unit"
     holdout: Share = 0.2
     statistics: Statistics = "average"

@@ -1,14 +1,30 @@
-"""Which test samples are each client's own, for judging its own model."""
+"""What each client counts, and which test samples are its own."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from offbeat.core.errors import SettingError
 from offbeat.core.random import SHARE, key
 from offbeat.data.base import Dataset
+
+
+Weighted: TypeAlias = bool | Literal["relative"]
+
+
+def weights(sizes: npt.NDArray[np.int64], weighted: Weighted) -> npt.NDArray[np.float64]:
+    """What client i's function is multiplied with: 1; weighted: its share s_i/S of the samples (AREA eq. 4); relative:
+    n·s_i/S, its samples over those of a mean client, so that step sizes do not depend on the number of clients."""
+    if weighted not in (False, True, "relative"):
+        raise SettingError(f"weighted = {weighted!r}: must be False, True or 'relative'")
+    if not weighted:
+        return np.ones(len(sizes))
+    return np.asarray(sizes / sizes.sum() * (len(sizes) if weighted == "relative" else 1))
 
 
 def test_shares(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:

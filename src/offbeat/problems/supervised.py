@@ -37,7 +37,7 @@ from offbeat.problems.parted import parted
 from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.shards import Shards
-from offbeat.problems.shares import test_shares
+from offbeat.problems.shares import Weighted, test_shares, weights
 
 log = logging.getLogger("offbeat.problems")
 
@@ -48,8 +48,8 @@ class Supervised:
     shards: sample indices of each client.   loss: what is minimised, see `offbeat.problems.objective`; None:
     cross-entropy where the target is a class, else the squared error.   metrics: what is measured on the test samples;
     the first is the task's own.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
-    function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; otherwise it is f̂_i, and the objective
-    (1/n) Σ f̂_i.   measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and
+    function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; "relative": it is (n·s_i/S)·f̂_i, the objective the
+    same, and step sizes do not depend on n; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.   measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and
     `precision`, see `Flat`.
     """
 
@@ -59,7 +59,7 @@ class Supervised:
         model: nn.Module,
         shards: Sequence[np.ndarray],
         l2: float = 0.0,
-        weighted: bool = False,
+        weighted: Weighted = False,
         device: str = "cpu",
         measured: Measured = None,
         name: str = "",
@@ -83,8 +83,8 @@ class Supervised:
         self.flat, self.parts_given = Flat(model, **parts), parts
         self.clients, self.dim = len(shards), self.flat.dim
         sizes = np.array([len(s) for s in shards], dtype=np.int64)
-        order, total_ = np.concatenate(list(shards)).astype(np.int64), int(sizes.sum())
-        self.shards = Shards(order, sizes, sizes / total_ if weighted else np.ones(self.clients), self.device)
+        order = np.concatenate(list(shards)).astype(np.int64)
+        self.shards = Shards(order, sizes, weights(sizes, weighted), self.device)
         self.train, self.test = data.train.on(self.device), data.test.on(self.device)
         self.loss_given = loss or ("mse" if data.classes is None else "cross-entropy")
         self.objective = Objective.of(self.loss_given, data.inputs, data.target, weight)
@@ -134,7 +134,7 @@ class Supervised:
         metrics: Metrics | None = None,
         weight: str | None = None,
         l2: float = 0.0,
-        weighted: bool = False,
+        weighted: Weighted = False,
         device: str = "cpu",
         measured: Measured = None,
         name: str = "",
@@ -148,8 +148,8 @@ class Supervised:
         None: a share `holdout` of the data.   client: the column with the samples' owners.
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
-        by its share of the samples.   measured: what is evaluated on, see `Evaluation`.   lora: adapters over the
-        model, which is frozen.   parts: see `Supervised`.
+        by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
+        lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """
         if clients < 1:
             raise SettingError(f"clients = {clients}: must be at least 1")
@@ -189,7 +189,7 @@ class Supervised:
         metrics: Metrics | None = None,
         weight: str | None = None,
         l2: float = 0.0,
-        weighted: bool = False,
+        weighted: Weighted = False,
         device: str = "cpu",
         measured: Measured = None,
         name: str = "",
