@@ -18,6 +18,8 @@ from offbeat.core.errors import InterruptedRunError, OffbeatError
 
 _COMMANDS = {  # what people do -> name -> module in this package, and its function or group of commands
     "Run an experiment": {
+        "new": "new:new",
+        "check": "new:check",
         "run": "run:run",
         "resume": "run:resume",
         "list": "lists:list_",

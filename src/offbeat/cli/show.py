@@ -12,6 +12,7 @@ from rich.text import Text
 
 from offbeat.experiment import ranking
 from offbeat.experiment.folder import json_text
+from offbeat.experiment.rehearsal import Rehearsal
 from offbeat.experiment.results import Results, SweepTotals
 from offbeat.experiment.sweep_display import duration, table as ranking_table
 from offbeat.report import tables
@@ -67,6 +68,42 @@ def _sweep(found: Results, totals: SweepTotals, as_json: bool) -> None:
         _print_places(found, "sweep folder")
     if line := ranking.missing(found, totals.best):
         _say(line)
+
+
+def rehearsal(found: Rehearsal, as_json: bool) -> None:
+    """What `offbeat check` has seen."""
+    total = found.seconds
+    if as_json:
+        trials = [{**vars(t), "seconds": t.seconds, "total_updates": t.total_updates} for t in found.trials]
+        remarks = [vars(remark) for remark in found.remarks]
+        plain = {"what": found.what, "runs": found.runs, "seconds": total, "memory": found.memory}
+        print(json_text({**plain, "trials": trials, "remarks": remarks}))
+        return
+    print(found.what)
+    head = ("algorithm", "updates", "evaluations", "one run", "tried", "loss then")
+    body = [
+        [
+            tables.TableCell(text)
+            for text in (
+                trial.label,
+                "?" if trial.total_updates is None else f"{trial.total_updates:,.0f}",
+                f"{trial.evaluations:,.0f}",
+                _seconds(trial.seconds),
+                f"{trial.share:.0%}",
+                "diverged" if trial.error else f"{trial.before:.3g} → {trial.after:.3g}",
+            )
+        ]
+        for trial in found.trials
+    ]
+    _console().print(table(head, body, ""))
+    spent = "an unknown time: try longer, --seconds" if total is None else f"about {_seconds(total)}"
+    print(f"{found.runs} run{'' if found.runs == 1 else 's'}: {spent}, and {found.memory / 1e6:,.0f} MB of memory")
+    for remark in found.remarks:
+        print(f"{remark.level}: {remark.text}")
+
+
+def _seconds(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[tables.TableCell]], caption: str) -> Table:

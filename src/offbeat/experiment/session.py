@@ -43,6 +43,11 @@ class Session:
         self._executors: dict[str, Executor] = {}  # by label
         self._ready: dict[Spec, Simulation] = {}  # checked, not begun
 
+    @property
+    def shared_problems(self) -> Problems:
+        """Those made so far, for another session."""
+        return self._problems
+
     def problems(self, spec: Spec) -> list[Problem]:
         """What a run trains on."""
         experiment, seed = self.experiment, spec.seed

@@ -13,7 +13,6 @@ from offbeat.core.errors import SettingError
 from offbeat.core.random import SHARE, key
 from offbeat.data.base import Dataset
 
-
 Weighted: TypeAlias = bool | Literal["relative"]
 
 

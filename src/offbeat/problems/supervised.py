@@ -48,9 +48,10 @@ class Supervised:
     shards: sample indices of each client.   loss: what is minimised, see `offbeat.problems.objective`; None:
     cross-entropy where the target is a class, else the squared error.   metrics: what is measured on the test samples;
     the first is the task's own.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
-    function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; "relative": it is (n·s_i/S)·f̂_i, the objective the
-    same, and step sizes do not depend on n; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.   measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and
-    `precision`, see `Flat`.
+    function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; "relative": it is (n·s_i/S)·f̂_i, the objective
+    is the same, and step sizes do not depend on n; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
+    measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and `precision`,
+    see `Flat`.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Supervised:
         None: a share `holdout` of the data.   client: the column with the samples' owners.
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
+        by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
         by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
         lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """

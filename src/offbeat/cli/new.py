@@ -1,0 +1,46 @@
+"""`offbeat new` and `offbeat check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from offbeat.cli.options import AsJson, Set, overrides
+
+Kind = Literal["classification", "regression", "multi-label", "language-model", "sites", "algorithm"]
+
+
+def new(
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    kind: Annotated[Kind, typer.Option(help="Kind of task.")] = "classification",
+) -> None:
+    """Write a project of your own that runs at once: experiment file, data loader, model and README."""
+    from offbeat.experiment import project
+
+    for path in project.create(folder, kind):
+        print(path)
+    print(f"next: cd {folder} && offbeat run experiment.toml")
+
+
+def check(
+    file: Annotated[
+        Path | None, typer.Argument(help="Experiment file in TOML. Default: the embedded demonstration.")
+    ] = None,
+    set_: Set = None,
+    seconds: Annotated[float, typer.Option(help="Seconds that each algorithm is tried.")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Try an experiment briefly: what would run, how long it takes, how much memory, and what looks wrong.
+
+    Nothing is written. Exits with 1 if a step size diverges or there is another problem.
+    """
+    from offbeat.cli import show
+    from offbeat.experiment.experiment import load
+    from offbeat.experiment.rehearsal import rehearse
+
+    found = rehearse(load(file, overrides(set_)), seconds)
+    show.rehearsal(found, as_json)
+    if found.wrong:
+        raise typer.Exit(1)

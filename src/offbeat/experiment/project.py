@@ -1,0 +1,71 @@
+"""`offbeat new`: a folder with an experiment of one's own that runs at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from offbeat.core.errors import FolderError, unknown
+
+_FILES = {
+    "my_data.py": "the samples, from `load()`: replace it by your own",
+    "my_model.py": "the model, any `torch.nn.Module`",
+    "my_algorithm.py": "your algorithm: a server and a local trainer",
+    "real.toml": "the same experiment for real machines: every site loads its own samples",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of task. about: in one sentence.   swept: what its README sweeps over.   real: how it runs for real."""
+
+    about: str
+    swept: str = "algorithm.*.local.sgd.lr=[0.1,0.5]"
+    real: str = "offbeat up experiment.toml           # the same with real processes on this machine"
+
+
+KINDS = {
+    "classification": Kind("Classes: 16 clients with uneven shares of the digits that come with scikit-learn."),
+    "regression": Kind("Numbers: ten age groups of patients predict the progression of a disease."),
+    "multi-label": Kind("Several labels of 0 or 1 for each sample: three questions about an image."),
+    "language-model": Kind("The next token: letters of Python's own manual, one topic per client."),
+    "sites": Kind(
+        "One data set per site: three clinics whose samples stay where they are.",
+        real="offbeat up real.toml --data my_data:load   # the same with real processes on this machine",
+    ),
+    "algorithm": Kind(
+        "An algorithm of your own beside FedBuff, on the digits that come with scikit-learn.",
+        swept="algorithm.mine.keep=[0.5,0.9]",
+    ),
+}
+
+
+def create(folder: Path | str, kind: str = "classification") -> list[Path]:
+    """Write a project of this kind into a new folder; return its files."""
+    if kind not in KINDS:
+        raise unknown("kind of project", kind, KINDS)
+    place = Path(folder)
+    source = files("offbeat.experiment").joinpath("projects", kind)
+    texts = {each.name: each.read_text("utf-8") for each in source.iterdir() if each.name.endswith((".py", ".toml"))}
+    texts["README.md"] = _readme(place, kind, list(texts))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise FolderError(f"{place} is not empty; name a new folder")
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FolderError(f"cannot write {place}: {error.strerror}") from None
+    return [place / name for name in sorted(texts)]
+
+
+def _readme(folder: Path, kind: str, names: list[str]) -> str:
+    text = files("offbeat.experiment").joinpath("projects", "README.md").read_text("utf-8")
+    rows = "\n".join(f"| `{name}` | {said} |" for name, said in _FILES.items() if name in names)
+    found = KINDS[kind]
+    name = folder.resolve().name
+    filled = {"NAME": name, "ABOUT": found.about, "SWEPT": found.swept, "REAL": found.real, "FILES": rows}
+    for word, value in filled.items():
+        text = text.replace(word, value, 1)
+    return text

@@ -1,0 +1,263 @@
+"""`offbeat check`: what an experiment would do, from a short trial of each algorithm. Nothing is written.
+
+A trial is the beginning of the algorithm's first run, with as many seconds as it is given. How far it comes says how
+long all runs will take. Then the same stretch is run again with a quarter of the local step size: if that ends lower,
+the step size is too large for this problem and this number of clients.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from offbeat.core.errors import DivergedError
+from offbeat.core.vectors import Vector, materialise
+from offbeat.experiment.experiment import Experiment, Spec, algorithm_tables
+from offbeat.experiment.session import Session
+from offbeat.local.descent import Descent
+from offbeat.problems.supervised import Supervised
+from offbeat.simulate.loop import Simulation
+
+_LARGE = 1.2  # a quarter of the step size is called better if the loss would be so many times lower
+_WARM = 0.25  # share of the trial's seconds that may be slower than the rest
+_MANY = 10_000  # evaluations of one run
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The beginning of a run.
+
+    share: of the run.   time, updates: reached.   wall: seconds it took.   training_s: seconds that a run would take,
+    evaluations apart; None if the trial did not come far enough to tell.   evaluations: how many a run would make, and
+    the seconds that each takes.   before, after: the loss.   error: why it ended early.
+    """
+
+    label: str
+    share: float
+    time: float
+    updates: int
+    wall: float
+    training_s: float | None
+    evaluations: float
+    evaluation_s: float
+    before: float
+    after: float
+    error: str | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of one run."""
+        return None if self.training_s is None else self.training_s + self.evaluations * self.evaluation_s
+
+    @property
+    def total_updates(self) -> float | None:
+        """Of one run."""
+        return self.updates / self.share if self.share else None
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that looks wrong ("problem", "warning") or is worth knowing ("note")."""
+
+    level: Literal["problem", "warning", "note"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What an experiment would do.   memory: bytes at most so far, PyTorch and the data included."""
+
+    what: str
+    runs: int
+    trials: Sequence[Trial]
+    memory: float
+    remarks: Sequence[Remark]
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all runs, one after the other; None if that cannot be told."""
+        each = [trial.seconds for trial in self.trials]
+        seeds = self.runs / max(1, len(each))
+        return None if any(one is None for one in each) else seeds * math.fsum(one for one in each if one is not None)
+
+    @property
+    def wrong(self) -> bool:
+        return any(remark.level == "problem" for remark in self.remarks)
+
+
+def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
+    """Try every algorithm of an experiment for so many seconds, and look at its settings."""
+    quiet = _without_evaluations(experiment)
+    trials, remarks = list[Trial](), list[Remark]()
+    with closing(Session(quiet)) as session:
+        specs = quiet.runs[: len(quiet.labels)]
+        for spec in specs:
+            first, reached = _try(session, experiment, spec, seconds)
+            trials.append(first)
+            remarks += _step_size(session, experiment, spec, first, reached)
+        remarks += _settings(experiment, session, specs[0], trials)
+        what = "; ".join(repr(problem) for problem in session.problems(specs[0]))
+    return Rehearsal(what, len(experiment.runs), trials, _memory(experiment.device), remarks)
+
+
+def _without_evaluations(experiment: Experiment, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
+    """The experiment in this process alone, evaluated only at the start and the end."""
+    table = {key: value for key, value in experiment.table.items() if key not in ("executor", "ray", "workers")}
+    executor = "auto" if experiment.executor in ("processes", "ray") else experiment.executor
+    return Experiment.parse(table, [*overrides, ("evaluate.every", 1e30), ("executor", executor)])
+
+
+def _try(
+    session: Session, asked: Experiment, spec: Spec, seconds: float, end: float = math.inf
+) -> tuple[Trial, Vector | None]:
+    """The beginning of a run, and the model that it reached.   end: virtual time at which to stop, too."""
+    with session.computing(spec):
+        simulation = session.simulation(spec)
+        before, _ = _loss(simulation)
+        over, error, world = False, None, simulation.world
+        began = time.perf_counter()
+        warm = began, 0.0  # when it was under way, and how far: the first calls of a model take longer than later ones
+        try:
+            while not over and world.now < end and (wall := time.perf_counter() - began) < seconds:
+                over = simulation.advance(1)
+                if warm[1] == 0.0 and wall > _WARM * seconds:
+                    warm = time.perf_counter(), _share(simulation)
+            wall = time.perf_counter() - began
+            after, evaluation = _loss(simulation)
+        except DivergedError as failure:
+            wall, after, evaluation, error = time.perf_counter() - began, math.nan, 0.0, str(failure)
+    share = 1.0 if over else _share(simulation)
+    training = None
+    if share > warm[1]:
+        training = warm[0] - began + (began + wall - warm[0]) * (1 - warm[1]) / (share - warm[1])
+    count = world.now / share / asked.evaluate.every if share else 0.0
+    reached = None if error else materialise(simulation.server.models(world.server)[0].vector)
+    made = Trial(
+        spec.label,
+        share,
+        world.now,
+        world.tally.updates,
+        wall,
+        training,
+        evaluations=count,
+        evaluation_s=evaluation,
+        before=before,
+        after=after,
+        error=error,
+    )
+    return made, reached
+
+
+def _share(simulation: Simulation) -> float:
+    """How much of a run is done, by the limit that is nearest."""
+    world, until = simulation.world, simulation.until
+    versions = sum(model.version for model in simulation.server.models(world.server))
+    limits = ((world.now, until.time), (world.tally.updates, until.updates), (versions, until.versions))
+    return min(1.0, max(done / most for done, most in limits if most is not None))
+
+
+def _loss(simulation: Simulation) -> tuple[float, float]:
+    """(loss of the first task's model now, seconds it took to evaluate all tasks)."""
+    began = time.perf_counter()
+    models = simulation.server.models(simulation.world.server)
+    found = [
+        problem.measure(materialise(model.vector).unsqueeze(0))[0]
+        for problem, model in zip(simulation.problems, models, strict=True)
+    ]
+    return float(found[0]["loss"]), time.perf_counter() - began
+
+
+# What looks wrong
+
+
+def _step_size(
+    session: Session, experiment: Experiment, spec: Spec, first: Trial, reached: Vector | None
+) -> Iterator[Remark]:
+    """Whether a quarter of the local step size does better over the same stretch."""
+    found = _written_step_size(experiment.table, spec.label)
+    if not first.updates and first.error is None:
+        yield Remark("note", f"{spec.label}: no update arrived within {first.wall:.1f} s; try longer, --seconds")
+        return
+    went = "diverged" if first.error else f"went from {first.before:.3g} to {first.after:.3g}"
+    rose = first.error is not None or not first.after < first.before
+    if found is None:
+        if rose:
+            yield Remark("problem", f"{spec.label}: the loss {went} by time {first.time:.3g}: lower its step sizes")
+        return
+    path, lr = found
+    less = _without_evaluations(experiment, [(path, lr / 4)])
+    with closing(Session(less, session.shared_problems)) as other:
+        second, nearby = _try(other, experiment, spec, 4 * max(first.wall, 0.5), first.time)
+    if reached is not None and nearby is not None and torch.equal(reached, nearby) and first.updates:
+        yield Remark("warning", f"{path} = {lr:g} has no effect: a quarter of it gives the same model")
+        return
+    better = second.error is None and (first.error is not None or second.after * _LARGE < first.after)
+    instead = f"; with {lr / 4:g} it goes to {second.after:.3g}" if second.error is None else ""
+    if rose:
+        yield Remark("problem", f"{path} = {lr:g}: the loss {went} by time {first.time:.3g}{instead}")
+    elif better and second.time >= first.time:
+        yield Remark("warning", f"{path} = {lr:g} looks large: the loss {went} by time {first.time:.3g}{instead}")
+
+
+def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float] | None:
+    """The path and value of an algorithm's local step size, where the experiment states one."""
+    local = algorithm_tables(table["algorithm"])[label].get("local")
+    if not isinstance(local, Mapping):
+        return None
+    for name, settings in local.items():
+        lr = settings.get("lr") if isinstance(settings, Mapping) else None
+        if isinstance(lr, int | float) and not isinstance(lr, bool):
+            name = f'"{name}"' if "." in name else name
+            return f"algorithm.{label}.local.{name}.lr", float(lr)
+    return None
+
+
+def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequence[Trial]) -> Iterator[Remark]:
+    """Settings without effect, and those that people regret."""
+    problem = session.problems(spec)[0]
+    if isinstance(problem, Supervised) and problem.weighted is True:
+        yield Remark(
+            "note",
+            "problem.weighted = true: step sizes have to grow with the number of clients; "
+            '"relative" has the same objective without that',
+        )
+    if experiment.workers is not None and experiment.executor not in ("processes", "ray"):
+        yield Remark("warning", f'workers = {experiment.workers} has no effect with executor = "{experiment.executor}"')
+    for label, algorithm in experiment.algorithms.items():
+        for local in algorithm.locals(len(experiment.tasks)):
+            inner = getattr(local, "inner", local)
+            momentum = getattr(inner, "momentum", 0.0)
+            if isinstance(inner, Descent) and momentum and inner.steps == 1 and not inner.keep and inner.epochs is None:
+                yield Remark(
+                    "warning",
+                    f"algorithm.{label}: momentum = {momentum:g} has no effect with one local step per job; "
+                    "set keep = true, or more steps",
+                )
+    every, longest = experiment.evaluate.every, max((t.time / t.share for t in trials if t.share), default=0.0)
+    if longest and every > longest:
+        yield Remark("warning", f"evaluate.every = {every:g}: a run ends at time {longest:.3g}, before the first one")
+    most = max((trial.evaluations for trial in trials), default=0.0)
+    if most > _MANY:
+        yield Remark("problem", f"evaluate.every = {every:g}: that is {most:,.0f} evaluations of one run")
+    spent = [t for t in trials if t.training_s is not None and t.evaluations * t.evaluation_s > 2 * t.training_s]
+    if spent and most <= _MANY:
+        names = ", ".join(t.label for t in spent)
+        yield Remark("note", f"evaluate.every = {every:g}: evaluating takes longer than training ({names})")
+    if experiment.trials == 1:
+        yield Remark("note", "trials = 1: one seed shows no spread; 3 or more do")
+
+
+def _memory(device: str) -> float:
+    """Bytes at most so far."""
+    if device.startswith("cuda"):
+        return float(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

@@ -1,0 +1,139 @@
+"""`offbeat new` and `offbeat check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import DIGITS, offbeat, sets
+
+from offbeat.cli.new import Kind
+from offbeat.experiment.project import KINDS
+
+AREA = """
+until = { time = 6.0 }
+evaluate = { every = 0.5 }
+trials = 3
+timing = { exponential = { rate = 10.0 } }
+
+[problem]
+data = "digits"
+clients = 8
+split = { dirichlet = 0.1 }
+
+[algorithm.area]
+size = 4
+local = { sgd = { lr = 3.0, batch = 32 } }
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for a project, whose modules are forgotten afterwards: those of the next one have the same names."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path / "mine"
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+
+
+def checked(folder: Path, text: str, *overrides: str) -> tuple[int, list[str]]:
+    """(exit code, what is remarked)."""
+    file = folder / "experiment.toml"
+    file.write_text(text, encoding="utf-8")
+    outcome = offbeat("check", file, "--json", "--seconds", "1", *sets(*overrides))
+    assert outcome.err == ""
+    return outcome.code, [f"{r['level']}: {r['text']}" for r in json.loads(outcome.out)["remarks"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_project_runs_at_once(kind: str, place: Path) -> None:
+    code, out, err = offbeat("new", place, "--kind", kind)
+    assert (code, err) == (0, "")
+    assert {*out.splitlines()[:-1]} == {str(path) for path in place.iterdir()}
+    assert out.splitlines()[-1] == f"next: cd {place} && offbeat run experiment.toml"
+    found = offbeat("run", place / "experiment.toml", "--out", place / "runs", "--json", *sets("until.updates=8"))
+    assert found.code == 0, found.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_readme_of_a_project_names_its_files_and_no_other(kind: str, place: Path) -> None:
+    offbeat("new", place, "--kind", kind)
+    text = (place / "README.md").read_text()
+    rows = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
+    assert rows == {path.name for path in place.iterdir()} - {"README.md"}
+    assert not {"NAME", "ABOUT", "SWEPT", "REAL", "FILES"} & set(text.replace("`", " ").split())
+
+
+def test_the_command_offers_every_kind() -> None:
+    assert typing.get_args(Kind) == tuple(KINDS)
+
+
+def test_nothing_is_overwritten(place: Path) -> None:
+    place.mkdir()
+    (place / "notes.txt").write_text("mine")
+    assert offbeat("new", place) == (1, "", f"offbeat: {place} is not empty; name a new folder\n")
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+
+
+def test_a_sound_experiment_passes_and_nothing_is_written(tmp_path: Path) -> None:
+    assert checked(tmp_path, AREA) == (0, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.toml"]
+
+
+def test_the_table_says_how_much_would_run(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(DIGITS)
+    shown = offbeat("check", tmp_path / "experiment.toml").out
+    assert "5 clients" in shown
+    assert "2 runs: about " in shown
+    assert " MB of memory" in shown
+    (line,) = (line.split() for line in shown.splitlines() if line.startswith(" fedbuff"))
+    done = offbeat("run", tmp_path / "experiment.toml", "--out", tmp_path / "out", "--json").runs[1]
+    assert line[1:3] == [str(done["updates"]), "2"]
+    assert line[5] == "100%"
+
+
+def test_a_step_size_that_diverges_is_a_problem(tmp_path: Path) -> None:
+    code, remarks = checked(tmp_path, AREA, "algorithm.area.local.sgd.lr=3000.0")
+    assert code == 1
+    assert remarks[0].startswith("problem: algorithm.area.local.sgd.lr = 3000: the loss ")
+
+
+def test_a_step_size_for_more_clients_looks_large(tmp_path: Path) -> None:
+    """lr = 200 with shares s_i/S is for 64 clients."""
+    code, remarks = checked(tmp_path, AREA, "problem.weighted=true", "algorithm.area.local.sgd.lr=200.0")
+    assert code == 0
+    assert remarks[0].startswith("warning: algorithm.area.local.sgd.lr = 200 looks large")
+    assert remarks[1].startswith("note: problem.weighted = true: step sizes have to grow")
+
+
+def test_relative_weights_suit_8_and_64_clients_alike(tmp_path: Path) -> None:
+    for clients in (8, 64):
+        found = checked(tmp_path, AREA, 'problem.weighted="relative"', f"problem.clients={clients}", "until.time=3")
+        assert found == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("override", "remark"),
+    [
+        ("evaluate.every=1e-9", "problem: evaluate.every = 1e-09: that is 6,000,000,000 evaluations of one run"),
+        ("evaluate.every=100", "warning: evaluate.every = 100: a run ends at time 6, before the first one"),
+        ("workers=3", 'warning: workers = 3 has no effect with executor = "auto"'),
+        ("trials=1", "note: trials = 1: one seed shows no spread; 3 or more do"),
+        (
+            "algorithm.area.local.sgd.momentum=0.9",
+            "warning: algorithm.area: momentum = 0.9 has no effect with one local step per job; set keep = true, or "
+            "more steps",
+        ),
+    ],
+)
+def test_settings_without_effect_are_named(override: str, remark: str, tmp_path: Path) -> None:
+    assert remark in checked(tmp_path, AREA, override)[1]
+
+
+def test_a_step_size_that_a_schedule_replaces_has_no_effect(tmp_path: Path) -> None:
+    found = checked(tmp_path, AREA, "algorithm.area.schedule={ constant = 1.0 }")
+    assert "warning: algorithm.area.local.sgd.lr = 3 has no effect: a quarter of it gives the same model" in found[1]
