@@ -41,7 +41,7 @@ def test_a_list_that_does_not_exist_is_refused() -> None:
 
 
 def test_the_lists_name_everything_there_is() -> None:
-    assert set(SHELVES["data"]) == {*SETS, "file", "quadratic", "own"}
+    assert set(SHELVES["data"]) == {*SETS, "file", "quadratic", "absolute", "texts", "topics", "plays", "own"}
     assert set(SHELVES["models"]) == {*NETWORKS, "package.module:factory"}
     assert {"area", "fedbuff", "centralised", "sync-bayes-st"} < set(SHELVES["algorithms"])
 

@@ -17,7 +17,7 @@ _FILES = {
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProjectKind:
     """A kind of task. about: in one sentence.   swept: what its README sweeps over.   real: how it runs for real."""
 
     about: str
@@ -26,15 +26,15 @@ class Kind:
 
 
 KINDS = {
-    "classification": Kind("Classes: 16 clients with uneven shares of the digits that come with scikit-learn."),
-    "regression": Kind("Numbers: ten age groups of patients predict the progression of a disease."),
-    "multi-label": Kind("Several labels of 0 or 1 for each sample: three questions about an image."),
-    "language-model": Kind("The next token: letters of Python's own manual, one topic per client."),
-    "sites": Kind(
+    "classification": ProjectKind("Classes: 16 clients with uneven shares of the digits that come with scikit-learn."),
+    "regression": ProjectKind("Numbers: ten age groups of patients predict the progression of a disease."),
+    "multi-label": ProjectKind("Several labels of 0 or 1 for each sample: three questions about an image."),
+    "language-model": ProjectKind("The next token: letters of Python's own manual, one topic per client."),
+    "sites": ProjectKind(
         "One data set per site: three clinics whose samples stay where they are.",
         real="offbeat up real.toml --data my_data:load   # the same with real processes on this machine",
     ),
-    "algorithm": Kind(
+    "algorithm": ProjectKind(
         "An algorithm of your own beside FedBuff, on the digits that come with scikit-learn.",
         swept="algorithm.mine.keep=[0.5,0.9]",
     ),

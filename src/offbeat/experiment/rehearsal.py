@@ -32,7 +32,7 @@ _MANY = 10_000  # evaluations of one run
 
 
 @dataclass(frozen=True)
-class Trial:
+class Tryout:
     """The beginning of a run.
 
     share: of the run.   time, updates: reached.   wall: seconds it took.   training_s: seconds that a run would take,
@@ -77,7 +77,7 @@ class Rehearsal:
 
     what: str
     runs: int
-    trials: Sequence[Trial]
+    trials: Sequence[Tryout]
     memory: float
     remarks: Sequence[Remark]
 
@@ -96,7 +96,7 @@ class Rehearsal:
 def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
     """Try every algorithm of an experiment for so many seconds, and look at its settings."""
     quiet = _without_evaluations(experiment)
-    trials, remarks = list[Trial](), list[Remark]()
+    trials, remarks = list[Tryout](), list[Remark]()
     with closing(Session(quiet)) as session:
         specs = quiet.runs[: len(quiet.labels)]
         for spec in specs:
@@ -117,7 +117,7 @@ def _without_evaluations(experiment: Experiment, overrides: Sequence[tuple[str, 
 
 def _try(
     session: Session, asked: Experiment, spec: Spec, seconds: float, end: float = math.inf
-) -> tuple[Trial, Vector | None]:
+) -> tuple[Tryout, Vector | None]:
     """The beginning of a run, and the model that it reached.   end: virtual time at which to stop, too."""
     with session.computing(spec):
         simulation = session.simulation(spec)
@@ -140,7 +140,7 @@ def _try(
         training = warm[0] - began + (began + wall - warm[0]) * (1 - warm[1]) / (share - warm[1])
     count = world.now / share / asked.evaluate.every if share else 0.0
     reached = None if error else materialise(simulation.server.models(world.server)[0].vector)
-    made = Trial(
+    made = Tryout(
         spec.label,
         share,
         world.now,
@@ -179,7 +179,7 @@ def _loss(simulation: Simulation) -> tuple[float, float]:
 
 
 def _step_size(
-    session: Session, experiment: Experiment, spec: Spec, first: Trial, reached: Vector | None
+    session: Session, experiment: Experiment, spec: Spec, first: Tryout, reached: Vector | None
 ) -> Iterator[Remark]:
     """Whether a quarter of the local step size does better over the same stretch."""
     found = _written_step_size(experiment.table, spec.label)
@@ -220,7 +220,7 @@ def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float
     return None
 
 
-def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequence[Trial]) -> Iterator[Remark]:
+def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequence[Tryout]) -> Iterator[Remark]:
     """Settings without effect, and those that people regret."""
     problem = session.problems(spec)[0]
     if isinstance(problem, Supervised) and problem.weighted is True:
