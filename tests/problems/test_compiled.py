@@ -1,0 +1,162 @@
+"""Stacked steps, compiled. Most tests trace without a compiler; one uses it, which takes a minute (slow)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from offbeat.models.lora import LoRA
+from offbeat.problems.compiled import SIZES, Compiled, cut
+from offbeat.problems.supervised import Supervised
+
+
+def made(model: nn.Module | None = None, **options) -> Supervised:
+    torch.manual_seed(0)
+    data = torch.randn(300, 6), torch.arange(300) % 3
+    default = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    return Supervised.split(data, 20, model=model or default, **options)
+
+
+def moved(p: Supervised, rows: int) -> torch.Tensor:
+    return p.initial() + 0.1 * torch.randn(rows, p.dim, generator=torch.Generator().manual_seed(0))
+
+
+def test_batches_are_cut_into_known_sizes_with_few_padded_rows() -> None:
+    for rows in range(1, 300):
+        sizes = list(cut(rows))
+        assert set(sizes) <= set(SIZES)
+        assert rows <= sum(sizes) <= rows + 15
+        assert list(cut(rows, (5,))) == [5] * -(-rows // 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"l2": 0.1, "weighted": True}, {"lora": LoRA(2, targets="0")}, {"precision": "bf16"}],
+    ids=["dropout", "l2", "lora", "bf16"],
+)
+def test_compiled_steps_are_those_of_torch_vmap(options: dict) -> None:
+    p = made(**options)
+    w, clients = moved(p, 18), range(18)
+    oracle = p.oracle(clients, clients, 2, 4, False)
+    slopes, steps = oracle.gradient(w, 0), oracle.descend(w, 0.3, 1)
+    p.compile("eager")
+    oracle = p.oracle(clients, clients, 2, 4, False)
+    torch.testing.assert_close(oracle.gradient(w, 0), slopes, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(oracle.descend(w, 0.3, 1), steps, rtol=1e-4, atol=1e-6)
+    assert p.compiled.startswith("compiled for 32 clients in ")
+    lr = torch.linspace(0.1, 0.5, 18).unsqueeze(1)  # clients with step sizes of their own
+    torch.testing.assert_close(oracle.descend(w, lr, 0), w - lr * slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_batch_gives_the_same_bits_whatever_came_before() -> None:
+    p, q = made(), made()
+    for each in (p, q):
+        each.compile("eager")
+    w = moved(p, 7)
+    q.oracle(range(20), range(20), 1, 4, False).descend(moved(q, 20), 0.3, 0)
+    one, other = (each.oracle(range(7), range(7), 1, 4, False).descend(w, 0.3, 0) for each in (p, q))
+    assert torch.equal(one, other)
+
+
+def test_what_is_read_besides_the_arguments_becomes_an_argument() -> None:
+    """So that other frozen parameters do not need another compilation, and values are no part of what is cached."""
+    base = torch.randn(3, 4)
+    function = Compiled(lambda rows: rows @ base, "eager")
+    rows = torch.randn(5, 3)
+    torch.testing.assert_close(function(rows), rows @ base)
+    before = rows @ base
+    base.mul_(2)
+    torch.testing.assert_close(function(rows), 2 * before)
+
+
+def test_what_cannot_be_compiled_falls_back_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = made(nn.Sequential(nn.Linear(6, 3)))
+    w = moved(p, 4)
+    wanted = p.oracle(range(4), range(4), 1, 4, False).gradient(w, 0)
+
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    p.compile()
+    with caplog.at_level(logging.WARNING, "offbeat.problems"):
+        assert torch.equal(p.oracle(range(4), range(4), 1, 4, False).gradient(w, 0), wanted)
+    assert p.compiled == "not compiled: RuntimeError: no compiler"
+    assert caplog.messages == ["not compiled: RuntimeError: no compiler"]
+
+
+def test_forms_of_their_own_are_left_alone_and_what_cannot_be_stacked_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    softmax = Supervised.split("digits", 4)
+    softmax.compile()
+    assert softmax.replay is None
+    recurrent = made(Recurrent())
+    with caplog.at_level(logging.WARNING, "offbeat.problems"):
+        recurrent.compile()
+    assert "cannot be stacked: torch.vmap has no rule for recurrent layers" in caplog.text
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x.unsqueeze(-1))[0][:, -1])
+
+
+def test_a_compiled_problem_travels_to_other_processes() -> None:
+    p = made()
+    p.compile("eager")
+    p.oracle(range(4), range(4), 1, 4, False).descend(moved(p, 4), 0.3, 0)
+    again = cloudpickle.loads(cloudpickle.dumps(p))
+    assert isinstance(again.replay_step, Compiled)
+    assert again.compiled == ""
+    copy.copy(p)
+
+
+class Attends(nn.Module):
+    """PyTorch's fused attention, by its function and by its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.module, self.head = (
+            nn.Linear(2, 12),
+            nn.MultiheadAttention(4, 2, batch_first=True),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.ask(x.view(-1, 3, 2)).view(-1, 3, 3, 2, 2).permute(2, 0, 3, 1, 4)
+        h = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(-1, 3, 4)
+        return self.head(self.module(h, h, h, need_weights=False)[0].mean(1))
+
+
+def test_fused_attention_is_written_out_where_clients_are_stacked() -> None:
+    """Warnings are errors here: PyTorch warns where it computes client by client."""
+    p = made(Attends())
+    assert p.flat.attends
+    w = moved(p, 3)
+    rows = p.oracle(range(3), range(3), 1, 4, False).gradient(w, 0)
+    for i in range(3):
+        alone = p.oracle([i], [i], 1, 4, False).gradient(w[i : i + 1], 0)[0]
+        assert (rows[i] - alone).norm() < 1e-5 * alone.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_by_the_compiler_itself() -> None:
+    p = made()
+    w = moved(p, 18)
+    wanted = p.oracle(range(18), range(18), 1, 4, False).descend(w, 0.3, 0)
+    p.compile()
+    found = p.oracle(range(18), range(18), 1, 4, False).descend(w, 0.3, 0)
+    assert p.compiled.startswith("compiled for 32 clients"), p.compiled
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
