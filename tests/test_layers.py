@@ -25,7 +25,7 @@ LAYERS = [
     ["deploy"],
     ["report", "theory"],
     ["experiment"],
-    ["papers", "bench"],
+    ["papers", "bench", "suite"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -29,6 +29,7 @@ _COMMANDS = {  # what people do -> name -> module in this package, and its funct
     "Compare settings and algorithms": {
         "sweep": "sweep:sweep",
         "tune": "tune:tune",
+        "suite": "suite:suite",
         "report": "report:report",
         "theory": "theory:theory",
         "bench": "bench:bench",

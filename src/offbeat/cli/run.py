@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli import reproduce, tune
+from offbeat.cli import reproduce, suite, tune
 from offbeat.cli.options import AsJson, Out, Set, overrides
 
 
@@ -74,9 +74,9 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an experiment that was stopped.")], as_json: AsJson = False
 ) -> None:
-    """Continue an experiment, sweep, tuning or reproduction that was stopped. Finished runs are kept."""
+    """Continue an experiment, sweep, tuning, suite or reproduction that was stopped. Finished runs are kept."""
     from offbeat.cli import show
     from offbeat.experiment import runs
 
-    if not (reproduce.resume(folder, as_json) or tune.resume(folder, as_json)):
+    if not any(command.resume(folder, as_json) for command in (reproduce, tune, suite)):
         show.results(runs.resume(folder), as_json)

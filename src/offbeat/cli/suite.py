@@ -1,0 +1,119 @@
+"""`offbeat suite`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offbeat.cli.options import AsJson
+from offbeat.core.errors import SettingError
+
+
+def suite(
+    version: Annotated[
+        str, typer.Argument(metavar="v1|verify", help="Version of the suite, or `verify` to check a result.")
+    ] = "v1",
+    result: Annotated[
+        Path | None, typer.Argument(help="With verify: a result.json, or the folder that holds it.")
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="mine.py:Mine", help="Also run this class, derived from offbeat.Server. Repeatable. Default: none."
+        ),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="KEY=VALUE", help="A setting of the class. Repeatable. Default: its own."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version, in minutes. Default: the full suite.")
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK|CLOCK|TASK/CLOCK", help="Only this task, clock or cell. Repeatable. Default: all."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells at once, each in a process. Default: one per core, on a GPU one.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With verify: judging seeds to run again.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder to write. Default: runs/suite-VERSION-SCALE-TIME.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the benchmark suite: frozen tasks and clocks, and your method beside the others, tuned alike.
+
+    Ctrl-C saves the active runs; `offbeat resume DIR` continues them. `offbeat suite verify RESULT` runs the judging
+    seeds of a result file again and compares.
+    """
+    from offbeat.experiment.overrides import parse
+    from offbeat.suite import run as library
+
+    if version == "verify":
+        _verify(result, tuple(algorithm or ()), tuple(only or ()), seeds, device)
+        return
+    if with_ and len(algorithm or ()) != 1:
+        raise SettingError("--with sets up one class: name it with one --algorithm")
+    settings = (dict(map(parse, with_ or ())),) * len(algorithm or ())
+    request = library.SuiteRequest(
+        version, "quick" if quick else "full", tuple(algorithm or ()), settings, tuple(only or ()), device
+    )
+    _work(library.create(request, out), jobs, as_json)
+
+
+def resume(folder: Path, as_json: bool) -> bool:
+    """Continue the suite in this folder; False if it holds none."""
+    from offbeat.suite.run import is_suite
+
+    if not is_suite(folder):
+        return False
+    _work(folder, None, as_json)
+    return True
+
+
+def _work(folder: Path, jobs: int | None, as_json: bool) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from offbeat.experiment.folder import json_text
+    from offbeat.suite import page, result, run
+
+    suite = run.work(folder, jobs, lambda line: print(line, file=sys.stderr))
+    found = result.collect(folder, suite)
+    page.write(folder, found, suite)
+    if as_json:
+        print(json_text(result.to_json(found)))
+        return
+    head, body = page.overview(found)
+    console = Console(highlight=False)
+    console.width = max(console.width, 80 if console.is_terminal else 400)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for at, name in enumerate(head):
+        table.add_column(name.replace("/", "/\n"), justify="left" if at == 0 else "right")
+    for row in body:
+        table.add_row(*row)
+    console.print(table)
+    for label in found.own:
+        for line in page.where(found, label):
+            print(line)
+    print(f"result: {folder / 'result.json'}; page: {folder / 'result.html'}")
+
+
+def _verify(path: Path | None, own: tuple[str, ...], only: tuple[str, ...], seeds: int, device: str) -> None:
+    from offbeat.suite import result
+    from offbeat.suite.verify import verify
+
+    if path is None:
+        raise SettingError("name the result to check: offbeat suite verify result.json")
+    found = verify(result.read(path), own, only, seeds, device)
+    for line in [*found.notes, *found.wrong]:
+        print(f"offbeat: {line}", file=sys.stderr)
+    if found.wrong:
+        raise SettingError(f"{len(found.wrong)} differences in {found.runs} runs")
+    print(f"verified: {found.runs} runs came out as stated")

@@ -1,0 +1,102 @@
+"""The frozen files: every cell is an experiment, every method has the same budget, a change is noticed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offbeat.core.errors import FolderError, SettingError
+from offbeat.experiment.experiment import Experiment
+from offbeat.suite import definition
+from offbeat.suite.definition import BASELINE, CENTRALISED
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without data sets."""
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("scale", ["full", "quick"])
+@pytest.mark.usefixtures("bare")
+def test_every_cell_is_an_experiment_that_parses_and_has_the_references(scale: Any) -> None:
+    suite = definition.load("v1", scale)
+    for cell in suite.cells:
+        experiment = Experiment.parse(suite.table(cell))
+        assert cell.endswith(CENTRALISED) or BASELINE in experiment.labels
+    assert {f"{task}/{CENTRALISED}" for task in suite.tasks} <= set(suite.cells)
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_is_missing_has_a_stand_in_or_is_left_out_and_both_are_said() -> None:
+    suite = definition.load("v1", "quick")
+    assert suite.tasks["mnist"].problem["data"] == "digits"
+    assert "shakespeare" not in suite.tasks
+    said = " ".join(suite.stand_ins)
+    assert all(words in said for words in ("in place of MNIST", "in place of CIFAR-10", "shakespeare is left out"))
+    assert "in place of phones" in said
+
+
+@pytest.mark.usefixtures("bare")
+def test_every_method_has_the_same_number_of_step_sizes_and_its_own_seeds() -> None:
+    suite = definition.load("v1")
+    for cell in suite.cells:
+        counts = {len(values) for values in suite.tuned(cell)["tune"].values()}
+        assert counts == {suite.protocol["budget"]}
+        options, table = suite.options(cell, 1), suite.table(cell)
+        judging = set(range(table["seed"], table["seed"] + table["trials"]))
+        assert options.seed is not None
+        assert not judging & set(range(options.seed, options.seed + options.seeds))
+
+
+def test_a_changed_file_is_not_the_suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    place = tmp_path / "v1"
+    place.mkdir()
+    for name in (*definition.FILES, definition.DIGESTS):
+        (place / name).write_bytes(files("offbeat.suite").joinpath("v1", name).read_bytes())
+    with (place / "tasks.toml").open("a") as file:
+        file.write("\n# easier\n")
+    monkeypatch.setattr(definition, "files", lambda package: tmp_path)
+    with pytest.raises(FolderError, match=r"tasks.toml is not as it was frozen"):
+        definition.load("v1")
+    assert set(json.loads((place / definition.DIGESTS).read_text())) == set(definition.FILES)
+
+
+def test_a_slow_site_is_the_first_client() -> None:
+    clock = definition.SuiteClock("c", "", {"constant": {"time": 1.0}}, slow=20.0)
+    assert clock.table(3)["speeds"] == [20.0, 1.0, 1.0]
+
+
+@pytest.mark.usefixtures("bare")
+def test_only_some_cells_keep_the_reference_of_their_tasks() -> None:
+    suite = definition.load("v1").only(["tabular/phones", "hospital"])
+    assert "tabular/centralised" in suite.cells
+    assert {cell for cell in suite.cells if "tabular" in cell and not cell.endswith(CENTRALISED)} == {
+        "tabular/phones",
+        "tabular/hospital",
+    }
+    with pytest.raises(SettingError, match="did you mean 'tabular'"):
+        definition.load("v1").only(["tabulr"])
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("mine.py", "write the file and the class"),
+        ("nowhere.py:Mine", "cannot read nowhere.py"),
+        ("offbeat.core.errors:OffbeatError", "is not a class derived from offbeat.Server"),
+    ],
+)
+def test_a_class_that_is_none_is_one_line(place: str, words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        definition.own_method(place)
+
+
+def test_a_server_that_wants_gradients_gets_them() -> None:
+    assert definition.own_method("offbeat.algorithms:AsySG", {"lr": 0.1}).local == "gradient"
+    assert definition.own_method("offbeat.algorithms:FedAsync").local == "sgd"
