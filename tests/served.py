@@ -39,7 +39,7 @@ class Served:
         self.folder, self.names, self.problem = folder, names or NAMES, problem
         self.roster = keys.init(folder / "fed", self.names, tls=False)
         self.broker = Broker(folder / "broker", folder / "fed", sync=False)
-        self.made = Algorithm(options.pop("server", AREA(size=2)), SGD(lr=0.1))
+        self.made = Algorithm(options.pop("server", AREA(size=2)), options.pop("local", SGD(lr=0.1)))
         self.options = {"until": Until(updates=10**6), "limits": Limits(patience=6.0), **options}
         self.links: list[Link] = []
         self.tasks: list[asyncio.Task[Any]] = []
