@@ -49,7 +49,7 @@ TUNING, JUDGING = (1000, 1001), (0, 1, 2, 3, 4)  # seeds
 JITTER = {"low": 0.08, "high": 0.12, "per": "step"}
 SLOWER = 20.0
 BASELINE, POOLED = "m-sync", "centralised"
-WIDTH = 240  # runs at work at once in a process
+WIDTHS = {"cpu": 12}  # runs at work at once in a process: on a CPU, what the cache holds
 _WRITE, _MERGE = 5.0, 3.0  # seconds
 PATIENCE = 60.0  # seconds that parts get to write down what they have
 
@@ -119,7 +119,7 @@ TASKS = {
     "regression": Task(
         "Linear regression on employment, the 15 sectors are the clients",
         {"data": "employment", "model": "linear", "clients": 15, "split": "owners", "metrics": ["r2"]},
-        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
         (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
         "r2",
         0.55,
@@ -172,6 +172,7 @@ class Part:
     def __init__(self, path: Path, task: str, clock: str, given: argparse.Namespace) -> None:
         self.path, self.task, self.given = path, TASKS[task], given
         self.clock = clocks(self.task.clients)[clock]
+        self.device = given.device if self.task.gpu else "cpu"
         every = {k: v for k, v in methods().items() if v.get("name", k) not in self.clock.without}
         self.methods = {k: v for k, v in every.items() if k != POOLED or clock == "equal"}  # one machine, no stragglers
         self.runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
@@ -184,6 +185,7 @@ class Part:
         axes = {label: axis(label, table, self.task) for label, table in self.methods.items()}
         self.run([(x, step, seed) for seed in TUNING for x, (_, steps) in axes.items() for step in steps])
         chosen = best(self.runs, {label: steps for label, (_, steps) in axes.items()})
+        self.runs = [run for run in self.runs if run["seed"] in TUNING or run["step"] == chosen.get(run["method"])]
         self.run([(x, step, seed) for seed in JUDGING for x, step in chosen.items()])
         self.write()
 
@@ -192,7 +194,7 @@ class Part:
         known = {(r["method"], r["step"], r["seed"]) for r in self.runs}
         left = iter([each for each in wanted if each not in known])
         makers = ((number, lambda n=number, e=each: self._make(n, *e)) for number, each in enumerate(left))
-        for _ in Program(makers, self._over, WIDTH).rounds():
+        for _ in Program(makers, self._over, WIDTHS.get(self.device, 240)).rounds():
             if time.monotonic() - self.written > _WRITE:
                 self.write()
             if time.monotonic() - self.began > self.given.limit:
@@ -201,7 +203,6 @@ class Part:
 
     def _make(self, number: int, label: str, step: float, seed: int) -> Simulation:
         until = self.given.until or self.task.until
-        gpu = self.given.device if self.task.gpu else "cpu"
         table = {
             "seed": seed,
             "trials": 1,
@@ -210,8 +211,8 @@ class Part:
             "problem": self.task.problem,
             "timing": self.clock.table,
             "algorithm": {label: self.methods[label]},
-            "device": gpu,
-            "precision": "single" if gpu == "cpu" else "tf32",
+            "device": self.device,
+            "precision": "single" if self.device == "cpu" else "tf32",
         }
         experiment = Experiment.parse(override(table, {axis(label, self.methods[label], self.task)[0]: step}))
         history = History()
@@ -234,7 +235,9 @@ class Part:
         """What is known so far."""
         self.written = time.monotonic()
         replacement = self.path.with_suffix(".new")
-        replacement.write_text(json.dumps({"seconds": round(self.written - self.began), "runs": self.runs}))
+        replacement.write_text(
+            json.dumps({"seconds": round(self.written - self.began), "runs": self.runs}, separators=(",", ":"))
+        )
         replacement.replace(self.path)
 
 
@@ -366,9 +369,8 @@ def merge(folder: Path, work: Path, asked: Iterable[tuple[str, str]]) -> None:
         for _, clock in several:
             if (part := work / f"{name}-{clock}.json").exists():
                 known[clock] = json.loads(part.read_text())
-        path.write_text(
-            json.dumps({"task": TASKS[name].text, "columns": ["time", "loss", TASKS[name].metric], "clocks": known})
-        )
+        found = {"task": TASKS[name].text, "columns": ["time", "loss", TASKS[name].metric], "clocks": known}
+        path.write_text(json.dumps(found, separators=(",", ":")))
 
 
 def contest(given: argparse.Namespace) -> None:
@@ -399,9 +401,11 @@ def contest(given: argparse.Namespace) -> None:
             child.kill()
         print(f"{'-'.join(each)}: exit {child.wait()}", flush=True)
     merge(given.folder, work, asked)
-    for path in work.glob("*"):
-        path.unlink()
-    work.rmdir()
+    for name, clock in asked:
+        for path in work.glob(f"{name}-{clock}.*"):
+            path.unlink()
+    if not any(work.iterdir()):
+        work.rmdir()
 
 
 def main() -> None:
