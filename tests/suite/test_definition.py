@@ -32,7 +32,7 @@ def test_every_cell_is_an_experiment_that_parses_and_has_the_references(scale: A
 
 @pytest.mark.usefixtures("bare")
 def test_what_is_missing_has_a_stand_in_or_is_left_out_and_both_are_said() -> None:
-    suite = definition.load("v1", "quick")
+    suite = definition.load("v1")
     assert suite.tasks["mnist"].problem["data"] == "digits"
     assert "shakespeare" not in suite.tasks
     said = " ".join(suite.stand_ins)
