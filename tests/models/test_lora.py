@@ -132,3 +132,15 @@ def test_settings_that_cannot_be_are_refused() -> None:
     attention = nn.Sequential(nn.MultiheadAttention(8, 2))
     with pytest.raises(SettingError, match="reads its weights itself"):
         adapted(attention, LoRA(2), 1)
+
+
+def test_a_digest_tells_one_frozen_base_from_another_and_does_not_see_adapters() -> None:
+    one, same = problem(LoRA(2)), problem(LoRA(3))
+    other = Supervised.split(windows(TEXTS, window=12), 4, model="gpt", options=SMALL, lora=LoRA(2), seed=1)
+    half = problem(LoRA(2, base="bf16"))
+    assert one.flat.frozen == same.flat.frozen
+    assert len({one.flat.frozen, other.flat.frozen, half.flat.frozen}) == 3
+    assert problem(None).flat.frozen == ""
+    nudged = problem(LoRA(2))
+    nudged.flat._constants[torch.device("cpu")]["places.weight"][0, 0] += 1e-6
+    assert nudged.flat.frozen != one.flat.frozen

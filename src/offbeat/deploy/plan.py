@@ -33,6 +33,7 @@ class Plan:
     planned: by task, how many local steps each client's jobs have, if they differ.
     personal: how the clients' own models are judged, if they are.
     secure: whether the server sees sums only; federation: whose, which masks are made for.
+    frozen: by task, a digest of the parameters that nobody trains, which clients must have as the server has them.
     dtype: "bfloat16" halves what clients send, for algorithms whose clients have no memory; "": as the model.
     """
 
@@ -54,6 +55,7 @@ class Plan:
     planned: Sequence[Sequence[int] | None] = ()
     secure: Secure | None = None
     federation: str = ""
+    frozen: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_name("run", self.run)

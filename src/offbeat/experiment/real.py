@@ -33,6 +33,7 @@ from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.partner import VERSION, samples
 from offbeat.experiment.session import Session
 from offbeat.experiment.timing import Untimed
+from offbeat.models.flat import Flat
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, measured_metrics, personal_models
 from offbeat.simulate.threads import use
@@ -171,7 +172,14 @@ def plan_of(
         planned=planned,
         secure=secure,
         federation=federation,
+        frozen=[_frozen(problem) for problem in problems],
     )
+
+
+def _frozen(problem: Problem) -> str:
+    """A digest of what is not trained of a problem's model."""
+    flat = getattr(problem, "flat", None)
+    return flat.frozen if isinstance(flat, Flat) else ""
 
 
 def problems_of(session: Session, spec: Spec) -> list[Problem]:
@@ -203,6 +211,7 @@ def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: DeployOp
         "dtype": options.dtype,
         "beat": min(2.0, options.limits.patience / 4),
         "last": last,
+        "frozen": list(plan.frozen),
     }
 
 
@@ -240,6 +249,12 @@ class PartyMaker:
         spec = Spec(str(charter["label"]), int(charter["seed"]))
         number = roster.index(client)
         problems = self._problems(experiment, spec, len(roster), client)
+        for problem, wanted in zip(problems, charter.get("frozen", ()), strict=False):
+            if (here := _frozen(problem)) != wanted:
+                raise SettingError(
+                    f"the frozen parameters of {problem.name} are not those of the server (digest {here[:12] or '-'}, "
+                    f"there {str(wanted)[:12] or '-'}): use the same files of the model and the same version of PyTorch"
+                )
         names = [task.name for task in experiment.tasks]
         clock = experiment.timing.bind(len(roster), spec.seed, names) if charter["paced"] else None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
@@ -163,6 +164,17 @@ class Flat:
     def constants(self) -> bool:
         """Whether it has frozen parameters or buffers, which are no part of the vector."""
         return bool(self._constants[torch.device("cpu")])
+
+    @cached_property
+    def frozen(self) -> str:
+        """A digest of the frozen parameters: two models with the same one train over the same base; empty: none are."""
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        fixed = {n: t for n, t in self._constants[torch.device("cpu")].items() if n in parameters}
+        found = sha256()
+        for name, tensor in sorted(fixed.items()):
+            found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        return found.hexdigest() if fixed else ""
 
     @property
     def averaged(self) -> tuple[int, int] | None:

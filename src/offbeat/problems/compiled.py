@@ -26,7 +26,7 @@ from offbeat.problems.replay import Replay, capture, fit, pad
 
 log = logging.getLogger("offbeat.problems")
 
-SIZES = (16, 32, 64)
+SIZES = (8, 16, 32)
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _SHARE = 1 / 4  # of a GPU's memory for one call
 
@@ -34,8 +34,8 @@ _SHARE = 1 / 4  # of a GPU's memory for one call
 def cut(rows: int, sizes: Sequence[int] = SIZES) -> Iterator[int]:
     """The sizes that so many rows are computed in: as few padded rows as possible, then as few calls.
 
-    >>> [list(cut(n)) for n in (3, 16, 20, 40, 50, 70)]
-    [[16], [16], [32], [32, 16], [64], [64, 16]]
+    >>> [list(cut(n)) for n in (3, 16, 20, 30, 40, 70)]
+    [[8], [16], [16, 8], [32], [32, 8], [32, 32, 8]]
     """
     while rows > 0:
         above = next((size for size in sizes if size >= rows), sizes[-1])
