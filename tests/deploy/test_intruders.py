@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import until
+from served import Served, staged as played, until
 from worlds import Line
 
 from offbeat.algorithms import FedAsync
@@ -23,13 +26,15 @@ from offbeat.deploy.admission import Limits
 from offbeat.deploy.board import BoardSerial, change_board, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
+from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import digest_of
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.jwt import MAX_PAYLOAD
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.push import push
-from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
+from offbeat.deploy.questions import SERVER, Asking, CopyPiece, Question, channel_of, write
+from offbeat.deploy.refold import mended
 from offbeat.deploy.server import RunServer
 from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
@@ -275,6 +280,27 @@ def test_a_client_gets_its_own_copy_and_the_state_of_the_run_and_nobody_else_s(t
     staged(tmp_path, act)
 
 
+def test_a_client_neither_has_records_copied_nor_writes_copies_or_the_board(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        admin = scene.link("server")
+        await admin.connect(5)
+        asking, before = Asking(mallory, "r1"), await read_board(admin)
+        await asking.listen()
+        with pytest.raises(TimeoutError):  # a copy of a record that every client could have made as often as it likes
+            await asking.put(Question("mend", "id", time.time(), seq=1), patience=0.5)
+        known, account = run_server.tail.known()[1], mallory.creds.account
+        for subject in ("body.r1.record.1", f"up.r1.body.r1.record.1.{account}", "board", f"ask.{SERVER}.r1"):
+            with contextlib.suppress(*FAILURES):
+                await mallory.say(subject, known)
+            with contextlib.suppress(*FAILURES):
+                await mallory.client.request(subject, known, timeout=0.3)
+        assert await mended(admin, "r1", 1) is None
+        assert await read_board(admin) == before
+        await admin.close()
+
+    staged(tmp_path, act)
+
+
 def test_a_message_beyond_the_broker_s_limit_does_not_leave(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         with pytest.raises(Exception, match="payload"):
@@ -284,6 +310,30 @@ def test_a_message_beyond_the_broker_s_limit_does_not_leave(tmp_path: Path) -> N
 
 
 # Keys
+
+
+def test_no_secret_reaches_a_log_however_much_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(served: Served) -> None:
+        server, _ = await served.serve("one")
+        for name in served.names[:2]:
+            await served.join(name)
+        await until(lambda: server.ledger.tally.updates > 5)
+        creds = keys.read_creds(tmp_path / "fed" / "alice.creds")
+        for wrong in (replace(creds, jwt=creds.jwt[:-3] + "abc"), replace(creds, jwt="")):  # what is refused is logged
+            with contextlib.suppress(OffbeatError, *FAILURES):
+                await Link(wrong, served.broker.url).connect(2)
+        await served.links[0].store(f"up.{creds.account}.run", b"rubbish")
+        await until(lambda: server.refused)
+        server.leave()
+
+    caplog.set_level(0)
+    played(Served(tmp_path), act)
+    said = caplog.text + repr([vars(record) for record in caplog.records])
+    assert "refused" in said
+    for creds in (keys.read_creds(tmp_path / "fed" / f"{name}.creds") for name in ("alice", "bob", "carol", "server")):
+        for secret in (creds.seed.encode(), creds.jwt.encode(), creds.sign, creds.seal, creds.copy):
+            forms = secret.decode("latin-1"), secret.hex(), base64.b64encode(secret).decode(), repr(secret)
+            assert not secret or not any(form in said for form in forms)
 
 
 def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
