@@ -89,7 +89,8 @@ class AREA(Flow[AreaState]):
     releases: ClassVar[bool] = True
 
     def pair(self, local: Local) -> Local:
-        return Residual.around(local)
+        paired = Residual.around(local)
+        return paired if self.guard is None else self.guard.pair(paired)
 
     def begin(self, models: Sequence[Vector], view: View) -> AreaState:
         tabled = self.guard is not None and not self.guard.limits

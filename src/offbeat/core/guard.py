@@ -3,7 +3,7 @@ noise."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,7 @@ from offbeat.core.state import State
 from offbeat.core.vectors import Vector
 
 if TYPE_CHECKING:
+    from offbeat.core.local import Local
     from offbeat.core.server import Model, View
 
 
@@ -44,6 +45,14 @@ class Guard(Checked):
     def exhausted(self, model: Model, clients: int, wanted: int) -> bool:
         """Whether fewer than `wanted` of so many clients can still contribute to the next sum."""
         return False
+
+    def pair(self, local: Local) -> Local:
+        """The local trainer as clients need it."""
+        return local
+
+    def report(self, models: Sequence[Model]) -> Mapping[str, Any]:
+        """What the record of a run should keep."""
+        return {}
 
     def collect(self, model: Model, buffer: Any, client: int, vector: Vector) -> None:
         """A weighted update goes into a buffer."""

@@ -113,6 +113,13 @@ class View(Protocol):
         Nobody is asked twice for one answer, except that if everybody refuses all are asked again.
         """
 
+    def normal(self, about: Vector, number: int) -> Vector:
+        """Standard normal numbers for noise that hides this vector, as many as it has, in double precision.
+
+        number: of the release. In a simulation they are a function of it, the run's seed and the event; in a real run
+        of a secret that only servers have, and of the vector, so that no two vectors are hidden by the same numbers.
+        """
+
     def available(self, count: int) -> list[int]:
         """`count` draws, uniformly among the clients that are there and take work, busy or not."""
 
@@ -336,6 +343,9 @@ class Stepping(Server[S]):
             found: Vector = state.buffer.take_mean()
             return found
         return self.guard.mean(state.model, state.buffer, size, view)
+
+    def report(self, state: S) -> Mapping[str, Any]:
+        return {} if self.guard is None else self.guard.report(self.models(state))
 
     def idle(self, state: Any, count: int, view: View) -> list[int]:
         """Up to so many idle clients, drawn uniformly among those that may contribute."""

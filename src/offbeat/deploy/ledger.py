@@ -125,6 +125,7 @@ class Ledger(RunState):
     tally: LogTally = field(default_factory=LogTally)
     position: int = 0  # in the log
     begun: bool = False
+    secret: str = ""  # of the noise of this run, if it has any
     stamp: float = 0.0  # of the last entry
     seconds: float = 0.0  # since the run began; `now` is the same in the experiment's unit of time
     flights: dict[int, SentJob] = field(default_factory=dict)

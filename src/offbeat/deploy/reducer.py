@@ -305,6 +305,7 @@ class Reducer(Course[SentJob]):
             case wire.Restored() if not ledger.stopped:
                 self._restore(header)
             case wire.Begun() if not ledger.begun:
+                ledger.secret = header.secret
                 self._begin()
             case wire.Rung():
                 self._ring(header.alarm)

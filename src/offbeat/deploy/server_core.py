@@ -11,6 +11,7 @@ Nothing here looks at all clients for one entry: what is waited for is kept in t
 from __future__ import annotations
 
 import heapq
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -107,6 +108,8 @@ class ServerCore:
         self.alarms = [(when, number) for number, (when, _) in [*ours.alarms.items(), *ours.turns.items()]]  # a heap
         heapq.heapify(self.alarms)
         self.counted = ours.counter  # alarms that were put there
+        guard = getattr(plan.server, "guard", None)  # its noise, if it adds any, is drawn from a secret
+        self.secret = secrets.token_hex(32) if guard is not None and guard.limits else ""
         self.folded_at = 0.0
         self.consulted = float("-inf")  # when the helper was last asked
         self.scanned = float("-inf")
@@ -200,7 +203,7 @@ class ServerCore:
         if not ledger.begun:
             there = len(self.reducer.traffic.census.present)
             wanted = ledger.members if self.wait is None else self.wait
-            return self._ask(clock, [wire.Begun(self.plan.run)] if there >= wanted else [])
+            return self._ask(clock, [wire.Begun(self.plan.run, self.secret)] if there >= wanted else [])
         again = self._consult(clock) if ledger.closed and clock - self.consulted >= AGAIN else []
         return [*self._ask(clock, self._overdue(clock)), *again]
 

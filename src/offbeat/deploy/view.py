@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from offbeat.core.random import SERVER, Stream, key
+from offbeat.core.vectors import Vector
 from offbeat.deploy.ledger import Ledger
+from offbeat.deploy.noise import secret_normal
 
 
 class Census:
@@ -83,6 +85,9 @@ class LedgerView:
 
     def idle(self, count: int) -> list[int]:
         return self._rng.sample(self._census.idle, count)
+
+    def normal(self, about: Vector, number: int) -> Vector:
+        return secret_normal(self._ledger.secret, about, number)
 
     def available(self, count: int) -> list[int]:
         there = self._census.present

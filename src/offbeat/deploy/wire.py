@@ -505,8 +505,11 @@ class Restored(RunHeader):
     epoch: Count
 
 
+@dataclass(frozen=True)
 class Begun(RunHeader):
-    """The run begins."""
+    """The run begins. secret: what its noise is drawn from, in hexadecimal, if it has any; the entry is sealed."""
+
+    secret: Name = ""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,12 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
             raise FolderError(f"{out} holds another experiment; name another folder with --out")
         if await _exists(link, f"LOG-{run}"):
             raise OffbeatError(f"the broker has {run} already; to replace it, `offbeat runs delete {run}` first")
+        saved = json.loads((place / EXPERIMENT).read_text(encoding="utf-8"))
+        if "privacy" in saved.get("experiment", {}):
+            raise OffbeatError(
+                f"{run} has a [privacy] table: what was released since the backup would be forgotten, and its clients "
+                "would spend more than they were promised; begin another run"
+            )
         subjects, chain = _verified(link, place, run, int(about["records"]))
         await link.make_board()
         try:

@@ -28,6 +28,7 @@ from offbeat.experiment.overrides import Overrides, label, override, plain, read
 from offbeat.experiment.timing import Untimed, describe_timing, read_timing
 from offbeat.models.flat import Precision
 from offbeat.privacy.attack import Attack
+from offbeat.privacy.differential import Privacy
 from offbeat.privacy.protect import guarded
 from offbeat.privacy.robust import Robust
 from offbeat.simulate.run import Evaluate
@@ -217,6 +218,7 @@ class Experiment(Checked):
     compile: compile the local steps of stacked clients, for a few sizes of batches: pays in long runs of networks.
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
+    privacy: differential privacy of the clients in what the server releases: clipping, noise, budgets; by default none.
     robust: what takes the place of the mean of updates, so that bad clients do little harm; by default nothing.
     attack: clients of a simulation that attack it, [[attack]] tables; a real run refuses them.
     trackers: experiment trackers that get the measurements, too.
@@ -241,6 +243,7 @@ class Experiment(Checked):
     compile: bool = False
     memory: Positive | None = None
     theory: bool = False
+    privacy: Privacy | None = None
     robust: Robust | None = None
     attack: tuple[Attack, ...] = ()
     trackers: Trackers = field(default_factory=Trackers)
@@ -326,8 +329,9 @@ class Experiment(Checked):
             )
         try:
             server = server.for_tasks([task.name for task in tasks])
-            if self.robust is not None:
-                server = guarded(server, self.robust, "robust")
+            if table.pooled and self.privacy is not None:
+                raise SettingError("privacy: all data are one client's here, and that client could not be hidden")
+            server = guarded(server, self.robust, self.privacy, tasks[0].problem.clients)
             given = trainers if server.several else trainers[0]
             return Algorithm(server, given, table.name, self.secure)  # type: ignore[arg-type]
         except SettingError as error:

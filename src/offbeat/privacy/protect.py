@@ -5,16 +5,65 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from offbeat.algorithms.area import AREA
+from offbeat.algorithms.criteria import fixed
+from offbeat.algorithms.fedavg import FedAvg
 from offbeat.core.errors import SettingError
-from offbeat.core.guard import Guard
 from offbeat.core.server import Server, Stepping
+from offbeat.privacy.differential import Privacy
+from offbeat.privacy.robust import Robust
 
 
-def guarded(server: Server[Any], guard: Guard, name: str) -> Server[Any]:
-    """The same server with this guard. name: what the guard's table is called."""
+def guarded(server: Server[Any], robust: Robust | None, privacy: Privacy | None, clients: int) -> Server[Any]:
+    """The same server with what an experiment asks for between updates and its steps."""
+    if robust is not None and privacy is not None:
+        raise SettingError(
+            "robust: one client can move what a robust rule gives by more than clip over the size of a sum, on which "
+            "[privacy] rests; keep one of the two (privacy clips, and takes one update a client for each sum)"
+        )
+    if robust is not None:
+        return _robust(server, robust)
+    return server if privacy is None else _private(server, privacy, clients)
+
+
+def _robust(server: Server[Any], robust: Robust) -> Server[Any]:
     if not isinstance(server, Stepping) or not server.combines:
         raise SettingError(
-            f"{name}: {type(server).__name__} neither collects updates in a buffer nor keeps a table of one vector a "
+            f"robust: {type(server).__name__} neither collects updates in a buffer nor keeps a table of one vector a "
             "client; use fedbuff, fadas, fedavg, area, mifa or ace"
         )
-    return replace(server, guard=guard)
+    return replace(server, guard=robust)
+
+
+def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]:
+    name = type(server).__name__
+    if server.several:
+        raise SettingError(
+            f"privacy: {name} trains several tasks, and budgets by task are not there yet; train them one at a time"
+        )
+    if not isinstance(server, Stepping) or not server.releases or len(server.reads) != 1:
+        raise SettingError(
+            f"privacy: an update must count in one sum and never again, and {name} uses it otherwise; use fedbuff, "
+            "fadas, fedavg or area"
+        )
+    size = sum_size(server, clients)
+    if size is None:
+        raise SettingError(
+            f"privacy: {name} aggregates by the clock, and a sum must be divided by a fixed number; give size as one"
+        )
+    if isinstance(server, FedAvg) and server.replacement:
+        raise SettingError("privacy: replacement = true: a client that is drawn twice counts twice; leave it out")
+    if size * privacy.separation > clients:
+        raise SettingError(
+            f"privacy: sums of {size} updates with separation = {privacy.separation} need {size * privacy.separation} "
+            f"clients, and there are {clients}; a client counts once in a sum. Give a smaller size"
+        )
+    return replace(server, guard=privacy)
+
+
+def sum_size(server: Stepping[Any], clients: int) -> int | None:
+    """How many updates a sum of this server has; None: that depends on the clock."""
+    if isinstance(server, FedAvg):
+        return server.first or server.sampled or clients
+    size: int | None = fixed(getattr(server, "size", 1))
+    return 1 if size is None and isinstance(server, AREA) else size  # AREA divides by n, however many there are

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from offbeat.core.random import SERVER, Stream, key
+from offbeat.core.random import PRIVACY, SERVER, Stream, key, normal_numbers
+from offbeat.core.vectors import Vector
 from offbeat.simulate.world import World
 from offbeat.timing.base import Clock
 
@@ -79,6 +80,9 @@ class WorldView:
             if chosen:
                 return chosen
         return []
+
+    def normal(self, about: Vector, number: int) -> Vector:
+        return normal_numbers(key(self._seed, PRIVACY, self.world.events, number), about.numel()).to(about.device)
 
     def available(self, count: int) -> list[int]:
         pool, chosen = self.world.present, list[int]()
