@@ -35,8 +35,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "offbeat"
 FOLDERS = ("algorithms", "local", "theory")
-TESTS = ("papers", "local", "theory", "deploy/test_members.py")
-LONG = ("test_bounds.py", "test_command.py")  # many runs
+TESTS = ("papers", "local", "theory", "deploy/test_members.py", "simulate/test_personal.py")
+LONG = ("test_bounds.py",)  # many runs
 LIMIT = 90  # seconds of CPU time that the tests of a mutant may take
 OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,

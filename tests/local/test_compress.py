@@ -352,3 +352,10 @@ def test_it_is_a_key_of_every_local_trainer_or_beside_its_name() -> None:
         local = {"prox": {"lr": 0.1}, "compress": name}
         parsed = Experiment.parse({**base, "algorithm": {"fedavg": {"local": local}}}).algorithms["fedavg"].local
         assert parsed.compress == kind  # type: ignore[union-attr]
+
+
+def test_the_refusal_of_too_many_levels_names_the_most() -> None:
+    most = 2**15 - 1
+    assert QSGD(most).levels == most
+    with pytest.raises(SettingError, match=f"levels = {most + 1}: must be at most {most}$"):
+        QSGD(most + 1)

@@ -115,6 +115,17 @@ def test_whoever_replaces_a_client_that_left_counts_as_often_as_it_did() -> None
     assert drawn[-1] == {2: 5}
 
 
+def test_who_joins_after_all_have_left_is_drawn_for_what_the_round_still_lacks() -> None:
+    """Client 0's result counts as one or more of five draws; client 1's draws are lost with it, and made good later."""
+    clock = Scripted([[1.0], [4.0]], flips={0: (1.5,), 1: (2.0, 3.0)})
+    steps = prepare(Line([0.0] * 2), Algorithm(DeFedAvg(sampled=5), HALF), clock, Until(time=3.5), seed=1).steps()
+    found = [(world.now, world.server.buffer.count, sum(world.server.drawn.values())) for world in steps]
+    had = found[-1][1]
+    assert 0 < had < 5
+    assert found[-1][1:] == (had, 5 - had)
+    assert (2.0, had, 0) in found
+
+
 def test_draws_are_with_replacement_and_uniform() -> None:
     """Line 4: of n = 2 draws from N = 4, a quarter hit the same client twice, and every client is hit alike."""
     simulation = prepare(

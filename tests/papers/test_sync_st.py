@@ -218,6 +218,8 @@ def test_the_less_a_pair_was_tried_the_more_it_is_worth_by_hand() -> None:
     server = SyncUCBST(explore=0.5)
     scores = [server._score(state, client, 0, 2.0) for client in (0, 1)]
     assert scores == pytest.approx([1.0 + 0.5 * math.sqrt(math.log(20.0)), 1.0 + 0.25 * math.sqrt(math.log(20.0))])
+    early = [server._score(bandit(state.seen, rounds=r), 0, 0, 2.0) for r in (1, 2)]
+    assert early == pytest.approx([1.0 + 0.5 * math.sqrt(math.log(2.0))] * 2)  # ln 1 = 0 would end all exploring
 
 
 def test_the_loss_is_of_the_model_that_was_sent() -> None:
@@ -262,6 +264,7 @@ def test_the_time_of_a_client_is_counted_from_its_own_job(first: int | None) -> 
     result = run(lines(2, 12), SyncBayesST(sampled=12, first=first), HALF, times, Until(updates=400))
     known = {client: total / count for client, (count, total) in result.world.server.durations.items()}
     assert known == pytest.approx({0: 7.0} | dict.fromkeys(range(1, 12), 1.0))
+    assert result.world.server.counts == {c: n for c, (n, _) in result.world.server.durations.items()}
 
 
 def test_a_round_costs_its_length_and_the_unevenness_of_participation() -> None:
