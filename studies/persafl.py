@@ -5,7 +5,8 @@ grid of a method runs with one seed to half of the horizon; its best setting the
 gets a JSON file for each part, written every few seconds: a second call goes on with what is missing, and a run that
 was cut short begins anew. `--limit` stops after so many seconds with what there is; `--until 20` shows that it works.
 `--part mnist-asynchronous --known docs/results/persafl` runs the asynchronous methods in one process, with the settings
-that the grids in those records ask for: at the last time that all runs of a grid have reached.
+that the grids in those records ask for: at the last time that all runs of a grid have reached. `--judge 300` reads the
+records in FOLDER and judges the entry's claims at that time, without those about how many clients are active.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -178,10 +180,39 @@ def table(folder: Path) -> Iterator[str]:
                     yield f"{path.stem:20} {label:14} t = {at:5.0f}  {mean(found):.3f}  [{said}]  {setting}"
 
 
+def judged(folder: Path, data: str, at: float) -> Iterator[str]:
+    """The methods' accuracies at a time, with their 95 % intervals, and the entry's claims about them."""
+    from offbeat.papers import load  # with pyarrow
+    from offbeat.papers.cells import Cell
+    from offbeat.papers.outcome import JudgedClaim
+
+    cells: dict[str, Cell] = {}
+    for run in (run for path in sorted(folder.glob(f"{data}-*.json")) for run in _runs(path)):
+        name, (last, *_) = f"{data}/{run['algorithm']}:personal", run["curve"][-1] if run["curve"] else (0.0,)
+        if run["seed"] in JUDGING and last >= at and not run["error"]:
+            cells[name] = _with(cells.get(name, Cell(0.0, 100.0, 0.0)), 100.0 * _at(run, at))
+    for name, cell in sorted(cells.items(), key=lambda item: -(item[1].mean or 0.0)):
+        low, high = cell.interval
+        yield f"{name:32} {cell.mean:6.2f}  [{low:.2f}, {high:.2f}]  {cell.seeds} seeds"
+    for claim in load("persafl-fig2", "full").claim:
+        names = {end for pair in claim.pairs for end in pair}
+        if all(isinstance(end, str) and end.startswith(data) and end.endswith(":personal") for end in names):
+            known = {**{str(end): Cell(None) for end in names}, **cells}
+            yield f"{JudgedClaim.of(claim, known).said:30} {claim.text}"
+
+
+def _with(cell: Any, value: float) -> Any:
+    """A cell with the number of one more seed."""
+    total = cell.mean * cell.seeds + value
+    known = {"low": min(cell.low, value), "high": max(cell.high, value), "seeds": cell.seeds + 1}
+    return replace(cell, mean=total / (cell.seeds + 1), **known)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", help="one part alone, in this process")
+    parser.add_argument("--judge", type=float, metavar="TIME", help="judge what is recorded")
     parser.add_argument("--data", nargs="+", default=["mnist", "cifar10"])
     parser.add_argument("--known", type=Path, help="folder of records whose grids decide")
     parser.add_argument("--device", default="cpu")
@@ -191,6 +222,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="overrides")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    if given.judge is not None:
+        print(*(line for data in given.data for line in judged(given.folder, data, given.judge)), sep="\n")
+        return
     if given.part:
         with computing(()):
             try:
