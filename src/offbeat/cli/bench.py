@@ -11,12 +11,12 @@ import typer
 from offbeat.cli.deploy import needs_deploy
 from offbeat.core.errors import OffbeatError, SettingError
 
-DEPLOY = "deploy"
+DEPLOY, SECURE = "deploy", "secure"
 
 
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(help="W1 to W9, or deploy. Default: all that run on the device.")
+        list[str] | None, typer.Argument(help="W1 to W9, deploy or secure. Default: all that run on the device.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer and shorter turns.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -42,7 +42,12 @@ def bench(
 
     `deploy` measures a real federation instead: a broker, a server and clients on this machine, beside an echo through
     the same broker; then one server alone with very many simulated clients. It takes less than ten minutes.
+
+    `secure` measures what secure aggregation with a helper adds to an update of a million numbers.
     """
+    if workloads == [SECURE]:
+        _secure(as_json)
+        return
     if workloads == [DEPLOY]:
         _deploy(_numbers("clients", clients), _numbers("bytes", sizes), seconds, simulated, as_json, markdown, before)
         return
@@ -76,6 +81,15 @@ def _deploy(
         print(json_text(report.plain()))
     else:
         print(deploy.markdown(report, then) if markdown else deploy.text(report))
+
+
+def _secure(as_json: bool) -> None:
+    from offbeat.experiment.folder import json_text
+
+    with needs_deploy():
+        from offbeat.bench import secure
+    rows = secure.bench()
+    print(json_text(secure.plain(rows)) if as_json else secure.text(rows))
 
 
 def _numbers(name: str, text: str) -> list[int]:

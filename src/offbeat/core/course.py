@@ -344,7 +344,7 @@ class Course(Generic[F]):
         state, job = self.state, update.job
         size = self.server.adds(job.task) or 1
         cohort = state.cohorts.setdefault(job.task, Cohort(task=job.task))
-        if not cohort.has_room(size):
+        if not cohort.has_room(job.client, size, secure):
             raise SettingError(
                 f"secure.cohort = {secure.cohort}: {cohort.count} updates have come from only {len(cohort.clients)} "
                 "clients; a smaller cohort, or more clients that take part as often, would do"

@@ -176,9 +176,10 @@ class Cohort(State):
         """Whether it can be opened, where a server step takes so many updates."""
         return self.count >= size and len(self.clients) >= secure.cohort
 
-    def has_room(self, size: int) -> bool:
-        """Whether another update cannot make it wrap."""
-        return self.count < ROOM * size
+    def has_room(self, client: int, size: int, secure: Secure) -> bool:
+        """Whether there is room for an update of this client, so that those who are still missing have some, too."""
+        missing = max(0, secure.cohort - len(self.clients)) if client in self.clients else 0
+        return self.count + missing < ROOM * size
 
     def value(self, unit: float, dtype: torch.dtype, masks: Vector | None = None) -> Vector:
         """The sum in numbers of this type. masks: the sum of the masks."""

@@ -471,7 +471,7 @@ class Reducer(Course[SentJob]):
             self._measure(client, task, vectors)
             return vectors
         cohort, ((name, dim),) = self.ledger.cohorts.get(task), self.expected[task].items()
-        if cohort is not None and not cohort.has_room(self.server.adds(task) or 1):
+        if cohort is not None and not cohort.has_room(client, self.server.adds(task) or 1, plan.secure):
             raise RefusedError("slot", f"{cohort.count} updates wait for other clients to take part in their sum")
         return admit_masked(message, name, dim)
 
