@@ -31,6 +31,7 @@ _COMMANDS = {  # what people do -> name -> module in this package, and its funct
         "tune": "tune:tune",
         "suite": "suite:suite",
         "report": "report:report",
+        "privacy": "privacy:privacy",
         "theory": "theory:theory",
         "bench": "bench:bench",
     },

@@ -1,0 +1,42 @@
+"""`offbeat privacy` says what was spent, recomputed from the contributions, and what it rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import offbeat
+
+from offbeat.core.errors import FolderError
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.spending import spending
+
+FILE: dict[str, Any] = {
+    "problem": {"data": "digits", "clients": 6},
+    "timing": {"exponential": {"rate": 1.0}},
+    "algorithm": {"fedbuff": {"size": 3, "local": {"sgd": {"lr": 0.5, "batch": 16}}}},
+    "until": {"updates": 18},
+}
+PRIVACY = {"clip": 1.0, "noise": {"epsilon": 8.0, "participations": 2}}
+
+
+def test_it_says_what_was_spent_and_what_that_rests_on(tmp_path: Path) -> None:
+    results = Experiment.parse({**FILE, "privacy": PRIVACY}).run(tmp_path / "run", progress=False)
+    assert results[0].stopped == "privacy budget"
+    (found,) = spending(tmp_path / "run")
+    assert found.clients == {str(c): (2, pytest.approx(8.0)) for c in range(6)}
+    code, out, _ = offbeat("privacy", str(tmp_path / "run"))
+    assert code == 0
+    assert "(8, 1e-06)-differentially private" in out
+    assert "no amplification by sampling is claimed" in out
+    assert "this simulation hides nothing" in out
+    told = json.loads(offbeat("privacy", str(tmp_path / "run"), "--json").out)
+    assert told["runs"][0]["clients"]["0"]["contributions"] == 2
+
+
+def test_a_run_without_privacy_has_spent_nothing_that_could_be_told(tmp_path: Path) -> None:
+    Experiment.parse(FILE).run(tmp_path / "run", progress=False)
+    with pytest.raises(FolderError, match="no finished run with a"):
+        spending(tmp_path / "run")
