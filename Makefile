@@ -49,7 +49,7 @@ faults: setup-dev
 
 # N small mistakes in algorithms/, local/ and theory/, and whether the tests notice: about half a minute each
 mutants: setup-dev
-	$(BIN)/python tests/mutants.py -n $(or $(N),60) --seed $(or $(SEED),0)
+	$(BIN)/python tests/mutants.py -n $(or $(N),120) --seed $(or $(SEED),0)
 
 # the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
 test-kernels: setup-dev
