@@ -15,6 +15,31 @@ from report.browser import chromium, opened
 from offbeat.cli.app import main
 
 ROOT = Path(__file__).parent.parent.parent
+MANY = """
+trials = 2
+until = { time = 2.0 }
+evaluate = { every = 0.25, targets = [0.6] }
+
+[problem]
+data = "digits"
+clients = 10
+split = { dirichlet = 0.3 }
+
+[timing]
+exponential = { rate = 10.0 }
+
+[algorithm.area]
+size = 4
+local = { sgd = { lr = 1.0, batch = 16 } }
+
+[algorithm.fedbuff]
+size = 4
+local = { sgd = { lr = 1.0, batch = 16 } }
+
+[sweep]
+"algorithm.*.local.sgd.lr" = [0.1, 0.3, 1.0, 3.0]
+"algorithm.*.size" = [1, 2, 4]
+"""
 
 
 def shoot(browser: Any, page: Path, path: Path, at: str = "", **window: Any) -> None:
@@ -54,6 +79,9 @@ def pictures(out: Path) -> None:
         shoot(browser, demo, out / "report-dark.png", "timeline", width=1120, height=980, scheme="dark")
         shoot(browser, demo, out / "report-phone.png", "progress", width=375, height=740)
         shoot(browser, phones, out / "report-timeline.png", "timeline", width=1120, height=700)
+        (folder / "many.toml").write_text(MANY, encoding="utf-8")
+        many = report_of(folder / "many", str(folder / "many.toml"), command="sweep")
+        shoot(browser, many, out / "report-many.png", "progress", width=1120, height=760)
         if os.environ.get("OFFBEAT_DATA"):
             table = report_of(folder / "table3", "area-table3", command="reproduce")
             shoot(browser, table, out / "report-paper.png", width=1120, height=1060)

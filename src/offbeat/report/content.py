@@ -117,7 +117,7 @@ def gather(paths: Sequence[Path]) -> Content:
     names = [folder.name for folder in folders]
     for folder in folders:
         if names.count(folder.name) > 1:
-            folder.name = str(folder.path)
+            folder.name = f"{folder.path.resolve().parent.name}/{folder.path.resolve().name}"
     names_of = {folder.path: _tasks(folder, apart=bool(comparisons) and len(folders) > 1) for folder in folders}
     tasks = list(dict.fromkeys(name for names in names_of.values() for name in names))
     series = _series(folders, {path: [tasks.index(name) for name in names] for path, names in names_of.items()})

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("pdf", "png")
 COLUMN = 3.4  # inches, the width of a column
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")  # Okabe and Ito
-_DASHES = ("-", "--", ":", "-.")
+_LETTERS = 66  # of a legend that fit into it
+# Okabe and Ito's, a grey and a purple
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c4b9e")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (7, 1.5, 1.5, 1.5)))  # with the colours, 24 looks
 _STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -96,7 +98,8 @@ def _bands(drawn: Sequence[Series], bands: Sequence[Band | None], x: str, y: str
     for at, (series, band) in enumerate(zip(drawn, bands, strict=True)):
         if band is not None:
             ax.plot(band.x * unit, band.mean, label=series.name, **_look(at))
-            ax.fill_between(band.x * unit, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
+            if len(drawn) <= len(_COLOURS):  # more bands than that hide each other and the lines
+                ax.fill_between(band.x * unit, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
     ax.set(xlabel=x, ylabel=y)
     for axis, wanted in zip((ax.xaxis, ax.yaxis), percent, strict=True):
         if wanted:
@@ -187,9 +190,15 @@ def _new(height: float = 2.2) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, ax: Axes) -> None:
-    if len(ax.get_legend_handles_labels()[0]) > 1:
-        columns = 2 if len(ax.lines) <= 8 else 3
-        figure.legend(loc="outside upper center", ncols=min(len(ax.lines), columns if len(ax.lines) > 3 else 3))
+    """Below the plot, which keeps its height: the figure grows by what the legend takes."""
+    labels = ax.get_legend_handles_labels()[1]
+    if len(labels) < 2:
+        return
+    widest = max(map(len, labels))
+    columns = max(1, min(len(labels), int(_LETTERS / (widest + 6))))
+    rows = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.05)
+    figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.0)
 
 
 def _look(at: int) -> dict[str, Any]:

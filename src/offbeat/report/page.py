@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -35,7 +36,10 @@ from offbeat.report.tables import (
 from offbeat.watch.folder import RunFolder
 
 _SCRIPTS = ("numbers.js", "parts.js", "chart.js", "lanes.js", "timeline.js", "page.js")
+COLOURS = 8  # as in the style sheet
+NUMBERED = 8  # with more lines than that each has a number, on the page and in tables
 _DIGITS = 7  # of every number on the page; metrics are single precision
+_NAMED = 4  # algorithms in the title; with more, their number
 _WARNINGS = 8  # lines about what is missing that are shown at once
 
 
@@ -44,7 +48,7 @@ def page(content: Content) -> str:
     script = "\n".join(_file(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_file("report.html")).substitute(
-        title=escape(", ".join(_names(content))),
+        title=escape(title(content)),
         facts="".join(f"<span>{escape(fact)}</span>" for fact in _facts(content)),
         missing=_missing(content.warnings),
         sections="\n".join(_sections(content)),
@@ -259,22 +263,42 @@ def _experiment(folder: ExperimentFolder, at: int, several: bool) -> str:
         settings = "".join(f"<p>{escape(str(line))}</p>" for line in lines)
         summary = "<summary>All settings, with defaults</summary>"
         parts.append(f'<details>{summary}<div class="resolved">{settings}</div></details>')
-    pairs = {"folder": str(folder.path.resolve()), **folder.versions}
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs.items())
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in folder.versions.items())
     parts.append(f'<dl class="pairs">{listed}</dl>')
     return _section(f"experiment{at}", f"Experiment{f' {folder.name}' if several else ''}", "", "".join(parts))
 
 
-def _names(content: Content) -> list[str]:
-    """The names of the reproductions, or else of the folders."""
-    return [f"{found.name}, {found.scale}" for found in content.comparisons] or [
-        folder.name for folder in content.folders
-    ]
+def title(content: Content) -> str:
+    """What was run, in a few words: the reproduction, or which algorithms on which data."""
+    if content.comparisons:
+        return ", ".join(f"{found.name}, {found.scale}" for found in content.comparisons)
+    labels = dict.fromkeys(run.result.algorithm if run.result else s.name for s in content.series for run in s.runs)
+    data = list(dict.fromkeys(text for folder in content.folders for text in _data(folder.experiment or {})))
+    who = _listed(list(labels)) if 0 < len(labels) <= _NAMED else _count(len(labels), "algorithm")
+    return f"{who} on {_listed(data)}" if labels and data else ", ".join(folder.name for folder in content.folders)
+
+
+def _data(experiment: dict[str, Any]) -> Iterator[str]:
+    """The names of the data sets, or of the tasks."""
+    problem, tasks = experiment.get("problem"), experiment.get("task")
+    if isinstance(problem, dict) and problem.get("data"):
+        data = problem["data"]
+        yield Path(str(data.get("file", "a file"))).name if isinstance(data, dict) else str(data)
+    elif isinstance(tasks, dict):
+        yield from tasks
+    elif isinstance(tasks, list):
+        yield from (str(_inside(table, "name")) for table in tasks)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _facts(content: Content) -> Iterator[str]:
     """What was run, in a few words."""
     runs = [run for s in content.series for run in s.runs]
+    if not content.comparisons:
+        yield ", ".join(folder.name for folder in content.folders)
     settings = any(run.result and run.result.settings for run in runs)
     yield _count(len(content.series), "setting" if settings else "algorithm")
     yield _count(len({run.seed for run in runs}), "seed")
@@ -313,19 +337,21 @@ def _table(head: Sequence[str], body: Sequence[Sequence[TableCell]], content: Co
     """A table of numbers whose rows carry the colours of the plots."""
     colours = {s.name: at for at, s in enumerate(content.drawn)}
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    lines = "".join(_row(line, colours.get(line[0].main)) for line in body)
+    lines = "".join(_row(line, colours.get(line[0].main), len(content.drawn) > NUMBERED) for line in body)
     return (
         '<div class="wide" tabindex="0" role="region" aria-label="Table of numbers"><table class="numbers">'
         f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 
-def _row(line: Sequence[TableCell], colour: int | None) -> str:
-    key = "" if colour is None else f'<span class="key" style="background:var(--c{colour % 7})"></span>'
+def _row(line: Sequence[TableCell], colour: int | None, numbered: bool) -> str:
+    key = "" if colour is None else f'<span class="key" style="background:var(--c{colour % COLOURS})"></span>'
+    if colour is not None and numbered:  # the number that its line has in the plots
+        key = f'<span class="key number">{colour + 1}</span>'
     series = "" if colour is None else f' data-series="{colour}"'
     cells = [f"{escape(c.main)}{f'<small>{escape(c.detail)}</small>' if c.detail else ''}" for c in line]
     rest = "".join(f"<td>{text}</td>" for text in cells[1:])
-    return f'<tr{series}><th scope="row">{key}{cells[0]}</th>{rest}</tr>'
+    return f'<tr{series}><th scope="row" data-name="{escape(line[0].main)}">{key}{cells[0]}</th>{rest}</tr>'
 
 
 def _section(name: str, title: str, lead: str, body: str) -> str:

@@ -3,7 +3,8 @@
 // spec: () => { label, x: {name, kind}, y: {name, kind, log, floor, ceiling}, height, ends, refs, traces }
 // trace: { name, colour, dash, x, y, areas: [[low, high, opacity]], total, count, range, thin, step }
 //   areas are drawn below the line; where `count` is below `total` some runs have ended, and the line is dashed.
-//   range: [low, high], shown in the tip; quiet: not in the tip.
+//   range: [low, high], shown in the tip; quiet: not in the tip; tag: a number that stands before its name;
+//   pale: there to compare with, not in the CSV.
 // refs: [{x or y, text}], dashed lines to compare with.
 
 function chart(host, spec) {
@@ -13,6 +14,7 @@ function chart(host, spec) {
   const redraw = onPage(host, (width) => {
     state = drawChart(host, spec(), width);
     wire();
+    if (state) host.append(saving(state));
   });
 
   function wire() {
@@ -46,7 +48,7 @@ function chart(host, spec) {
       const [from, to] = [trace.x[0], trace.x[trace.x.length - 1]];
       const slack = state.x.back(4) - state.x.back(0);
       if (at < 0 || trace.y[at] === null || cursor < from - slack || (cursor > to + slack && !trace.step)) continue;
-      const row = { colour: trace.colour, name: trace.name, value: show(trace.y[at], state.spec.y.kind), less: "" };
+      const row = { colour: trace.colour, name: named(trace), value: show(trace.y[at], state.spec.y.kind), less: "" };
       if (trace.range) {
         const [low, high] = trace.range.map((side) => show(side[at], state.spec.y.kind));
         if (low !== high) row.less = `${low} to ${high}`;
@@ -100,6 +102,8 @@ function chart(host, spec) {
   return redraw;
 }
 
+const named = (trace) => (trace.tag ? `${trace.tag} ${trace.name}` : trace.name);
+
 const stepAt = (xs, x) => {
   let at = -1;
   for (let i = 0; i < xs.length && xs[i] <= x; i++) at = i;
@@ -112,13 +116,22 @@ function drawChart(host, spec, width) {
     host.replaceChildren(make("p", { class: "empty" }, spec.empty ?? "Nothing to show: every algorithm is hidden."));
     return null;
   }
-  const ends = spec.ends && width > 620 && traces.filter((t) => !t.quiet).length <= 8;
-  const height = spec.height ?? Math.max(220, Math.min(400, width * 0.42));
+  const wide = width > 620;
+  const shownLines = traces.filter((t) => !t.quiet).length;
+  const ends = spec.ends && (wide || many); // numbers stand at the ends also where names have no room
+  const endText = (t) => {
+    const whole = (wide ? named(t) : t.tag) ?? "";
+    return whole.length > 34 ? `${whole.slice(0, 33)}…` : whole;
+  };
+  const gap = shownLines > 8 ? 12 : 14;
+  const least = spec.ends && many ? shownLines * gap + 70 : 0; // so that all have a place
+  const height = Math.max(least, spec.height ?? Math.max(220, Math.min(400, width * 0.42)));
   const log = spec.y.log;
   const [low, high] = extent(traces, spec);
-  const margin = { top: 12, right: ends ? 16 + 7.2 * Math.max(...traces.map((t) => t.name.length)) : 14, bottom: 42 };
+  const longest = Math.max(...traces.map((t) => endText(t).length));
+  const margin = { top: spec.y.name ? 28 : 12, right: ends ? 16 + (many ? 6.4 : 7.2) * longest : 14, bottom: 42 };
   const rough = scale(low, high, height - margin.bottom, margin.top, log);
-  const marks = rough.marks(Math.max(3, height / 60));
+  const marks = rough.marks(Math.max(4, height / 60));
   const texts = marks.map((mark) => show(mark, spec.y.kind, 4));
   const left = 14 + 7 * Math.max(3, ...texts.map((text) => text.length));
   const [from, to] = spec.x.range ?? [
@@ -158,6 +171,8 @@ function drawChart(host, spec, width) {
     svg("text", { x: (left + width - margin.right) / 2, y: height - 6, "text-anchor": "middle" }, spec.x.name),
   );
 
+  if (spec.y.name) image.append(svg("text", { class: "title", x: 2, y: 13 }, spec.y.name));
+
   for (const ref of spec.refs ?? []) {
     const flat = ref.y !== undefined;
     const at = flat ? y(ref.y) : x(ref.x);
@@ -193,7 +208,7 @@ function drawChart(host, spec, width) {
         ...strokes(line, lines),
       }),
     );
-  if (ends) endLabels(traces, x, y, visible, bottom).forEach((node) => image.append(node));
+  if (ends) endLabels(traces, x, y, visible, top, bottom, gap, endText).forEach((node) => image.append(node));
   const over = svg("g");
   image.append(over);
   host.replaceChildren(image);
@@ -273,17 +288,17 @@ function strokes(line, lines) {
   };
 }
 
-// Names beside the ends of lines, moved apart where they would meet.
-function endLabels(traces, x, y, visible, bottom) {
+// Names beside the ends of lines, moved apart where they would meet; a thin line leads to one that was moved.
+function endLabels(traces, x, y, visible, top, bottom, gap, text) {
   const spots = [];
   for (const t of traces.filter((each) => !each.quiet)) {
     let at = t.x.length - 1;
     while (at > 0 && !visible(t.y[at])) at--;
-    if (visible(t.y[at])) spots.push({ t, x: x(t.x[at]) + 8, y: y(t.y[at]) });
+    if (visible(t.y[at])) spots.push({ t, x: x(t.x[at]) + 8, from: y(t.y[at]), y: y(t.y[at]) });
   }
   spots.sort((a, b) => a.y - b.y);
-  const gap = 14,
-    apart = (a, b) => Math.abs(a.x - b.x) >= 90;
+  const apart = (a, b) => !many && Math.abs(a.x - b.x) >= 90;
+  if (many) spots.forEach((s) => (s.x = Math.max(...spots.map((each) => each.x)))); // one column
   spots.forEach((s, i) => {
     if (i && !apart(s, spots[i - 1])) s.y = Math.max(s.y, spots[i - 1].y + gap);
   });
@@ -291,9 +306,83 @@ function endLabels(traces, x, y, visible, bottom) {
     spots[i].y = Math.min(spots[i].y, i < spots.length - 1 && apart(spots[i], spots[i + 1]) ? bottom - 2 : floor);
     floor = spots[i].y - gap;
   }
-  return spots.map((s) => {
-    const text = svg("text", { class: "end", x: s.x, y: s.y + 4 }, s.t.name);
-    text.style.fill = s.t.colour;
-    return text;
+  return spots.flatMap((s) => {
+    const label = svg("text", { class: many ? "end small" : "end", x: s.x, y: s.y + 4 }, text(s.t));
+    label.style.fill = s.t.colour;
+    const moved = many && Math.abs(s.y - s.from) > 3;
+    const lead = svg("path", { class: "lead", d: `M${s.x - 8} ${s.from}L${s.x - 2} ${s.y}`, stroke: s.t.colour });
+    return moved ? [lead, label] : [label];
   });
+}
+
+// Saving a plot as SVG or PNG, its numbers as CSV
+
+function saving(state) {
+  const bar = make("div", { class: "save", role: "group", "aria-label": "Save this plot" });
+  const name = state.spec.label.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 60);
+  const ways = {
+    SVG: () => download(`${name}.svg`, "image/svg+xml", standalone(state.image)),
+    PNG: () => picture(state.image, (url) => follow(`${name}.png`, url)),
+    CSV: () => download(`${name}.csv`, "text/csv", table(state)),
+    "Copy CSV": () => navigator.clipboard.writeText(table(state)).then(() => (live.textContent = "Copied")),
+  };
+  for (const [text, act] of Object.entries(ways)) {
+    const button = make("button", { type: "button" }, text);
+    button.addEventListener("click", act);
+    bar.append(button);
+  }
+  return bar;
+}
+
+function follow(name, url) {
+  const link = make("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+}
+
+function download(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  follow(name, url);
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+const SHOWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "font", "text-anchor"];
+
+// The plot as a file of its own: what the style sheet says stands at every element, on the page's background.
+function standalone(image) {
+  const copy = image.cloneNode(true);
+  const theirs = [...copy.querySelectorAll("*")];
+  [...image.querySelectorAll("*")].forEach((node, i) => {
+    const style = getComputedStyle(node);
+    theirs[i].setAttribute("style", SHOWN.map((key) => `${key}:${style.getPropertyValue(key)}`).join(";"));
+  });
+  const [, , width, height] = image.getAttribute("viewBox").split(" ");
+  const paper = getComputedStyle(document.body).backgroundColor;
+  copy.prepend(svg("rect", { width, height, fill: paper }));
+  copy.setAttribute("width", width);
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  return new XMLSerializer().serializeToString(copy);
+}
+
+function picture(image, done) {
+  const [, , width, height] = image.getAttribute("viewBox").split(" ").map(Number);
+  const canvas = make("canvas", { width: 2 * width, height: 2 * height });
+  const drawn = new Image();
+  drawn.onload = () => {
+    canvas.getContext("2d").drawImage(drawn, 0, 0, 2 * width, 2 * height);
+    done(canvas.toDataURL("image/png"));
+  };
+  drawn.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(image))}`;
+}
+
+// One row a point of a line; low and high where it has a range.
+function table(state) {
+  const quoted = (text) => `"${String(text).replaceAll('"', '""')}"`;
+  const rows = [["series", state.spec.x.name, state.spec.y.name ?? "value", "low", "high"].map(quoted).join(",")];
+  for (const t of state.traces.filter((each) => !each.pale))
+    t.x.forEach((x, i) =>
+      rows.push([quoted(named(t)), x, t.y[i] ?? "", t.range?.[0][i] ?? "", t.range?.[1][i] ?? ""].join(",")),
+    );
+  return rows.join("\n") + "\n";
 }

@@ -185,7 +185,7 @@ function drawCross(pen, ink, x, y) {
 
 function shade(ink, view, job) {
   if (view.by === "activity") return ink("compute");
-  if (view.by === "task") return ink(`c${job.task % 7}`);
+  if (view.by === "task") return ink(`c${job.task % 8}`);
   if (job.staleness < 0) return ink("away");
   const at = (Math.log1p(job.staleness) / Math.log1p(view.line.most)) * (RAMP.length - 1);
   const [low, part] = [Math.floor(at), at - Math.floor(at)];

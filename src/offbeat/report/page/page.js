@@ -4,6 +4,8 @@ const NAMES = { time: "virtual time", updates: "updates", bytes: "bytes sent and
 const KINDS = { time: "number", updates: "count", bytes: "bytes" };
 const kindOf = (metric) => (data.shares.includes(metric) ? "share" : "number");
 const place = (id) => document.getElementById(id);
+const titleOf = (metric) =>
+  `${metric.replaceAll("_", " ")}${kindOf(metric) === "share" ? ", in %" : ""}`; // of an axis, with its unit
 const shown = (list) => list.filter((each) => !hidden.has(each.series));
 
 function panels(host, titles, draw) {
@@ -17,7 +19,14 @@ function panels(host, titles, draw) {
 
 // Metric against time, updates or bytes
 
-const view = { axis: "time", metric: data.metrics[0], seeds: "range", scale: "linear" };
+// Many lines: each in a panel of its own, and without bands, unless somebody wants them together.
+const view = {
+  axis: "time",
+  metric: data.metrics[0],
+  seeds: many ? "none" : "range",
+  scale: "linear",
+  layout: many && data.tasks.length === 1 ? "apart" : "together",
+};
 
 function setting(title, key, options) {
   return choice(title, options, view[key], (value) => {
@@ -38,11 +47,18 @@ function progress() {
   if (Math.max(...data.totals) > 1) bar.append(setting("Seeds", "seeds", bands));
   bar.append(setting("Scale", "scale", ["linear", "log"]));
   const several = data.tasks.length > 1;
+  if (many && !several) bar.append(setting("Layout", "layout", [["apart", "a panel each"], "together"]));
+  if (many && !several) smallMultiples(host);
   if (several) host.classList.add("panels");
-  panels(host, several ? data.tasks : [""], (task) => ({
+  const together = make("div");
+  host.append(together);
+  redraws.push(() => (together.hidden = view.layout === "apart"));
+  together.hidden = view.layout === "apart";
+  panels(several ? host : together, several ? data.tasks : [""], (task) => ({
     label: `${view.metric} against ${NAMES[view.axis]}${several ? `, task ${data.tasks[task]}` : ""}`,
     x: { name: NAMES[view.axis], kind: KINDS[view.axis] },
     y: {
+      name: titleOf(view.metric),
       kind: kindOf(view.metric),
       log: view.scale === "log",
       ceiling: kindOf(view.metric) === "share" ? 1 : undefined,
@@ -59,10 +75,40 @@ function progress() {
   }));
 }
 
+// A panel for each series, in which it stands out from all others; scales are the same in all.
+function smallMultiples(host) {
+  const grid = make("div", { class: "panels multiples" });
+  host.append(grid);
+  const lines = () => data.progress.filter((p) => p.task === 0 && p.metric === view.metric && p.axis === view.axis);
+  redraws.push(() => (grid.hidden = view.layout !== "apart"));
+  data.series.forEach((name, index) => {
+    const plot = make("div");
+    const box = make("div", {}, make("h3", {}, sample(index), `${tag(index)} ${name}`), plot);
+    grid.append(box);
+    redraws.push(() => (box.hidden = hidden.has(index)));
+    chart(plot, () => ({
+      label: `${view.metric} of ${name} against ${NAMES[view.axis]}`,
+      x: { name: NAMES[view.axis], kind: KINDS[view.axis] },
+      y: { name: titleOf(view.metric), kind: kindOf(view.metric), log: view.scale === "log" },
+      height: 190,
+      empty: "It has no such evaluations.",
+      traces: [
+        ...lines()
+          .filter((p) => p.series !== index)
+          .map((p) => ({ name: data.series[p.series], quiet: true, thin: true, pale: true, colour: "var(--away)", x: p.x, y: p.mean })),
+        ...lines()
+          .filter((p) => p.series === index)
+          .map(banded),
+      ],
+    }));
+  });
+}
+
 function banded(p) {
   const sides = { range: [p.low, p.high], quartiles: [p.q1, p.q3] }[view.seeds];
   return {
     name: data.series[p.series],
+    tag: tag(p.series),
     colour: colour(p.series),
     dash: dash(p.series),
     x: p.x,
@@ -119,6 +165,7 @@ function fans(id, key, spec) {
         x: { name: "virtual time", kind: "number" },
         height: 220,
         y: {
+          name: spec.unit,
           kind: spec.kind,
           log,
           floor: log ? undefined : bottom,
@@ -153,7 +200,12 @@ function staleness() {
       redrawAll();
     }),
   );
-  fans("staleness-plots", "staleness", { title: "Staleness over time", kind: "count", log: () => log });
+  fans("staleness-plots", "staleness", {
+    title: "Staleness over time",
+    unit: "staleness, in versions",
+    kind: "count",
+    log: () => log,
+  });
 }
 
 // One line an algorithm
@@ -167,6 +219,7 @@ function lines(id, key, spec) {
       height: 280,
       traces: shown(data[key]).map((p) => ({
         name: data.series[p.series],
+        tag: tag(p.series),
         colour: colour(p.series),
         dash: dash(p.series),
         x: p.x,
@@ -193,7 +246,7 @@ function allocation() {
       return {
         label: `Requests per task, ${data.series[a.series]}`,
         x: { name: "virtual time", kind: "number", range: [0, a.end] },
-        y: { kind: "count", floor: 0 },
+        y: { name: "requests", kind: "count", floor: 0 },
         height: 260,
         refs: names
           .filter((name) => name in a.ends && a.ends[name] < a.end * 0.999)
@@ -247,21 +300,25 @@ staleness();
 lines("concurrency-plot", "concurrency", {
   label: "Share of busy clients over time",
   x: { name: "virtual time", kind: "number" },
-  y: { kind: "share", floor: 0, ceiling: 1.001 },
+  y: { name: "busy clients, in %", kind: "share", floor: 0, ceiling: 1.001 },
 });
 lines("participation-plot", "participation", {
   label: "Updates of each client relative to the mean, the busiest client first",
   x: { name: "share of clients, busiest first", kind: "share" },
-  y: { kind: "number", floor: 0 },
+  y: { name: "updates, relative to the mean", kind: "number", floor: 0 },
   refs: [{ y: 1, text: "equal shares" }],
 });
 allocation();
 lines("personal-last", "last", {
   label: `Final ${data.own} of each client's personalised model, worst first`,
   x: { name: "share of clients, worst first", kind: "share" },
-  y: { kind: kindOf(data.own), ceiling: kindOf(data.own) === "share" ? 1.001 : undefined },
+  y: { name: titleOf(data.own), kind: kindOf(data.own), ceiling: kindOf(data.own) === "share" ? 1.001 : undefined },
 });
-fans("personal-plots", "personal", { title: `${data.own} of personalised models over time`, kind: kindOf(data.own) });
+fans("personal-plots", "personal", {
+  title: `${data.own} of personalised models over time`,
+  unit: titleOf(data.own),
+  kind: kindOf(data.own),
+});
 copying();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 document.documentElement.dataset.ready = "true";

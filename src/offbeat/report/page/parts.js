@@ -18,25 +18,21 @@ function svg(name, attributes = {}, ...children) {
   return node;
 }
 
-// Seven colours; after them the same again with other dashes.
-const dashes = ["", "6 4", "2 4", "10 3 2 3"];
-const colour = (index) => `var(--c${index % 7})`;
-const dash = (index) => dashes[Math.floor(index / 7) % dashes.length];
+// Eight colours times three dashes are 24 looks. Dots are kept for runs that have ended.
+const dashes = ["", "8 4", "11 3 3 3"];
+const colour = (index) => `var(--c${index % 8})`;
+const dash = (index) => dashes[Math.floor(index / 8) % dashes.length];
+// With more than eight lines each has a number: in the legend, at its end and in the tables.
+const many = data.series.length > 8;
+const tag = (index) => (many ? String(index + 1) : "");
 
 function sample(index) {
+  const width = many ? 30 : 18; // long enough for its dashes
+  const line = { x1: 1, x2: width - 1, y1: 5, y2: 5, stroke: colour(index), "stroke-width": many ? 2.5 : 3 };
   return svg(
     "svg",
-    { width: 18, height: 10, "aria-hidden": "true" },
-    svg("line", {
-      x1: 1,
-      x2: 17,
-      y1: 5,
-      y2: 5,
-      stroke: colour(index),
-      "stroke-width": 3,
-      "stroke-linecap": "round",
-      "stroke-dasharray": dash(index),
-    }),
+    { width, height: 10, "aria-hidden": "true" },
+    svg("line", { ...line, "stroke-linecap": many ? "butt" : "round", "stroke-dasharray": dash(index) }),
   );
 }
 
@@ -96,16 +92,43 @@ const redrawAll = () => redraws.forEach((draw) => draw());
 
 function legend() {
   const bar = document.getElementById("legend");
+  if (many) {
+    bar.classList.add("many");
+    const filter = make("input", {
+      type: "search",
+      placeholder: "Filter settings: area lr = 0.1",
+      "aria-label": "Show only settings that contain these words",
+    });
+    filter.addEventListener("input", () => showMatching(filter.value));
+    bar.append(filter);
+  }
   data.series.forEach((name, index) => {
     const button = make(
       "button",
-      { type: "button", "aria-pressed": "true", title: "Click to hide or show; double-click to show only this one, or all" },
+      {
+        type: "button",
+        "aria-pressed": "true",
+        "aria-label": many ? `${tag(index)}: ${name}` : undefined,
+        title: `${many ? `${name}. ` : ""}Click to hide or show; double-click to show only this one, or all`,
+      },
       sample(index),
-      name,
+      many ? tag(index) : name,
     );
     button.addEventListener("click", () => setHidden(hidden.has(index) ? without(index) : new Set([...hidden, index])));
     button.addEventListener("dblclick", () => setHidden(aloneOrAll(index)));
     bar.append(button);
+  });
+}
+
+// Only what contains all these words: others are hidden in the plots, and their rows in the tables.
+function showMatching(text) {
+  const words = text.toLowerCase().replaceAll(",", " ").split(/\s+/).filter(Boolean);
+  const fits = (name) => words.every((word) => ` ${name.toLowerCase().replaceAll(",", " ")} `.includes(word));
+  const out = data.series.map((name, index) => [name, index]).filter(([name]) => !fits(name));
+  setHidden(new Set(out.map(([, index]) => index)));
+  document.querySelectorAll(".numbers tbody tr").forEach((row) => {
+    const name = row.querySelector("th")?.dataset.name;
+    row.classList.toggle("out", name !== undefined && !fits(name));
   });
 }
 
