@@ -29,7 +29,8 @@ from offbeat.deploy import keys
 from offbeat.deploy.broker import Broker
 
 CROWD = 64  # clients from which on several processes hold them
-MANY = 256  # clients from which on a row is measured longer: as long as each of them takes for a few updates
+MANY, LARGE = 256, 100e6  # clients, and bytes of an update of each, beyond which a row is measured longer: in the first
+# seconds the first models and updates are under way, and CPU time is spent on updates that are not counted yet
 COPIES = 8  # of an update that a client with work and the server hold in memory, about
 LONGEST = 2 * PATIENCE  # seconds that a turn may take besides those that are measured
 SHARE = 0.25  # of the free memory that all of them may take
@@ -128,7 +129,7 @@ def bench(
                 why = f"needs about {need / 1e9:.0f} GB of memory, {_free() / 1e9:.0f} are free"
                 rows.append(DeployRow(count, size, skipped=why))
             else:
-                rows.append(_measured(count, size, seconds * (3 if count > MANY else 1), min(count, room)))
+                rows.append(_measured(count, size, seconds * stretch(count, size), min(count, room)))
     alone = None
     if simulated:
         say(f"{simulated:,} clients, simulated")
@@ -203,7 +204,8 @@ def markdown(report: DeployReport, before: Mapping[tuple[int, int], Spent] | Non
         own = [_cells(row.offbeat), f"{100 * row.sealing:.0f} %", f"{row.memory_mb / 1e3:.2f} GB"]
         echo = f"{figure(row.echo.updates_per_s)}, {_ms(row.echo.total)}"
         lines.append([row.title, echo, *then, *own])
-    long = f"{report.seconds:g} s each, three times as long with more than {MANY} clients"
+    beyond = f"more than {MANY} clients or {LARGE / 1e6:.0f} MB of updates"
+    long = f"{report.seconds:g} s each, three times as long with {beyond}"
     said = [
         f"{setting(report)}; {long}.",
         "",
@@ -236,6 +238,11 @@ def read_before(text: str) -> dict[tuple[int, int], Spent]:
 
 def _figures(spent: Spent) -> list[str]:
     return [figure(value) for value in (spent.updates_per_s, spent.server, spent.broker, spent.clients, spent.total)]
+
+
+def stretch(count: int, size: int) -> int:
+    """How many times as long as others this row is measured."""
+    return 3 if count > MANY or count * size > LARGE else 1
 
 
 def _measured(count: int, size: int, seconds: float, at_once: int) -> DeployRow:
