@@ -14,6 +14,7 @@ from offbeat.core import names
 from offbeat.core.errors import SettingError, unknown
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
 from offbeat.models.gpt import GPT
+from offbeat.models.huggingface import HuggingFace
 from offbeat.models.linear import MLP, Linear, Softmax
 from offbeat.models.lstm import LSTM
 from offbeat.models.resnet import BatchNormResNet18, ResNet18
@@ -27,6 +28,7 @@ NAMES: Mapping[str, Callable[..., nn.Module]] = {
     "cifar-cnn": CifarCNN,
     "lstm": LSTM,
     "gpt": GPT,
+    "huggingface": HuggingFace,
     "resnet18-gn": ResNet18,
     "resnet18": BatchNormResNet18,
 }

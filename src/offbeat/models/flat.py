@@ -173,7 +173,7 @@ class Flat:
         found = sha256()
         for name, tensor in sorted(fixed.items()):
             found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+            found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         return found.hexdigest() if fixed else ""
 
     @property
