@@ -64,9 +64,9 @@ def test_several_folders_are_compared_on_one_page(
     assert outcome.out == "report: report.html\n"
     assert embedded(tmp_path / "report.html")["series"] == [
         "area",
-        f"{finished[0]}: fedbuff",
+        f"{finished[0].parent.name}/out: fedbuff",
         "mine",
-        f"{other}: fedbuff",
+        "other/out: fedbuff",
     ]
 
 

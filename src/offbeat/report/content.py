@@ -114,10 +114,7 @@ def gather(paths: Sequence[Path]) -> Content:
     comparisons = {path: found for path in paths if (found := comparison(path, damaged)) is not None}
     parts = [part for path in paths for part in _parts(path, comparisons.get(path))]
     folders = [read(path) for path in {path.resolve(): path for path in parts}.values()]
-    names = [folder.name for folder in folders]
-    for folder in folders:
-        if names.count(folder.name) > 1:
-            folder.name = f"{folder.path.resolve().parent.name}/{folder.path.resolve().name}"
+    _name_apart(folders)
     names_of = {folder.path: _tasks(folder, apart=bool(comparisons) and len(folders) > 1) for folder in folders}
     tasks = list(dict.fromkeys(name for names in names_of.values() for name in names))
     series = _series(folders, {path: [tasks.index(name) for name in names] for path, names in names_of.items()})
@@ -134,6 +131,17 @@ def gather(paths: Sequence[Path]) -> Content:
     warnings = [f"{folder.name}/{line}" if len(folders) > 1 else line for folder, line in lines]
     failed = [f"{run.name}: {run.error}" for s in series for run in s.runs if run.error]
     return Content(folders, series, drawn, tasks, [*failed, *damaged, *warnings], omitted, list(comparisons.values()))
+
+
+def _name_apart(folders: Sequence[ExperimentFolder]) -> None:
+    """Folders of one name get as many of their last parts as tell them apart; whole paths are nobody's business."""
+    parts, count = {folder.path: folder.path.resolve().parts for folder in folders}, 1
+    while len({f.name for f in folders}) < len(folders):
+        count += 1
+        names = [folder.name for folder in folders]
+        for folder in folders:
+            if names.count(folder.name) > 1:
+                folder.name = "/".join(parts[folder.path][-count:])
 
 
 def _parts(path: Path, found: PaperComparison | None) -> list[Path]:
