@@ -27,6 +27,7 @@ def test_it_says_what_was_spent_and_what_that_rests_on(tmp_path: Path) -> None:
     assert results[0].stopped == "privacy budget"
     (found,) = spending(tmp_path / "run")
     assert found.clients == {str(c): (2, pytest.approx(8.0)) for c in range(6)}
+    assert "no amplification by sampling is claimed" in (tmp_path / "run" / "report.md").read_text()
     code, out, _ = offbeat("privacy", str(tmp_path / "run"))
     assert code == 0
     assert "(8, 1e-06)-differentially private" in out

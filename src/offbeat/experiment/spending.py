@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError
-from offbeat.experiment import runs
 from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of
+from offbeat.watch.results import Result
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,17 @@ class Spending:
         ]
 
 
+def of_results(results: Iterable[Result]) -> list[Spending]:
+    """Of those that have a [privacy] table."""
+    kept = [(result, (result.server or {}).get("privacy")) for result in results]
+    return [Spending(result.name, each, result.real is not None) for result, each in kept if each is not None]
+
+
 def spending(folder: Path) -> list[Spending]:
     """Of every finished run in a folder."""
-    found = []
-    for result in runs.open(folder):
-        kept = (result.server or {}).get("privacy")
-        if kept is not None:
-            found.append(Spending(result.name, kept, result.real is not None))
+    from offbeat.experiment import runs
+
+    found = of_results(runs.open(folder))
     if not found:
         raise FolderError(f"{folder}: no finished run with a [privacy] table")
     return found
