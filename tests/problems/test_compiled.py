@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from offbeat.core.vectors import materialise
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.session import Session
 from offbeat.models.lora import LoRA
 from offbeat.problems.compiled import SIZES, Compiled, cut
 from offbeat.problems.supervised import Supervised
@@ -160,3 +163,27 @@ def test_by_the_compiler_itself() -> None:
     found = p.oracle(range(12), range(12), 1, 4, False).descend(w, 0.3, 0)
     assert p.compiled.startswith("compiled for 16 clients"), p.compiled
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2, "targets": "layers.*"}}], ids=["whole", "lora"])
+def test_a_compiled_run_has_the_events_of_one_that_is_not(lora: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervised.compile, "__defaults__", ("eager",))
+    table = {
+        "until": {"updates": 20},
+        "problem": {"data": "digits", "clients": 6, "model": {"mlp": {"hidden": [8]}}, **lora},
+        "timing": {"exponential": {"rate": {"normal": [10, 5], "min": 1}}},
+        "algorithm": {"area": {"size": 2, "local": {"sgd": {"lr": 0.1, "steps": 2, "batch": 4}}}},
+    }
+    ends = []
+    for own in ({"executor": "serial"}, {"executor": "batched"}, {"executor": "batched", "compile": True}):
+        session = Session(Experiment.parse({**table, **own}))
+        simulation = session.simulation(session.experiment.runs[0])
+        for _ in simulation.steps():
+            pass
+        world, (problem,) = simulation.world, simulation.problems
+        assert bool(problem.compiled) is ("compile" in own)
+        events = (world.now, world.tally.updates, world.tally.staleness_sum, list(world.numbers))
+        ends.append((events, materialise(simulation.server.models(world.server)[0].vector)))
+    for events, model in ends[1:]:
+        assert events == ends[0][0]
+        torch.testing.assert_close(torch.as_tensor(model), torch.as_tensor(ends[0][1]), rtol=1e-4, atol=1e-5)
