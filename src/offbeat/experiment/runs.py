@@ -27,7 +27,7 @@ from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
-from offbeat.watch.files import SUMMARY, locked, write_json
+from offbeat.watch.files import SUMMARY, locked, room, write_json
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
@@ -188,10 +188,12 @@ def record(
     **options: Any,
 ) -> tuple[Simulation, Recorder, Result]:
     """Run to the end in a run's own folder, from its checkpoint if it has one, and keep what it found; see `drive`."""
-    simulation, recorder, wall = drive(make, folder, **options)
+    with room(folder.parent):
+        simulation, recorder, wall = drive(make, folder, **options)
     found = summary(simulation, recorder, wall, evaluate, algorithm=algorithm, seed=seed)
-    result = replace(found, measures=measure(folder, simulation), folder=folder)
-    RunFolder(folder).finish(result, simulation)
+    with room(folder.parent):
+        result = replace(found, measures=measure(folder, simulation), folder=folder)
+        RunFolder(folder).finish(result, simulation)
     return simulation, recorder, result
 
 

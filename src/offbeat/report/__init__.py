@@ -14,13 +14,13 @@ from offbeat.watch.files import PAGE, write_text
 __all__ = ["PAGE", "Content", "figures", "gather", "save", "write"]
 
 
-def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
+def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write the report of an experiment's folder, or one that compares several; return its path.
 
     out: the file to write; by default `report.html` in the (first) folder.
     """
-    folders = [folder] if isinstance(folder, Path) else list(folder)
-    return save(gather(folders), out or folders[0] / PAGE)
+    folders = [Path(each) for each in ([folder] if isinstance(folder, Path | str) else folder)]
+    return save(gather(folders), folders[0] / PAGE if out is None else Path(out))
 
 
 def save(content: Content, out: Path) -> Path:

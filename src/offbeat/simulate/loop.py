@@ -125,14 +125,15 @@ class Simulation(Course[Flight]):
         """The run, an event at a time; stop iterating whenever you like and go on later with the same world."""
         over = False
         while not over:
-            over = self.advance(1)
+            over = self.advance(1, evaluations=True)
             yield self.world
         self.finish()
 
-    def advance(self, events: int, pause: bool = False) -> bool:
+    def advance(self, events: int, pause: bool = False, evaluations: bool = False) -> bool:
         """Handle up to so many events; tells whether the run is over.
 
         pause: also stop where a result is needed that has not been computed, and leave it to the caller.
+        evaluations: they count as events, so that a caller can stop between two of them.
         """
         world = self.world
         if world.events == 0:
@@ -170,6 +171,7 @@ class Simulation(Course[Flight]):
                 heappop(heap)
                 world.now = time
                 self._occur(kind, ref)
+                last -= evaluations and kind == MEASURE
         return bool(world.stopped)
 
     def finish(self) -> None:

@@ -10,6 +10,7 @@ run.json, server.log, trips/part-00000.parquet, checkpoint-00000.safetensors   a
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -131,6 +132,24 @@ def atomic(path: Path) -> Iterator[Path]:
     part = path.with_name(path.name + ".part")
     yield part
     part.replace(path)
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def room(folder: Path) -> Iterator[None]:
+    """Within, a disk without room is a FolderError that says how to go on."""
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in _NO_ROOM
+        if not full and not any(f"(os error {code})" in str(error) for code in _NO_ROOM):  # as safetensors says it
+            raise
+        raise FolderError(
+            f"no room to write in {folder}; make room and continue with `offbeat resume`: everything until the last "
+            f"checkpoint is kept"
+        ) from None
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
