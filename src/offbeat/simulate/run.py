@@ -91,10 +91,9 @@ def prepare(
     until.goals(metrics)  # refuses what no task measures
     if evaluated is not None and len(problems) == 1:
         evaluated.goals(metrics[0][0], until)  # refuses a target that is none
-    for name in ("concurrency", "sampled"):
-        asked = getattr(algorithm.server, name, None)
-        if isinstance(asked, int) and asked > problems[0].clients:
-            raise SettingError(f"{name} = {asked}: there are {problems[0].clients} clients; give at most that many")
+    asked = getattr(algorithm.server, "concurrency", None)
+    if isinstance(asked, int) and asked > problems[0].clients:
+        raise SettingError(f"concurrency = {asked}: there are {problems[0].clients} clients; give at most that many")
     locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)
