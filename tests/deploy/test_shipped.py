@@ -384,7 +384,7 @@ PLANTS = {
     "append without expected sequence": Plant(
         planted(BrokerLog, "publish", unfenced(BrokerLog.publish)), 8, "defedavg", Duels
     ),
-    "fenced by number alone": Plant(planted(BrokerLog, "publish", numbered(BrokerLog.publish)), 8, "fedbuff", Duels),
+    "fenced by number alone": Plant(planted(BrokerLog, "publish", numbered(BrokerLog.publish)), 16, "fedbuff", Duels),
     "folded before it is acknowledged": Plant(planted(Appender, "settle", fold_at_once), 12),
     "inbox acknowledged before the log": Plant(planted(Intake, "take", acknowledged_early(Intake.take)), 3),
     "led without a term": Plant(planted(Appender, "__init__", leads_without_term(Appender.__init__)), 4),
