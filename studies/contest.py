@@ -1,13 +1,14 @@
 """Every client-driven method of the catalogue on three tasks under four clocks, with equal tuning budgets.
 
-python -m studies.contest runs/contest --device cuda --limit 240      # all that is not done yet, then the tables
+python -m studies.contest runs/contest                                # all that is not done yet, then who wins
 python -m studies.contest runs/contest --tasks regression             # one task
 python -m studies.contest runs/contest --clocks equal slow --until 1  # shows that it works
-python -m studies.contest docs/results/contest --page docs/results/contest-tables.md   # the tables alone
+python -m studies.contest docs/results/contest --page docs/results/contest.md   # the tables of a page, and no runs
 
 The methods are those of experiments/contest.toml. Each has one step size, which is tuned on two seeds that are used for
 nothing else; then it runs with the best value on five other seeds. A task under a clock is one program in a process of
-its own. FOLDER gets a JSON file for each task, written every few seconds: stopped, it goes on with the runs that are
+its own; on one GPU eight of them at once were too slow (docs/results/contest.md), so give it one clock at a time there.
+FOLDER gets a JSON file for each task, written every few seconds: stopped, it goes on with the runs that are
 missing. Needs $OFFBEAT_DATA with mnist, cifar-10-batches-bin (its first training file and its test file) and traces; no
 pyarrow.
 """
@@ -51,6 +52,7 @@ SLOWER = 20.0
 BASELINE, POOLED = "m-sync", "centralised"
 WIDTHS = {"cpu": 12}  # runs at work at once in a process: on a CPU, what the cache holds
 _WRITE, _MERGE = 5.0, 3.0  # seconds
+MARK = "<!-- the tables: studies.contest --page -->"
 PATIENCE = 60.0  # seconds that parts get to write down what they have
 
 
@@ -327,7 +329,7 @@ def tables(parts: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Iter
 def judged(parts: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], task: str, clock: str) -> list[Line]:
     """The lines of a table; the reference is that of equal clocks everywhere."""
     runs = list(parts.get((task, clock), ()))
-    if clock != "equal":
+    if runs and clock != "equal":
         runs += [run for run in parts.get((task, "equal"), ()) if run["method"] == POOLED]
     return lines(runs, TASKS[task])
 
@@ -416,7 +418,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--until", type=float, help="horizon; default: that of the task")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
-    parser.add_argument("--page", type=Path, help="write the tables here, and run nothing")
+    parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
     parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part:
@@ -429,7 +431,8 @@ def main() -> None:
         with suppress(ModuleNotFoundError):  # intervals need scipy; the page can be made elsewhere
             print(*winners(read(given.folder)), sep="\n")
     else:
-        given.page.write_text("\n".join(tables(read(given.folder))) + "\n", encoding="utf-8")
+        words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
+        given.page.write_text("\n".join([words + MARK, "", *tables(read(given.folder))]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

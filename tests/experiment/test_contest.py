@@ -80,6 +80,13 @@ def test_a_part_is_tuned_judged_and_read_again(task: str, tmp_path: Path, monkey
     assert f"| {task} | slow | `" in tables
 
 
+def test_the_page_has_the_tables_of_the_record() -> None:
+    page = contest.FILE.parent.parent / "docs" / "results" / "contest.md"
+    words, _, tables = page.read_text(encoding="utf-8").partition(contest.MARK)
+    assert words
+    assert tables.strip().splitlines() == "\n".join(contest.tables(contest.read(page.with_suffix("")))).splitlines()
+
+
 def lines(*losses: tuple[str, list[float] | None]) -> list[dict[str, Any]]:
     """Runs on the seeds that judge; None: that diverged."""
     return [
