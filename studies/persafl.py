@@ -105,10 +105,14 @@ class Part:
         left = [each for each in wanted if each[:3] not in known]
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
         program = Program(self._makers(left), self._over)
-        for _ in program.rounds():
+        for active in program.rounds():
+            for number, run in active.items():
+                self.at_work[number][0]["updates"] = run.world.tally.updates
             if time.monotonic() - self.written > _WRITE:
                 self.write()
             if time.monotonic() - self.began > self.given.limit:
+                for run in active.values():
+                    run.flush()  # evaluations wait for others, up to 64, and would be lost
                 self.write()
                 raise SystemExit(f"{self.path.stem}: out of time")
 
