@@ -17,7 +17,7 @@ def suite(
         str, typer.Argument(metavar="v1|verify", help="Version of the suite, or `verify` to check a result.")
     ] = "v1",
     result: Annotated[
-        Path | None, typer.Argument(help="With verify: a result.json, or the folder that holds it.")
+        Path | None, typer.Argument(help="With verify: a result.json, or its folder. Default: none.")
     ] = None,
     algorithm: Annotated[
         list[str] | None,
