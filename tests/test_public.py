@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -61,6 +64,14 @@ def test_the_version_is_that_of_the_distribution() -> None:
     from importlib.metadata import version
 
     assert offbeat.__version__ == version("offbeat")
+
+
+def test_an_error_names_extras_that_exist() -> None:
+    root = Path(__file__).parent.parent
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "".join(path.read_text() for path in (root / "src").rglob("*.py"))
+    named = re.findall(r'not_installed\(.*?, "(\w+)"', sources)
+    assert {"deploy", "frames", "llm", "plots", "ray", "tune"} <= set(named) <= set(extras)
 
 
 def undocumented(module: ModuleType) -> list[str]:

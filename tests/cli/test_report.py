@@ -95,7 +95,8 @@ def test_figures_without_matplotlib_name_the_remedy(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = offbeat("report", finished[0], "--out", tmp_path / "r.html", "--figures", tmp_path)
     assert outcome.code == 1
-    assert outcome.err == "offbeat: figures need matplotlib; install it with `pip install 'offbeat[plots]'`\n"
+    ways = "pip install 'offbeat[plots]', or in a clone pip install -e '.[plots]'"
+    assert outcome.err == f"offbeat: figures need matplotlib; install the extra plots: {ways}\n"
 
 
 def test_mistakes_are_one_line(finished: tuple[Path, Outcome], tmp_path: Path) -> None:

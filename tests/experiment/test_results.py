@@ -78,7 +78,7 @@ def test_frames_of_several_tasks_have_their_names(tmp_path: Path) -> None:
 def test_without_pandas_a_frame_says_what_to_install(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     for make in (results.frame, results.history):
-        with pytest.raises(SettingError, match="pip install pandas"):
+        with pytest.raises(SettingError, match="install the extra frames: pip install"):
             make()
 
 

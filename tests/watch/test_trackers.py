@@ -71,7 +71,7 @@ def test_without_the_package_the_error_names_the_remedy(
     monkeypatch.setitem(sys.modules, module, None)
     outcome = run(tmp_path, DIGITS, option, "there")
     assert outcome.code == 1
-    assert f"{words}; install it with `pip install 'offbeat[{option[2:]}]'`" in outcome.err
+    assert f"{words}; install the extra {option[2:]}: pip install 'offbeat[{option[2:]}]', or in a clone" in outcome.err
     assert not (tmp_path / "out").exists()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from offbeat.cli.options import AsJson, Set, overrides
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_installed
 
 Url = Annotated[
     str,
@@ -78,8 +78,9 @@ def needs_deploy() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in ("nats", "cryptography", "prometheus_client"):
-            raise SettingError("real runs need more packages: pip install 'offbeat[deploy]'") from None
+        package = (error.name or "").split(".")[0]
+        if package in ("nats", "cryptography", "prometheus_client"):
+            raise not_installed(f"real runs need {package}", "deploy") from None
         raise
 
 

@@ -70,6 +70,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
     return SettingError(f"unknown {kind} {name!r}; {nearest(name, known)}")
 
 
+def not_installed(what: str, extra: str, otherwise: str = "") -> SettingError:
+    """The error for something that needs packages which an extra of offbeat installs. otherwise: what works without."""
+    ways = f"pip install 'offbeat[{extra}]', or in a clone pip install -e '.[{extra}]'"
+    return SettingError(f"{what}; install the extra {extra}: {ways}{otherwise}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """What a name that is not among the known ones was probably meant to be."""
     names = sorted(known)

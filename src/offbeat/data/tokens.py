@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import DataError, SettingError
+from offbeat.core.errors import DataError, SettingError, not_installed
 
 Way = Literal["characters", "byte-pair"]
 
@@ -108,9 +108,7 @@ def _package() -> Any:
     try:
         return importlib.import_module("tokenizers")
     except ImportError:
-        raise SettingError(
-            'tokens = "byte-pair" needs the package tokenizers: pip install \'offbeat[llm]\', or use "characters"'
-        ) from None
+        raise not_installed('tokens = "byte-pair" needs tokenizers', "llm", '; or use "characters"') from None
 
 
 def _byte_letters() -> dict[str, int]:

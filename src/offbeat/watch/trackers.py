@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, not_installed
 from offbeat.core.metric import Metric
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 
@@ -213,4 +213,4 @@ def _needed(module: str, product: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError:
-        raise SettingError(f"{product} is not installed; install it with `pip install 'offbeat[{extra}]'`") from None
+        raise not_installed(f"{product} is not installed", extra) from None
