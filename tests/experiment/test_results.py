@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command import DIGITS, TASKS
+from matplotlib.pyplot import close
 
 import offbeat as ob
 from offbeat.core.errors import SettingError
 from offbeat.experiment.results import Results
+from offbeat.report.curves import curves
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +110,67 @@ def test_the_time_to_an_accuracy_that_was_never_measured_ranks_nothing(grid: Res
 def test_the_report_is_written_where_it_is_wanted(results: Results, tmp_path: Path) -> None:
     assert results.report(tmp_path / "page.html") == tmp_path / "page.html"
     assert "fedbuff" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("against", "field", "title"),
+    [("time", "time", "virtual time"), ("updates", "updates", "updates"), ("versions", "version", "versions")],
+)
+def test_a_plot_has_a_line_an_algorithm_with_the_mean_of_its_seeds(
+    results: Results, against: str, field: str, title: str
+) -> None:
+    ax = results[:2].plot("loss", against=against)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (title, "loss")
+    for line, result in zip(ax.lines, results, strict=False):
+        last = result.history[-1]
+        assert (line.get_label(), line.get_xydata()[-1].tolist()) == (
+            result.algorithm,
+            [getattr(last, field), last.metrics["loss"]],
+        )
+    mean = results.plot("loss", ax=ax)  # over two seeds, in the same axes
+    assert mean is ax
+    ends = [r.history[-1].metrics["loss"] for r in results if r.algorithm == "area"]
+    assert ax.lines[2].get_ydata()[-1] == pytest.approx(sum(ends) / 2)
+    assert ax.lines[0].get_color() != ax.lines[1].get_color()
+    close(ax.figure)
+
+
+def test_a_plot_of_a_sweep_or_of_several_tasks_names_each_line(grid: Results, tmp_path: Path) -> None:
+    ax = grid.plot()
+    assert [line.get_label() for line in ax.lines][:2] == ["area, lr = 0.1", "area, lr = 0.5"]
+    assert ax.get_ylabel() == "accuracy"
+    close(ax.figure)
+    tasks = ob.Experiment.parse(tomllib.loads(TASKS)).run(tmp_path / "out", progress=False)
+    assert {label.rpartition(", ")[2] for label in curves(tasks).bands} == {"a", "b"}
+
+
+def test_what_cannot_be_plotted_is_said(grid: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingError, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
+        grid.plot("acuracy")
+    with pytest.raises(SettingError, match="unknown axis 'epochs'; known: time, updates, versions"):
+        grid.plot(against="epochs")
+    with pytest.raises(SettingError, match="no run has an evaluation"):
+        Results([], grid.folder).plot()
+    broken = replace(grid[0], curve=tuple(m._replace(metrics={"loss": float("nan")}) for m in grid[0].history))
+    with pytest.raises(SettingError, match="loss was never a finite number"):
+        Results([broken], grid.folder).plot("loss")
+    many = Results([replace(grid[0], algorithm=str(at)) for at in range(25)], grid.folder)
+    with pytest.raises(SettingError, match="25 lines are more than the 24 that can be told apart"):
+        many.plot()
+    assert "<svg" not in many._repr_html_() + Results([broken], grid.folder)._repr_html_()
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(SettingError, match="a plot needs matplotlib; install the extra plots"):
+        grid.plot()
+
+
+def test_in_a_notebook_a_small_plot_stands_below_the_table(grid: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # not needed
+    named = [replace(r, algorithm=f"<{r.algorithm}>") for r in grid]
+    image = ElementTree.fromstring(re.search("<svg.*</svg>", Results(named, grid.folder)._repr_html_())[0])
+    lines = [p for p in image.iter("{http://www.w3.org/2000/svg}path") if p.get("fill") == "none"]
+    texts = [t.text for t in image.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(lines) == 2 * 4  # a line and its key
+    assert {"virtual time", "accuracy", "<area>, lr = 0.1"} <= set(texts)
 
 
 def test_results_are_shown_briefly(results: Results) -> None:

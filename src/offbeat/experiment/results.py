@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -18,6 +19,7 @@ from offbeat.watch.results import Result
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,18 @@ class Results(Sequence[Result]):
         ]
         return _pandas().DataFrame(rows)
 
+    def plot(self, metric: str | None = None, against: str = "time", ax: Axes | None = None) -> Axes:
+        """Plot a metric's progress with matplotlib, a line per algorithm and setting; return the axes.
+
+        Where there are several seeds, the line is their mean, in a band from the lowest to the highest.
+
+        metric: by default the task's own.   against: "time", "updates" or "versions".   ax: axes to draw in; by default
+        a figure is made.
+        """
+        from offbeat.report import curves
+
+        return curves.plot(curves.curves(self.runs, metric, against), ax)
+
     def report(self, path: Path | str | None = None) -> Path:
         """Write the HTML report, by default `report.html` in the folder; return its path."""
         from offbeat import report
@@ -151,7 +165,16 @@ class Results(Sequence[Result]):
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
         body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows)
         more = f"<p>and {len(self.runs) - 50} more</p>" if len(self.runs) > 50 else ""
-        return f"<table><tr>{head}</tr>{body}</table>{more}"
+        return f"<table><tr>{head}</tr>{body}</table>{more}{self._image()}"
+
+    def _image(self) -> str:
+        """The task's own metric against time, small; empty where it was not measured, or lines are too many."""
+        from offbeat.report import curves, looks
+
+        if len({(run.algorithm, str(run.settings)) for run in self.runs}) <= looks.LOOKS:
+            with suppress(SettingError):
+                return curves.image(curves.curves(self.runs))
+        return ""
 
 
 def _reproducible(result: Result) -> Result:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from offbeat.core.errors import FolderError, not_installed
 from offbeat.report.bands import Band
 from offbeat.report.content import AXES, Content, Series
+from offbeat.report.looks import COLOURS, colour, look
 from offbeat.report.timeline import TICKS, Timeline
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 FORMATS = ("pdf", "png")
 COLUMN = 3.4  # inches, the width of a column
 _LETTERS = 66  # of a legend that fit into it
-# Okabe and Ito's, a grey and a purple
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c4b9e")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (7, 1.5, 1.5, 1.5)))  # with the colours, 24 looks
 _STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -97,9 +95,9 @@ def _bands(drawn: Sequence[Series], bands: Sequence[Band | None], x: str, y: str
     figure, ax = _new()
     for at, (series, band) in enumerate(zip(drawn, bands, strict=True)):
         if band is not None:
-            ax.plot(band.x * unit, band.mean, label=series.name, **_look(at))
-            if len(drawn) <= len(_COLOURS):  # more bands than that hide each other and the lines
-                ax.fill_between(band.x * unit, band.low, band.high, color=_colour(at), alpha=0.18, linewidth=0)
+            ax.plot(band.x * unit, band.mean, label=series.name, **look(at))
+            if len(drawn) <= len(COLOURS):  # more bands than that hide each other and the lines
+                ax.fill_between(band.x * unit, band.low, band.high, color=colour(at), alpha=0.18, linewidth=0)
     ax.set(xlabel=x, ylabel=y)
     for axis, wanted in zip((ax.xaxis, ax.yaxis), percent, strict=True):
         if wanted:
@@ -119,10 +117,10 @@ def _staleness(drawn: Sequence[Series]) -> Figure:
     for at, (series, ax) in enumerate(zip(drawn, rows[:, 0], strict=True)):
         fan = series.staleness
         if fan is not None:
-            ax.fill_between(fan.x, fan.p10, fan.p90, color=_colour(at), alpha=0.18, linewidth=0)
-            ax.fill_between(fan.x, fan.p25, fan.p75, color=_colour(at), alpha=0.28, linewidth=0)
-            ax.plot(fan.x, fan.p50, color=_colour(at))
-        ax.set_title(series.name, fontsize=8, loc="left", color=_colour(at))
+            ax.fill_between(fan.x, fan.p10, fan.p90, color=colour(at), alpha=0.18, linewidth=0)
+            ax.fill_between(fan.x, fan.p25, fan.p75, color=colour(at), alpha=0.28, linewidth=0)
+            ax.plot(fan.x, fan.p50, color=colour(at))
+        ax.set_title(series.name, fontsize=8, loc="left", color=colour(at))
     rows[0, 0].set_ylim(bottom=0)
     figure.supylabel("staleness", fontsize=8)
     rows[-1, 0].set_xlabel("virtual time")
@@ -135,7 +133,7 @@ def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
         changes = series.allocation.get(name)
         if changes:
             times, requests = zip(*changes, (series.until, changes[-1][1]), strict=True)
-            ax.step(times, requests, where="post", label=name, **_look(at))
+            ax.step(times, requests, where="post", label=name, **look(at))
     ax.set(xlabel="virtual time", ylabel="requests")
     _legend(figure, ax)
     return figure
@@ -146,7 +144,7 @@ def _timeline(line: Timeline) -> Figure:
     lanes, stretch = len(line.clients), _stretch(line)
     figure, ax = _new(height=0.8 + 0.085 * lanes)
     lane, sent, turn, started, finished, end, lost = _marks(line)
-    for start, stop, name, colour, height in (
+    for start, stop, name, shade, height in (
         (sent, turn, "queue", "#e69f00", 0.2),
         (turn, started, "download", "#56b4e9", 0.35),
         (started, finished, "compute", "#0072b2", 0.8),
@@ -154,7 +152,7 @@ def _timeline(line: Timeline) -> Figure:
     ):
         for pale in (False, True):
             shown = (start < stretch) & (stop > start) & (lost == pale)
-            bars = {"left": start[shown], "height": height, "color": colour, "alpha": 0.4 if pale else 1.0}
+            bars = {"left": start[shown], "height": height, "color": shade, "alpha": 0.4 if pale else 1.0}
             label = None if pale or not shown.any() else name
             ax.barh(lane[shown], (stop - start)[shown], **bars, label=label, edgecolor="white", linewidth=0.15)
     ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel="virtual time", ylabel="client")
@@ -199,14 +197,6 @@ def _legend(figure: Figure, ax: Axes) -> None:
     rows = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.15 * rows + 0.05)
     figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6, columnspacing=1.0)
-
-
-def _look(at: int) -> dict[str, Any]:
-    return {"color": _colour(at), "linestyle": _DASHES[at // len(_COLOURS) % len(_DASHES)]}
-
-
-def _colour(at: int) -> str:
-    return _COLOURS[at % len(_COLOURS)]
 
 
 def _words(metric: str) -> str:
