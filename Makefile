@@ -32,9 +32,9 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# three processes for two cores: tests of real runs wait much of their time
+# four processes for two cores: tests of real runs wait much of their time
 test: lint
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 4
 
 test-slow: setup-dev
 	$(BIN)/pytest -n 2 -m slow

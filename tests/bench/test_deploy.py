@@ -11,6 +11,7 @@ from offbeat.bench import deploy
 from offbeat.core.errors import SettingError
 
 
+@pytest.mark.slow
 def test_server_broker_and_clients_are_measured_beside_an_echo() -> None:
     words = ("--clients", "3", "--bytes", "2600", "--seconds", "1", "--simulated", "100", "--json")
     code, out, err = offbeat("bench", "deploy", *words)

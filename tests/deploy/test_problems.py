@@ -13,7 +13,7 @@ from command import ended, sets, started
 from studies.pooled import CASES, PAGE, save_page
 
 COMMANDS = [shlex.split(line) for line in re.findall(r"^offbeat (up .*)$", PAGE.read_text(encoding="utf-8"), re.M)]
-QUICK = ("patients.toml", "clinics-own.toml")  # the second has a loss and a metric of its own
+QUICK = ("clinics-own.toml",)  # it has a loss and a metric of its own
 FEW = sets("until.updates=60", "until.time=100.0", "evaluate.every=0.5")
 # By file: the page's metric, and the least that it comes to after 60 updates; of perplexity the most.
 REACHED = {

@@ -65,10 +65,10 @@ def test_a_client_has_one_slot_with_the_mean_of_its_updates() -> None:
 
 
 def test_area_s_table_counts_a_client_once_however_often_it_reports() -> None:
-    """One of five clients is a thousand times as fast and far away: the median of the table does not move to it."""
+    """One of five clients is fifty times as fast and far away: the median of the table does not move to it."""
     problem = Line([1.0, 1.1, 0.9, 1.05, 1e6])
-    fast = Times(Exponential((1.0, 1.0, 1.0, 1.0, 1000.0)))
-    until = Until(time=100.0)
+    fast = Times(Exponential((1.0, 1.0, 1.0, 1.0, 50.0)))
+    until = Until(time=60.0)
     table = run(problem, AREA(size=5, guard=Robust(Median())), SGD(lr=0.1), fast, until)
     buffer = run(problem, FedBuff(size=5, guard=Robust(Median())), SGD(lr=0.1), fast, until)
     assert 0.9 <= float(table.model[0]) <= 1.1
