@@ -6,7 +6,7 @@ PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGE := $(VENV)/.installed
 TOOLS   := $(VENV)/.installed-dev
 
-.PHONY: setup setup-dev demo screenshots test test-slow faults test-kernels fuzz mutants theory bench bench-others lint format clean
+.PHONY: setup setup-dev demo screenshots docs test test-slow faults test-kernels fuzz mutants theory bench bench-others lint format clean
 
 setup: $(PACKAGE)
 
@@ -71,9 +71,14 @@ theory: setup-dev
 screenshots: setup-dev
 	PYTHONPATH=tests $(BIN)/python tests/report/screenshots.py docs/figures
 
+# the documentation as a site, in site/; a link that leads nowhere fails
+docs: setup
+	$(PIP) -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist site

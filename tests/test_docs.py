@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from command import offbeat
 
+import offbeat as ob
 from offbeat.core import names
 from offbeat.core.server import Server
 from offbeat.data.folder import BUNDLED
@@ -22,7 +24,8 @@ from offbeat.experiment.grid import Grid
 from offbeat.experiment.session import Session
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in ROOTS), *sorted((ROOT / "docs").glob("*.md"))]
 LONGEST = 5.0  # virtual time of a command's run; files that ask for more are cut down
 
 # What a snippet of an experiment file is completed with.
@@ -190,6 +193,20 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = page.parent / name if name else page
             assert file.is_file(), f"{page.name}: {target}"
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    placed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [*(page.name for page in (ROOT / "docs").glob("*.md")), *(name.lower() for name in ROOTS[1:]), "index.md"]
+    assert sorted(name for name in placed if "/" not in name) == sorted(pages)
+
+
+def test_every_public_class_and_function_is_in_the_reference() -> None:
+    listed = re.findall(r"^::: \S+\.(\w+)$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
+    public = {
+        name for name in ob.__all__ if inspect.isclass(getattr(ob, name)) or inspect.isfunction(getattr(ob, name))
+    }
+    assert public - {"OffbeatError"} <= set(listed)  # the errors are one entry
 
 
 def test_papers_are_named_in_words_that_the_page_of_papers_has() -> None:
