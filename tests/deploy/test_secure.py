@@ -13,7 +13,14 @@ from offbeat.algorithms.optimisers import FedAdam
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
+from offbeat.deploy import effects, wire
+from offbeat.deploy.admission import admit_masked
+from offbeat.deploy.envelope import public_seal
+from offbeat.deploy.helper_core import HelperCore, HelperMemory
+from offbeat.deploy.helping import HelpingHeader
+from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
+from offbeat.privacy.secure.tickets import LIFE, MaskContext, MaskTicket, SumRequest
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
@@ -44,3 +51,33 @@ def test_on_an_ideal_network_the_run_is_the_simulated_one_bit_for_bit(name: str)
     assert rows[0] == rows[1]
     assert real.unopened == 0
     assert not real.tally.refused
+
+
+def question(position: int, number: int, epoch: int, life: int = 0) -> bytes:
+    """What a helper is asked about two clients."""
+    seals = [public_seal(bytes([n]) * 32) for n in (1, 2)]
+    tickets = tuple(MaskTicket(name, epoch, 1, seal, seal) for name, seal in zip("ab", seals, strict=True))
+    request = SumRequest(number, MaskContext("fed", "run", 0, 3, 2, 20), tickets)
+    parts = {"roster": b"", str(number): request.to_bytes()}
+    return wire.pack("helping", vars(HelpingHeader("run", position, "", life)), parts)
+
+
+def test_a_helper_that_was_there_before_answers_after_a_restored_backup() -> None:
+    """Whose log is shorter than the one that it was asked about before."""
+    helper = HelperCore("fed", "run", bytes([3]) * 32, b"")
+    helper.kept = HelperMemory(seals={name: [public_seal(bytes([n]) * 32).hex()] for n, name in enumerate("ab", 1)})
+
+    def told(question: bytes) -> list[str]:
+        said = [each for each in helper.hear(question, 0.0) if isinstance(each, effects.Tell)]
+        return [wire.heard(wire.unpack(each.data)).error for each in said]  # type: ignore[attr-defined]
+
+    assert told(question(100, 1, 1)) == [""]
+    assert told(question(90, 1, 1)) == []  # overtaken on its way
+    assert told(question(50, 7 * LIFE + 1, 7, life=7)) == [""]
+
+
+def test_a_masked_update_with_a_key_that_fits_no_helper_is_refused() -> None:
+    """It would spoil the sum that it is in."""
+    message = wire.unpack(wire.pack("trained", {}, {"delta": bytes(12), "once": bytes(32)}))
+    with pytest.raises(RefusedError, match="no helper"):
+        admit_masked(message, "delta", 3)

@@ -26,6 +26,7 @@ from offbeat.deploy.refold import fingerprint
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
 from offbeat.privacy.differential import Noise, Privacy, clipped, grid
+from offbeat.privacy.protect import guarded
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
@@ -313,6 +314,22 @@ FILE: dict[str, Any] = {
 
 def parsed(**changes: Any) -> Experiment:
     return Experiment.parse({**FILE, **changes})
+
+
+class Peeking(FedBuff):
+    """Takes a buffer's updates into account, and their last one once more, in the clear."""
+
+    def arrived(self, state: Any, update: Any, view: Any) -> Any:
+        yield from super().arrived(state, update, view)
+        state.model.vector = state.model.vector - update["delta"]
+
+
+def test_a_server_of_ones_own_that_makes_something_else_of_updates_must_say_that_it_releases_sums() -> None:
+    with pytest.raises(SettingError, match="Peeking uses it otherwise"):
+        guarded(Peeking(size=2), None, PRIVACY, 8)
+    says = type("Says", (Peeking,), {"releases": True})
+    assert guarded(says(size=2), None, PRIVACY, 8).guard is PRIVACY
+    assert all(guarded(server, None, PRIVACY, 8).guard is PRIVACY for server in SERVERS.values())
 
 
 def test_a_file_says_what_is_promised() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from offbeat.algorithms.criteria import fixed
 from offbeat.algorithms.fedbuff import Buffered, BuffState
@@ -34,6 +35,8 @@ class FADAS(Buffered):
     eps: Positive = 1e-8
     threshold: NotNegative | None = None
     server: ServerOptimiser | None = field(default=None, kw_only=True, metadata={"setting": False})
+
+    releases: ClassVar[bool] = True
 
     @property
     def optimiser(self) -> ServerOptimiser:

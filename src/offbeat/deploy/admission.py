@@ -34,6 +34,7 @@ from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy.envelope import LARGEST
 from offbeat.deploy.wire import SIZES, Message, RefusedError, dtype_of
+from offbeat.privacy.secure.tickets import agrees
 
 APPLIED = "applied"
 
@@ -127,6 +128,8 @@ def admit_masked(message: Message, name: str, dim: int) -> Payload:
             raise RefusedError("dtype", f"{each} is {dtype}, expected bytes")
         if len(raw) != size:
             raise RefusedError("length", f"{each} has {len(raw)} bytes, expected {size}")
+    if not agrees(bytes(message.parts[ONCE][1])):
+        raise RefusedError("key", "no helper could take off the mask of this key")
     return {name: read_words(message, name), ONCE: message.vector(ONCE)}
 
 

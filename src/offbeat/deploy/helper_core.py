@@ -54,7 +54,7 @@ class HelperCore:
         self.federation, self.run, self.coordinator, self.least, self.retry = federation, run, coordinator, least, retry
         self.unmasker = Unmasker(secret)
         self.kept = HelperMemory()
-        self.position = -1
+        self.newest = (0, -1)  # life and position of the newest question
         self.answers: dict[int, bytes] = {}  # to what is asked now, by number
         self.told = float("-inf")
         self.trouble = ""  # why something that is asked cannot be answered yet
@@ -72,9 +72,10 @@ class HelperCore:
             asked = read_helping(data)
         except RefusedError:
             return []
-        if asked.header.run != self.run or asked.header.position < self.position:
+        newest = (asked.header.life, asked.header.position)
+        if asked.header.run != self.run or newest < self.newest:
             return []
-        self.position, self.stopped = asked.header.position, asked.header.stopped
+        self.newest, self.stopped = newest, asked.header.stopped
         self._learn(asked)
         self.answers = {number: answer for number, answer in self.answers.items() if number in asked.requests}
         self.trouble = ""

@@ -16,10 +16,14 @@ _ROSTER = "roster"
 
 @dataclass(frozen=True)
 class HelpingHeader(wire.RunHeader):
-    """position: in the log; the newest counts.   stopped: why the run is over, "" if it is not."""
+    """position: in the log; the newest counts.   stopped: why the run is over, "" if it is not.
+
+    life: 0, and after a restored backup what it began with: positions begin anew then, at those of the backup.
+    """
 
     position: wire.Count
     stopped: wire.Text = ""
+    life: wire.Count = 0
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def requests_of(plan: Plan, ledger: Ledger) -> list[SumRequest]:
 
 def write_helping(plan: Plan, ledger: Ledger, roster: bytes) -> bytes:
     """The message as bytes; a function of the ledger and the roster."""
-    header = HelpingHeader(plan.run, ledger.position, ledger.stopped)
+    header = HelpingHeader(plan.run, ledger.position, ledger.stopped, ledger.life)
     asked = {} if ledger.stopped else {str(each.number): each.to_bytes() for each in requests_of(plan, ledger)}
     return wire.pack("helping", vars(header), {_ROSTER: roster, **asked})
 

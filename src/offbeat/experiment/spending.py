@@ -60,7 +60,7 @@ class Spending:
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
             "  the servers, which see single updates; when and how often a client took part; metrics measured",
-            "  on clients' data; the choice of settings by other runs on the same data",
+            "  on clients' data; other runs on the same data, and the choice of settings by them",
         ]
 
 

@@ -41,7 +41,7 @@ def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]
         raise SettingError(
             f"privacy: {name} trains several tasks, and budgets by task are not there yet; train them one at a time"
         )
-    if not isinstance(server, Stepping) or not server.releases or len(server.reads) != 1:
+    if not isinstance(server, Stepping) or not _releases(server) or len(server.reads) != 1:
         raise SettingError(
             f"privacy: an update must count in one sum and never again, and {name} uses it otherwise; use fedbuff, "
             "fadas, fedavg or area"
@@ -59,6 +59,16 @@ def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]
             f"clients, and there are {clients}; a client counts once in a sum. Give a smaller size"
         )
     return replace(server, guard=privacy)
+
+
+def _releases(server: Stepping[Any]) -> bool:
+    """Whether the class says so itself that makes something of updates: what it has inherited was said of another."""
+    order = type(server).__mro__
+
+    def depth(what: str) -> int:
+        return next((n for n, each in enumerate(order) if what in vars(each)), len(order))
+
+    return server.releases and depth("releases") <= min(map(depth, ("arrived", "absorb", "aggregate")))
 
 
 def sum_size(server: Stepping[Any], clients: int) -> int | None:

@@ -246,6 +246,12 @@ def test_sums_come_in_order_and_a_helper_without_its_state_does_not_begin_in_the
     assert helper().open(state, cohort(number=LIFE + 1, seq=2)[0]).state.last == LIFE + 1
 
 
+@pytest.mark.parametrize("point", [0, 1, 2**255 - 20])
+def test_a_key_that_no_secret_can_be_shared_with_is_refused_and_does_not_stop_the_helper(point: int) -> None:
+    request, once = cohort()[0], point.to_bytes(32, "little")
+    refused("key", replace(request, tickets=(replace(request.tickets[0], once=once), *request.tickets[1:])))
+
+
 def test_it_is_the_helper_of_one_run() -> None:
     request = cohort()[0]
     refused("run", replace(request, context=replace(CONTEXT, run="other")))

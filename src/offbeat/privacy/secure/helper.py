@@ -9,7 +9,7 @@ The rules, before the code:
    answer may be lost; its answer is the same. Any other repetition is refused.
 5. What was opened is written down before the answer goes out (`OpenedSum.state` before `OpenedSum.masks`).
 6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored
-   backup (`LIFE`), is where it can begin.
+   backup (`LIFE`), is where it can begin. That a backup was restored is the server's word, which it cannot check.
 
 It never sees a masked number: these are sealed for the server. The server never sees a mask. Both together see all.
 """

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, framed
+from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, TicketError, agrees, framed
 
 Words = NDArray[np.uint32]
 VERSION = b"offbeat/mask/1"
@@ -73,10 +73,12 @@ class Unmasker:
         return "Unmasker(…)"
 
     def total(self, context: MaskContext, tickets: tuple[MaskTicket, ...]) -> Words:
-        """The sum of the masks of these messages."""
+        """The sum of the masks of these messages; raises `TicketError` for a key that nothing can be derived from."""
         own = X25519PrivateKey.from_private_bytes(self.secret)
         public, total = own.public_key().public_bytes_raw(), np.zeros(context.dim, dtype=np.uint32)
         for ticket in tickets:
+            if not agrees(ticket.once):
+                raise TicketError("key", f"{ticket.client!r} has sent a key with which no mask can be made")
             static, fresh = (own.exchange(X25519PublicKey.from_public_bytes(p)) for p in (ticket.seal, ticket.once))
             total += keystream(mask_key(static, fresh, context, ticket, public), context.dim)
         return total

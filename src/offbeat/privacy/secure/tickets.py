@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
 from offbeat.core.errors import OffbeatError
 
 KEY = 32  # bytes of a public key
@@ -19,6 +21,7 @@ DIM = 1 << 30  # words of a message at most
 LIFE = 1 << 20  # sums between two restored backups, at most: numbers begin anew after a multiple of it
 _COUNTS = 1 << 53  # numbers beyond it are not exact everywhere
 _REQUEST = b"OBM1"
+_ANY = X25519PrivateKey.from_private_bytes(bytes(32))  # hides nothing: every key fails on the same points
 
 
 class TicketError(OffbeatError):
@@ -27,6 +30,15 @@ class TicketError(OffbeatError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
+
+
+def agrees(key: bytes) -> bool:
+    """Whether a secret can be shared by this X25519 key; there is none for the few points of small order."""
+    try:
+        _ANY.exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
 
 
 def framed(*parts: bytes) -> bytes:
