@@ -137,3 +137,47 @@ def test_settings_without_effect_are_named(override: str, remark: str, tmp_path:
 def test_a_step_size_that_a_schedule_replaces_has_no_effect(tmp_path: Path) -> None:
     found = checked(tmp_path, AREA, "algorithm.area.schedule={ constant = 1.0 }")
     assert "warning: algorithm.area.local.sgd.lr = 3 has no effect: a quarter of it gives the same model" in found[1]
+
+
+VISITS = """
+until = { updates = 40 }
+trials = 3
+timing = { exponential = { rate = 10.0 } }
+
+[problem]
+data = { file = "visits.csv" }
+clients = 2
+model = "linear"
+
+[algorithm.fedbuff]
+size = 2
+local = { sgd = { lr = 0.05, batch = 4 } }
+"""
+
+
+def test_columns_far_from_standard_are_named_with_the_remedy(tmp_path: Path) -> None:
+    rows = [f"{20 + at},{at % 3},{(at % 3) / 2}" for at in range(40)]
+    (tmp_path / "visits.csv").write_text("\n".join(["age,dose,y", *rows]))
+    code, remarks = checked(tmp_path, VISITS)
+    assert code == 1
+    assert remarks[0].startswith("problem: algorithm.fedbuff.local.sgd.lr = 0.05: the loss ")
+    assert remarks[1].startswith("warning: input columns have means or standard deviations up to ")
+    code, remarks = checked(tmp_path, VISITS, 'problem.inputs="standard"')
+    assert code == 0
+    assert not [remark for remark in remarks if "input columns" in remark]
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        ("[privacy]\nclip = 1.0\nnoise = { multiplier = 50.0, participations = 50 }", "the noise of [privacy]"),
+        ("[[attack]]\nclients = 4\nkind = { sign-flip = 50.0 }", "the clients of [[attack]]"),
+    ],
+)
+def test_a_loss_that_no_smaller_step_would_lower_is_not_laid_to_the_step_size_alone(
+    table: str, cause: str, tmp_path: Path
+) -> None:
+    text = AREA.replace("algorithm.area", "algorithm.fedbuff").replace("lr = 3.0", "lr = 0.5")
+    code, remarks = checked(tmp_path, f"{text}\n{table}\n")
+    assert code == 1
+    assert f"; {cause} may be the cause" in remarks[0]

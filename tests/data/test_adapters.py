@@ -263,11 +263,19 @@ def test_lists_of_clients_are_padded_to_the_longest_of_all() -> None:
 
 def test_missing_numbers_and_missing_words_are_not_taken_for_values() -> None:
     table = pa.table({"a": [1.0, None, 2.0, 3.0], "y": pa.array([1, None, 0, 1])})
-    with pytest.raises(DataError, match=r"sample \d is not finite"):
+    with pytest.raises(DataError, match="'a': training sample 1 is not finite"):
         ob.Supervised.split(table, clients=1, test=table, loss="mse", model=nn.Linear(1, 1))
     named = pa.table({"a": [1.0, 4.0, 2.0, 3.0], "y": ["u", None, "v", "u"]})
     with pytest.raises(DataError, match="run from -1 to 1"):
         ob.Supervised.split(named, clients=1, test=named)
+
+
+def test_a_missing_number_is_named_by_its_own_column() -> None:
+    table = pa.table({"age": [1.0, 2.0, 3.0], "bmi": [1.0, 2.0, None], "y": [1.0, 0.0, 1.0]})
+    with pytest.raises(DataError, match=r"^'bmi': sample 2 is not finite"):
+        dataset(table)
+    with pytest.raises(DataError, match=r"^'bmi': test sample 2 is not finite"):
+        dataset(table.slice(0, 2), test=table)
 
 
 def test_scikit_learn_s_data_sets_are_taken_as_they_come() -> None:

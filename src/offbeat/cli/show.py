@@ -96,7 +96,7 @@ def rehearsal(found: Rehearsal, as_json: bool) -> None:
         for trial in found.trials
     ]
     _console().print(table(head, body, ""))
-    spent = "an unknown time: try longer, --seconds" if total is None else f"about {_seconds(total)}"
+    spent = "an unknown time" if total is None else f"about {_seconds(total)}"
     print(f"{found.runs} run{'' if found.runs == 1 else 's'}: {spent}, and {found.memory / 1e6:,.0f} MB of memory")
     for remark in found.remarks:
         print(f"{remark.level}: {remark.text}")

@@ -129,10 +129,12 @@ def dataset(
     if isinstance(train, Stored) and target in train.masks and target in chosen:
         target = "labels"
     if isinstance(train, Stored) and _together(train, chosen, forward):
+        _finite(train, chosen, "training " if tested else "")  # while the columns still have the user's names
+        _finite(tested, chosen, "test ")
         train, tested = _grouped(train, chosen), tested and _grouped(tested, chosen)
         chosen = ("x",)
     if tested is None:
-        _finite(train, {*chosen, target})  # here a sample still has the number that the user knows
+        _finite(train, (*chosen, target))  # here a sample still has the number that the user knows
         whose = _codes(train, client) if owner is None and client else owner
         kept, held = _held_out(len(train), whose, holdout)
         train, tested = train.part(kept), train.part(held)
@@ -431,12 +433,12 @@ def _held_out(count: int, owner: npt.NDArray[np.int64] | None, share: float) -> 
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _finite(given: Samples, names: Iterable[str]) -> None:
+def _finite(given: Samples | None, names: Iterable[str], said: str = "") -> None:
     if not isinstance(given, Stored):
         return
     for name in names:
         if (place := given.not_finite(name)) is not None:
-            raise DataError(f"{name!r}: sample {place} is not finite; fill it in or leave it out")
+            raise DataError(f"{name!r}: {said}sample {place} is not finite; fill it in or leave it out")
 
 
 def _codes(train: Samples, name: str) -> npt.NDArray[np.int64]:

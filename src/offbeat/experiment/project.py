@@ -21,15 +21,24 @@ class ProjectKind:
     """A kind of task. about: in one sentence.   swept: what its README sweeps over.   real: how it runs for real."""
 
     about: str
-    swept: str = "algorithm.*.local.sgd.lr=[0.1,0.5]"
-    real: str = "offbeat up experiment.toml           # the same with real processes on this machine"
+    swept: str = "algorithm.*.local.sgd.lr=[0.2,0.5]"
+    real: str = "offbeat up experiment.toml              # the same with real processes on this machine"
 
 
 KINDS = {
     "classification": ProjectKind("Classes: 16 clients with uneven shares of the digits that come with scikit-learn."),
-    "regression": ProjectKind("Numbers: ten age groups of patients predict the progression of a disease."),
-    "multi-label": ProjectKind("Several labels of 0 or 1 for each sample: three questions about an image."),
-    "language-model": ProjectKind("The next token: letters of Python's own manual, one topic per client."),
+    "regression": ProjectKind(
+        "Numbers: ten age groups of patients predict the progression of a disease.",
+        swept="algorithm.*.local.sgd.lr=[0.02,0.1]",
+    ),
+    "multi-label": ProjectKind(
+        "Several labels of 0 or 1 for each sample: three questions about an image.",
+        swept="algorithm.*.local.sgd.lr=[1.0,2.0]",
+    ),
+    "language-model": ProjectKind(
+        "The next token: letters of Python's own manual, one topic per client.",
+        swept="algorithm.*.local.sgd.lr=[0.75,1.2]",
+    ),
     "sites": ProjectKind(
         "One data set per site: three clinics whose samples stay where they are.",
         real="offbeat up real.toml --data my_data:load   # the same with real processes on this machine",

@@ -20,6 +20,7 @@ import torch
 
 from offbeat.core.errors import DivergedError
 from offbeat.core.vectors import Vector, materialise
+from offbeat.data.samples import Stored
 from offbeat.experiment.experiment import Experiment, Spec, algorithm_tables
 from offbeat.experiment.session import Session
 from offbeat.local.descent import Descent
@@ -29,6 +30,7 @@ from offbeat.simulate.loop import Simulation
 _LARGE = 1.2  # a quarter of the step size is called better if the loss would be so many times lower
 _WARM = 0.25  # share of the trial's seconds that may be slower than the rest
 _MANY = 10_000  # evaluations of one run
+_FAR = 10.0  # means and standard deviations of a column that make steps difficult
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,34 @@ def _step_size(
     better = second.error is None and (first.error is not None or second.after * _LARGE < first.after)
     instead = f"; with {lr / 4:g} it goes to {second.after:.3g}" if second.error is None else ""
     if rose:
-        yield Remark("problem", f"{path} = {lr:g}: the loss {went} by time {first.time:.3g}{instead}")
+        cause = "" if second.error is None and second.after < first.before else _other_cause(experiment)
+        yield Remark("problem", f"{path} = {lr:g}: the loss {went} by time {first.time:.3g}{instead}{cause}")
     elif better and second.time >= first.time:
         yield Remark("warning", f"{path} = {lr:g} looks large: the loss {went} by time {first.time:.3g}{instead}")
+
+
+def _other_cause(experiment: Experiment) -> str:
+    """What raises the loss if a smaller step size does not help."""
+    if experiment.attack:
+        return "; the clients of [[attack]] may be the cause"
+    if experiment.privacy is not None:
+        return "; the noise of [privacy] may be the cause: average more updates in a step, or allow a larger epsilon"
+    return ""
+
+
+def _scales(problem: Supervised) -> Iterator[Remark]:
+    """Columns of a table that are far from mean 0 and variance 1."""
+    train = problem.data.train
+    for name in problem.data.inputs:
+        if not isinstance(train, Stored) or len(train.shape(name)) > 1 or not train.columns[name].is_floating_point():
+            continue
+        spread, mean = torch.std_mean(train.columns[name], 0)
+        if (largest := float(torch.maximum(spread, mean.abs()).max())) > _FAR:
+            yield Remark(
+                "warning",
+                f"input columns have means or standard deviations up to {largest:.3g}; "
+                'problem.inputs = "standard" gives each of them mean 0 and variance 1',
+            )
 
 
 def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float] | None:
@@ -223,6 +250,8 @@ def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float
 def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequence[Tryout]) -> Iterator[Remark]:
     """Settings without effect, and those that people regret."""
     problem = session.problems(spec)[0]
+    if isinstance(problem, Supervised):
+        yield from _scales(problem)
     if isinstance(problem, Supervised) and problem.weighted is True:
         yield Remark(
             "note",

@@ -51,7 +51,7 @@ class Spending:
         return [
             f"{self.name}: ({most:.4g}, {kept['delta']:g})-differentially private for every client",
             f"  at most ({kept['limit']:.4g}, {kept['delta']:g}) when a client has contributed {cap}",
-            *(f"  {n} clients: {count} contributions, epsilon {self._epsilon(count):.4g}" for count, n in by_count),
+            *(f"  {_each(n, count)}, epsilon {self._epsilon(count):.4g}" for count, n in by_count),
             "What it rests on",
             f"  unit: all contributions of one client, replaced by zeros; each has length {kept['clip']:g} at most",
             f"  noise: Gaussian, {noise}, drawn {drawn}",
@@ -62,6 +62,11 @@ class Spending:
             "  the servers, which see single updates; when and how often a client took part; metrics measured",
             "  on clients' data; other runs on the same data, and the choice of settings by them",
         ]
+
+
+def _each(clients: int, contributions: int) -> str:
+    many = f"{contributions} contribution{'' if contributions == 1 else 's'}"
+    return f"1 client: {many}" if clients == 1 else f"{clients} clients: {many} each"
 
 
 def of_results(results: Iterable[Result]) -> list[Spending]:
