@@ -20,7 +20,7 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.random import SERVER, Stream, key, normal_numbers
 from offbeat.core.server import Algorithm, Model
-from offbeat.deploy.noise import secret_normal
+from offbeat.deploy.noise import finer, secret_normal
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint
 from offbeat.experiment.experiment import Experiment
@@ -244,6 +244,22 @@ def test_two_vectors_or_two_releases_are_never_hidden_by_the_same_numbers() -> N
     assert not torch.equal(secret_normal(secret, a, 0), secret_normal(secret, b, 0))
     assert not torch.equal(secret_normal(secret, a, 0), secret_normal(secret, a, 1))
     assert torch.equal(secret_normal(secret, a, 0), secret_normal(secret, a, 0))
+
+
+def test_far_noise_is_as_fine_as_the_grid_that_it_is_rounded_to() -> None:
+    """Where it takes few values, a sum that none of them explains is ruled out: that must be rarer than any δ."""
+    steps = torch.arange(1 << 40, (1 << 40) + 10, dtype=torch.int64) << 12
+    high = torch.tensor([0, 1, 1000, 1 << 40], dtype=torch.int64)[:, None] << 12
+    lengths = torch.sqrt(-2.0 * torch.log(finer(high.expand(4, 10), steps.expand(4, 10))))
+    assert float((lengths[:, :-1] - lengths[:, 1:]).abs().max()) < grid(1.0) / 100
+    assert float(torch.sqrt(-2.0 * torch.log(finer(high[0], high[0])))) > 12.0
+    assert float(finer(torch.tensor(-1), torch.tensor(-1))) == 1.0
+
+
+def test_secret_noise_is_normal() -> None:
+    drawn = secret_normal("ab" * 32, torch.zeros(200_001), 0)
+    assert stats.kstest(drawn.numpy(), "norm").pvalue > 1e-3
+    assert abs(float(np.corrcoef(drawn[:100_000], drawn[100_001:])[0, 1])) < 5 / 100_000**0.5
 
 
 # An audit: does an attacker who knows everything but one client tell more than ε allows?
