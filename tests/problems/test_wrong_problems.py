@@ -87,6 +87,16 @@ def infinite(output: Tensor, target: Tensor) -> Tensor:
 
 raises.higher = True  # type: ignore[attr-defined]
 
+
+def unmade() -> nn.Module:
+    settings: dict[str, int] = {}
+    return nn.Linear(4, settings["depth"])
+
+
+def misshaped() -> nn.Module:
+    return nn.Linear(4, "three")  # type: ignore[arg-type]
+
+
 PAIRS = Dataset.pairs("made", X, Y, X, Y, 3)
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     # the target's range, type and shape
@@ -186,6 +196,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "leave its softmax out",
     ),
     "mean of all": (lambda: split((X, Y), model=Made(lambda m, x: m.linear(x).mean(0))), "for two samples"),
+    "failing model": (
+        lambda: split((X, Y), model=unmade),
+        r"model 'unmade' cannot be made: KeyError: 'depth' \(test_wrong_problems.py:\d+, in unmade\)$",
+    ),
+    "model that torch refuses": (
+        lambda: split((X, Y), model=misshaped),
+        r"cannot be made: TypeError: .* \(test_wrong_problems.py:\d+, in misshaped\)$",
+    ),
     # the loss and the metrics
     "loss's name": (lambda: split((X, REAL), 1, loss="mes"), "unknown loss 'mes'; did you mean 'mse'"),
     "pairwise": (lambda: split((X, REAL), 1, loss=wide), r"gives \[2, 2\] for two samples; give a value for each"),

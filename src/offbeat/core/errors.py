@@ -17,10 +17,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from numbers import Integral, Real
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -74,6 +76,18 @@ def not_installed(what: str, extra: str, otherwise: str = "") -> SettingError:
     """The error for something that needs packages which an extra of offbeat installs. otherwise: what works without."""
     ways = f"pip install 'offbeat[{extra}]', or in a clone pip install -e '.[{extra}]'"
     return SettingError(f"{what}; install the extra {extra}: {ways}{otherwise}")
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong in a user's function that was called where this is caught: in one line, with its place.
+
+    The place is the last line that was at work in the file of the function: what it calls may fail deep in a library.
+    """
+    said = next(iter(str(error).strip().splitlines()), "no reason given")
+    inside = traceback.extract_tb(error.__traceback__)[1:]
+    at = next((frame for frame in reversed(inside) if frame.filename == inside[0].filename), None)
+    place = f" ({Path(at.filename).name}:{at.lineno}, in {at.name})" if at else ""
+    return f"{type(error).__name__}: {said}{place}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from offbeat.core import names
-from offbeat.core.errors import Checked, Count, DataError, OffbeatError, SettingError, Share, at_least
+from offbeat.core.errors import Checked, Count, DataError, OffbeatError, SettingError, Share, at_least, failure
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal, all_metrics, goal
 from offbeat.core.problem import Problem
@@ -231,7 +231,7 @@ def load_data(data: NamedFactory) -> Any:
         except OffbeatError:
             raise
         except (Exception, SystemExit) as error:
-            raise DataError(f"data: {data.name} failed with {type(error).__name__}: {error}") from error
+            raise DataError(f"data: {data.name} failed with {failure(error)}") from error
         while len(_LOADED) >= 4:
             del _LOADED[next(iter(_LOADED))]
         _LOADED[which] = found

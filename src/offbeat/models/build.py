@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from offbeat.core import names
-from offbeat.core.errors import SettingError, unknown
+from offbeat.core.errors import DataError, ModelError, SettingError, failure, unknown
 from offbeat.models.conv import CNN, CifarCNN, LeNet5
 from offbeat.models.gpt import GPT
 from offbeat.models.huggingface import HuggingFace
@@ -62,9 +62,12 @@ def build(
         torch.default_generator.manual_seed(seed % 2**64)  # torch.manual_seed would reseed the GPUs too
         try:
             module = make(**{**options, **arguments})
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (DataError, ModelError):
+            raise
+        except Exception as error:
             given = ", ".join(f"{k} = {v!r}" for k, v in options.items())
-            raise SettingError(f"model {name!r}{f' with {given}' if given else ''} cannot be made: {error}") from error
+            why = str(error) if isinstance(error, SettingError) or make in NAMES.values() else failure(error)
+            raise SettingError(f"model {name!r}{f' with {given}' if given else ''} cannot be made: {why}") from error
     if not isinstance(module, nn.Module):
         raise SettingError(f"{name} gave a {type(module).__name__}, not a torch.nn.Module")
     return module
