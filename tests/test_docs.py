@@ -31,7 +31,7 @@ LONGEST = 5.0  # virtual time of a command's run; files that ask for more are cu
 REST = tomllib.loads("""
 problem = { data = "digits", clients = 8, split = { classes = 5 } }
 timing = { exponential = { rate = 10.0 } }
-algorithm = [{ name = "fedbuff", size = 4, concurrency = 6, local = { sgd = { lr = 0.1, batch = 16 } } }]
+algorithm = [{ name = "fedbuff", size = 4, concurrency = 3, local = { sgd = { lr = 0.1, batch = 16 } } }]
 """)
 
 

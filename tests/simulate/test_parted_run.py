@@ -251,9 +251,10 @@ def test_the_way_of_statistics_begins_where_they_are_now_and_that_of_parameters_
     sent, now, reached = (torch.randn(p.dim, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     if lazy:
         exchange(run.world, arenas.adopt)
-    given = [arenas.adopt(v) if lazy else v for v in (sent - reached, sent, now)]
+    delta, before, after = (arenas.adopt(v) if lazy else v for v in (sent - reached, sent, now))
+    moved = run.world.spared[0] * (after - before)
     job = Job(0, 0, 0, 0, 1, 0.1, 0)
-    found = materialise(run._rebased(Update(job, {"delta": given[0]}), *given[1:])["delta"])
+    found = materialise(run._rebased(Update(job, {"delta": delta}), moved)["delta"])
     assert torch.equal(found[first:last], ((sent - reached) + (now - sent))[first:last])
     torch.testing.assert_close(found[first:last], (now - reached)[first:last])
     assert torch.equal(found[:first], (sent - reached)[:first])

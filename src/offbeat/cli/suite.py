@@ -102,7 +102,7 @@ def _work(folder: Path, jobs: int | None, as_json: bool) -> None:
     for label in found.own:
         for line in page.where(found, label):
             print(line)
-    print(f"result: {folder / 'result.json'}; page: {folder / 'result.html'}")
+    print(f"result and page: {folder}/result.{{json,html}}")
 
 
 def _verify(path: Path | None, own: tuple[str, ...], only: tuple[str, ...], seeds: int, device: str) -> None:

@@ -121,18 +121,19 @@ class Mending:
         raw, end = ours[seq], await self.stream.end()
         for number in range(seq + 1, end + 1):
             digest = sha256(raw).hexdigest()
-            there = self._before(await self.stream.read(number))
+            there = self._before(number, await self.stream.read(number))
             if there is not None:
                 return there == digest
             raw = ours.get(number, b"")
-            if self._before(raw) != digest:
+            if self._before(number, raw) != digest:
                 return None
         return None
 
-    def _before(self, raw: bytes | None) -> str | None:
-        """The digest of the record before this one; None if this is no record."""
+    def _before(self, number: int, raw: bytes | None) -> str | None:
+        """The digest of the record before this one; None if this is not the record of that number."""
         with contextlib.suppress(RefusedError):
-            return None if raw is None else self.scribe.read(raw).prev
+            if raw is not None and (record := self.scribe.read(raw)).seq == number:
+                return record.prev
         return None
 
     async def _nobody_else(self, seq: int, sent: Mapping[int, bytes]) -> bool:

@@ -12,9 +12,7 @@ from typing import Any
 from offbeat.core.errors import FolderError
 from offbeat.suite.definition import CENTRALISED, Suite
 from offbeat.suite.run import REQUEST, SCORED, SuiteRequest, read_request
-from offbeat.watch.files import versions, write_json
-
-RESULT = "result.json"
+from offbeat.watch.files import RESULT, versions, write_json
 
 
 @dataclass(frozen=True)
