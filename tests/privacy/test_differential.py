@@ -229,6 +229,22 @@ def test_the_same_log_gives_the_same_noise_and_another_secret_another() -> None:
     assert models[0][0] != models[2][0]
 
 
+def test_how_long_earlier_updates_were_does_not_decide_whether_an_update_is_taken() -> None:
+    """They are clipped, and who contributed must not depend on a client's numbers."""
+    said = []
+    for size in (1e-3, 50.0):
+        log = Log(plan(FedBuff(size=1, guard=PRIVACY)))
+        log.reducer.ledger.limits = replace(log.reducer.ledger.limits, norm=None)
+        for name in "ab":
+            log.add(name, "hello", epoch=1, nonce="n")
+        log.add("", "begun", secret="aa" * 32)
+        for seq in range(1, 5):
+            log.result("a", seq, log.reducer.ledger.clients[0].queue[0], size)
+            assert log.result("b", seq, log.reducer.ledger.clients[1].queue[0], size) == "applied"
+        said.append(log.result("b", 5, log.reducer.ledger.clients[1].queue[0], 200.0))
+    assert said == ["applied", "applied"]
+
+
 def test_without_a_secret_nothing_is_released() -> None:
     log = Log(plan(FedBuff(size=1, guard=PRIVACY)))
     log.add("a", "hello", epoch=1, nonce="n")

@@ -10,15 +10,16 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import ACE, AREA, FADAS, MIFA, FedAST, FedAvg, FedBuff
+from offbeat.algorithms.buffer import Buffer
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.server import Algorithm, Model
 from offbeat.core.vectors import Vector
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.run import run as simulate
 from offbeat.local import SGD
 from offbeat.privacy.robust import Robust, by_client
-from offbeat.privacy.rules import Median
+from offbeat.privacy.rules import CenteredClipping, GeometricMedian, Krum, Median, NormBound, TrimmedMean
 from offbeat.timing import Exponential, Times
 
 TIMES, UNTIL = Times(Exponential(1.0)), Until(updates=60)
@@ -73,6 +74,16 @@ def test_area_s_table_counts_a_client_once_however_often_it_reports() -> None:
     buffer = run(problem, FedBuff(size=5, guard=Robust(Median())), SGD(lr=0.1), fast, until)
     assert 0.9 <= float(table.model[0]) <= 1.1
     assert float(buffer.model[0]) > 1e5  # all slots of most buffers are the fast client's
+
+
+@pytest.mark.parametrize("rule", [NormBound(1.0), CenteredClipping(1.0), GeometricMedian(), Krum(), TrimmedMean()])
+def test_a_client_whose_updates_add_up_to_more_than_a_number_can_hold_does_not_break_a_rule(rule: Any) -> None:
+    guard, buffer = Robust(rule, one_slot=True), Buffer()
+    for client, size in ((0, 3e38), (0, 3e38), (1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)):
+        guard.collect(Model(torch.zeros(2)), buffer, client, torch.full((2,), size))
+    found = guard.mean(Model(torch.zeros(2)), buffer, 6, None)  # type: ignore[arg-type]
+    assert bool(torch.isfinite(found).all())
+    assert float(found.abs().max()) <= 1.5
 
 
 def test_several_tasks_have_their_rules() -> None:

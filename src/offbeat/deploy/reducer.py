@@ -476,7 +476,13 @@ class Reducer(Course[SentJob]):
         return admit_masked(message, name, dim)
 
     def _measure(self, client: int, task: int, vectors: Payload) -> None:
-        """Refuse vectors that are too long, and learn from those that are not."""
+        """Refuse vectors that are too long, and learn from those that are not.
+
+        With clipping nothing is learned: otherwise lengths of one client's updates would decide about others'.
+        """
+        guard = getattr(self.server, "guard", None)
+        if guard is not None and guard.limits and self.ledger.limits.norm is None:
+            return
         ledger, known = self.ledger, self.ledger.norms.setdefault(task, UsualNorms())
 
         def check(lengths: Mapping[str, float]) -> None:

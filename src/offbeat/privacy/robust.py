@@ -41,7 +41,7 @@ class Robust(Guard):
         return self.combine(rows)
 
     def combine(self, rows: Sequence[Vector]) -> Vector:
-        together = stacked(rows)
+        together = stacked(rows).nan_to_num()  # sums of updates can be inf, which no rule could shorten
         return alike(rows[0], together.mean(dim=0) if self.rule is None else self.rule(together))
 
 
