@@ -378,6 +378,8 @@ NOISE = {"epsilon": 8.0, "participations": 10}
     ("changes", "said"),
     [
         ({"privacy": {"clip": 1.0, "noise": {"epsilon": 8.0}}}, "participations missing"),
+        ({"privacy": {"clip": 1e-320, "noise": NOISE}}, "give 1e-30 to 1e30"),
+        ({"privacy": {"clip": 1e300, "noise": NOISE}}, "give 1e-30 to 1e30"),
         ({"privacy": {"clip": 1.0, "noise": {"participations": 3}}}, "give one of them"),
         ({"privacy": {"clip": 1.0, "noise": {**NOISE, "multiplier": 1.0}}}, "give one of them"),
         ({"privacy": {"clip": 1.0, "noise": {**NOISE, "delta": 0.0}}}, "always fails with some probability"),

@@ -78,6 +78,8 @@ class Privacy(Guard):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 1e-30 <= self.clip <= 1e30:
+            raise SettingError(f"clip = {self.clip:g}: single precision keeps no such lengths; give 1e-30 to 1e30")
         if self.noise.correlated and self.separation == 1:
             raise SettingError("noise.correlated = true: it needs separation = 2 or more, which is the number of bands")
 
