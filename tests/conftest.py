@@ -28,20 +28,24 @@ def pytest_runtest_makereport() -> Iterator[None]:
         gc.enable()
 
 
+IMPORTED: set[str] = set()  # modules that were there before the first test
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported and collected out of garbage collections, which would go through all of it each time."""
     gc.collect()
     gc.freeze()
+    IMPORTED.update(sys.modules)
 
 
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A test imports modules from its own folders, not from those of the tests before."""
-    paths, searched, before = list(sys.path), names.searched(), set(sys.modules)
+    paths, searched = list(sys.path), names.searched()
     yield
     sys.path[:] = paths
     names.search(*searched)
     place = str(tmp_path_factory.getbasetemp())
-    for name in sys.modules.keys() - before:
+    for name in sys.modules.keys() - IMPORTED:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(place):
             del sys.modules[name]
