@@ -7,6 +7,7 @@ accuracy, mean over seeds. Prints a table in Markdown: rules in rows, {server ×
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
@@ -39,6 +40,15 @@ ATTACKS: dict[str, dict[str, Any]] = {
 FEW = ("none", "trimmed-mean", "median"), tuple(ATTACKS)[:4]
 
 
+def final_accuracy(table: Mapping[str, Any]) -> float:
+    """Of the server's model at the end of this experiment's only run."""
+    experiment = Experiment.parse(table)
+    simulation = Session(experiment).simulation(experiment.runs[0])
+    world = simulation.run()
+    model = simulation.server.models(world.server)[0].vector
+    return float(simulation.problems[0].measure(model.unsqueeze(0))[0]["accuracy"])
+
+
 def accuracy(server: str, rule: str, attack: str, seed: int, time: float = 30.0) -> float:
     """Of one run at its end."""
     algorithm, slot = SERVERS[server]
@@ -55,11 +65,7 @@ def accuracy(server: str, rule: str, attack: str, seed: int, time: float = 30.0)
         table["robust"] = robust
     if ATTACKS[attack]:
         table["attack"] = [{"clients": 4, **ATTACKS[attack]}]
-    experiment = Experiment.parse(table)
-    simulation = Session(experiment).simulation(experiment.runs[0])
-    world = simulation.run()
-    model = simulation.server.models(world.server)[0].vector
-    return float(simulation.problems[0].measure(model.unsqueeze(0))[0]["accuracy"])
+    return final_accuracy(table)
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ import argparse
 from statistics import mean
 from typing import Any
 
-from offbeat.experiment.experiment import Experiment
-from offbeat.experiment.session import Session
+from studies.attacks import final_accuracy
 
 LOCAL = {"sgd": {"lr": 0.5, "batch": 32, "steps": 5}}
 SERVERS: dict[str, dict[str, Any]] = {
@@ -34,11 +33,7 @@ def accuracy(server: str, epsilon: float | None, seed: int, data: str, correlate
     if epsilon is not None:
         noise = {"epsilon": epsilon, "delta": 1e-5, "participations": 20, "correlated": correlated}
         table["privacy"] = {"clip": 1.0, "noise": noise, "separation": 4 if correlated else 1}
-    experiment = Experiment.parse(table)
-    simulation = Session(experiment).simulation(experiment.runs[0])
-    world = simulation.run()
-    model = simulation.server.models(world.server)[0].vector
-    return float(simulation.problems[0].measure(model.unsqueeze(0))[0]["accuracy"])
+    return final_accuracy(table)
 
 
 def main() -> None:
