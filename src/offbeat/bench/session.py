@@ -177,9 +177,12 @@ def measure(
     updates = workload.cuda if device == "cuda" else workload.quick if quick else workload.updates
     contenders: list[Contender] = []
     try:
-        for name in names:  # one after the other, so that they do not load data against each other
+        for name in names:
             contenders.append(Contender(workload.name, name, device, worker))
-            sources = contenders[-1].ready()
+            if device == "cpu":  # one after the other, so that they do not load data against each other
+                sources = contenders[-1].ready()
+        if device == "cuda":  # compiling takes longer than loading: all at once
+            sources = [contender.ready() for contender in contenders][-1]
         taken: dict[str, list[Turn]] = {name: [] for name in names}
         for at in range(turns):
             for contender in contenders:
