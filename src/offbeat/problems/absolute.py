@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError
-from offbeat.core.metric import LOSS, Metric
+from offbeat.core.errors import Count, NotNegative, Positive, SettingError
 from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
+from offbeat.problems.known_optimum import KnownOptimum
 
 
 @dataclass(frozen=True)
-class Absolute(Checked):
+class Absolute(KnownOptimum):
     """f_i(w) = (B/sqrt(d))·Σ_j |w_j − c_ij|, f = mean of the f_i: convex, B-Lipschitz, x* = 0, the clients' medians.
 
     clients: n, odd, so that the optimum is one point.
@@ -28,6 +28,8 @@ class Absolute(Checked):
     noise: σ of a stochastic subgradient, E|g − ∂f_i|² = σ².
     distance: |x_0 − x*|, from the starting point to the optimum.
     """
+
+    tables: ClassVar[tuple[str, ...]] = ("c",)
 
     clients: Count
     dim: Count = 4
@@ -50,28 +52,9 @@ class Absolute(Checked):
         object.__setattr__(self, "c", (c - c.median(dim=0).values).to(self.device, self.dtype))
 
     @property
-    def name(self) -> str:
-        return self.label or "absolute"
-
-    @property
-    def stacks(self) -> bool:
-        return True
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        return (LOSS, Metric("gap"), Metric("distance"))
-
-    @property
     def kin(self) -> Hashable:
         """Problems of equal kin differ in their clients' functions alone: their clients can be stacked."""
         return (type(self), self.dim, self.lipschitz, self.noise, self.dtype, self.device)
-
-    def union(self, problems: Sequence[Absolute]) -> Absolute:
-        """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
-        joint = copy.copy(self)
-        object.__setattr__(joint, "clients", sum(problem.clients for problem in problems))
-        object.__setattr__(joint, "c", torch.cat([problem.c for problem in problems]))
-        return joint
 
     @property
     def slope(self) -> float:
@@ -80,19 +63,14 @@ class Absolute(Checked):
     def initial(self) -> Vector:
         return torch.full((self.dim,), self.distance / math.sqrt(self.dim), dtype=self.dtype, device=self.device)
 
+    def optimum(self) -> Vector:
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+
     def value(self, w: Vector) -> float:
-        """f(w)."""
         return float(self.slope * (w - self.c).abs().sum(dim=1).mean())
 
     def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Kinks:
         return _Kinks(self, clients, keys)
-
-    def measure(self, models: Vector) -> list[Mapping[str, float]]:
-        least = self.value(torch.zeros(self.dim, dtype=self.dtype, device=self.device))
-        return [
-            {"loss": (f := self.value(w)), "gap": f - least, "distance": float(torch.linalg.vector_norm(w))}
-            for w in models
-        ]
 
 
 class _Kinks:

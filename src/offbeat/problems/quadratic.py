@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError
-from offbeat.core.metric import LOSS, Metric
+from offbeat.core.errors import Count, NotNegative, Positive, SettingError
 from offbeat.core.problem import Numbers
 from offbeat.core.random import PROBLEM, bits, key, unit
 from offbeat.core.vectors import Vector
+from offbeat.problems.known_optimum import KnownOptimum
 
 
 @dataclass(frozen=True)
-class Quadratic(Checked):
+class Quadratic(KnownOptimum):
     """f_i(w) = ½ Σ_j h_ij (w_j − c_ij)², f = mean of the f_i; a gradient carries Gaussian noise.
 
     clients: n.
@@ -31,6 +31,8 @@ class Quadratic(Checked):
 
     Curvatures lie along the axes; all algorithms here are indifferent to a rotation of the space.
     """
+
+    tables: ClassVar[tuple[str, ...]] = ("h", "c")
 
     clients: Count
     dim: Count = 10
@@ -66,18 +68,6 @@ class Quadratic(Checked):
         for name, value in (("h", h), ("c", c), ("_start", start)):
             object.__setattr__(self, name, value.to(self.device, self.dtype))
 
-    @property
-    def name(self) -> str:
-        return self.label or "quadratic"
-
-    @property
-    def stacks(self) -> bool:
-        return True
-
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        return (LOSS, Metric("gap"), Metric("distance"))
-
     def initial(self) -> Vector:
         return self._start.clone()
 
@@ -86,7 +76,6 @@ class Quadratic(Checked):
         return _balance(self.h, self.c, shares)
 
     def value(self, w: Vector) -> float:
-        """f(w)."""
         return float((0.5 * self.h * (w - self.c) ** 2).sum(dim=1).mean())
 
     def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> _Rows:
@@ -96,29 +85,6 @@ class Quadratic(Checked):
     def kin(self) -> Hashable:
         """Problems of equal kin differ in their clients' functions alone: their clients can be stacked."""
         return (type(self), self.dim, self.noise, self.dtype, self.device)
-
-    def union(self, problems: Sequence[Quadratic]) -> Quadratic:
-        """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""
-        joint = copy.copy(self)
-        for name, value in (
-            ("clients", sum(p.clients for p in problems)),
-            ("h", torch.cat([p.h for p in problems])),
-            ("c", torch.cat([p.c for p in problems])),
-        ):
-            object.__setattr__(joint, name, value)
-        return joint
-
-    def measure(self, models: Vector) -> list[Mapping[str, float]]:
-        best = self.optimum()
-        least = self.value(best)
-        return [
-            {
-                "loss": (f := self.value(w)),
-                "gap": f - least,
-                "distance": float(torch.linalg.vector_norm(w - best)),
-            }
-            for w in models
-        ]
 
 
 def _balance(h: Vector, c: Vector, shares: Sequence[float] | None = None) -> Vector:
