@@ -1,0 +1,379 @@
+"""Synchronous and asynchronous DiLoCo on Shakespeare's plays, and what staleness alone does to the outer momentum.
+
+python -m studies.diloco runs/diloco                                   # all that is not done yet
+python -m studies.diloco runs/diloco --device cuda --limit 450         # as much as fits; go on with the same command
+python -m studies.diloco runs/diloco --tiny --parts unequal-like       # shows that it works, on a CPU
+python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # the tables of a page, and no runs
+
+Four workers train a GPT of 0.8 million parameters on windows of 64 characters, 32 steps of AdamW a job. Their steps
+take the same time, or 0.58, 0.75, 1.51 and 3.33 s (Liu et al. 2024); their shards are alike (mixed), or one has the
+comedies, one the tragedies, one the English histories and one the rest. Every method has one outer step size, tuned
+over the same values on a seed that is used for nothing else, then judged on others.
+
+The parts staleness-C vary staleness and nothing else: 16 workers of equal speed with like shards, C of which work at a
+time, so that every update of a run is C - 1 versions old once it has begun; updates, local steps and data are the same.
+
+FOLDER gets a JSON file for each part; a run is kept when it ends, so a call that is stopped loses the runs at work.
+Needs $OFFBEAT_DATA with shakespeare; no pyarrow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offbeat.core.errors import DivergedError
+from offbeat.data.base import Dataset
+from offbeat.data.folder import find, root
+from offbeat.data.plays import roles
+from offbeat.data.samples import Stored
+from offbeat.data.texts import windows
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.intervals import SeedMean, difference, estimate
+from offbeat.experiment.overrides import override
+from offbeat.experiment.session import Problems, Session
+from offbeat.simulate.execute import Executor
+from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.program import Program
+from offbeat.simulate.threads import computing, use
+from offbeat.watch.history import History
+
+STEPS, UPDATES = 32, 200  # local steps of a job; updates of four workers of equal speed, each step of which takes 1 s
+TIME = STEPS * UPDATES / 4.0
+OUTER = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # step sizes tried
+TUNING = 1000  # seed
+SPEEDS = {"equal": [1.0] * 4, "unequal": [0.58, 0.75, 1.51, 3.33]}  # seconds a local step
+AT_ONCE = (1, 4, 16)  # workers at work in the parts about staleness
+WIDTHS = {"cpu": 4}  # runs at work at once
+EVALUATIONS = 20  # of a run that judges
+MARK = "<!-- the tables: studies.diloco --page -->"
+KINDS = {  # by the beginnings of the files' names; the rest are comedies
+    "histories": ("1king", "2king", "3king", "king", "life"),
+    "tragedies": ("antony", "coriolanus", "hamlet", "julius", "macbeth", "othello", "romeo", "timon", "titus"),
+    "others": ("cymbeline", "pericles", "tempest", "winters", "troilus", "measure", "alls", "twonoble"),
+}
+
+
+def _kind(play: str) -> str:
+    if play.startswith("kinglear"):
+        return "tragedies"
+    return next((kind for kind, names in KINDS.items() if play.startswith(names)), "comedies")
+
+
+@lru_cache(maxsize=2)
+def kinds(test: int = 1000, plays: int | None = None) -> Dataset:
+    """Four texts, one of each kind of play. test: windows that losses are of.   plays: the first of each kind only."""
+    said: dict[str, list[str]] = {}
+    for path in find("shakespeare", root()):
+        if words := roles(path):
+            said.setdefault(_kind(path.stem), []).append("\n".join(words.values()))
+    found = windows({kind: "\n".join(texts[:plays]) for kind, texts in sorted(said.items())}, name="plays by kind")
+    every = max(1, len(found.test["y"]) // test)
+    fewer = Stored({name: found.test[name][::every] for name in ("x", "y")})
+    return Dataset(
+        found.name,
+        found.train,
+        fewer,
+        classes=found.classes,
+        owner=found.owner,
+        owners=found.owners,
+        tokens=found.tokens,
+    )
+
+
+@lru_cache(maxsize=1)
+def few() -> Dataset:
+    """The first play of each kind, for a trial on a CPU."""
+    return kinds(test=64, plays=1)
+
+
+class Method(NamedTuple):
+    """A row of the tables. table: its settings without the outer step size, which has the key `outer`."""
+
+    text: str
+    table: Mapping[str, Any]
+    outer: str
+
+
+def _asynchronous(text: str, server: str, more: Mapping[str, Any] | None = None, **settings: Any) -> Method:
+    table = {"name": "async-diloco", "server": {server: {"beta": 0.9, **settings}}, **(more or {})}
+    return Method(text, table, f"server.{server}.lr")
+
+
+METHODS = {
+    "sync": Method(
+        "synchronous DiLoCo, Nesterov", {"name": "diloco", "server": {"nesterov": {"beta": 0.9}}}, "server.nesterov.lr"
+    ),
+    "none": Method(
+        "asynchronous, no momentum",
+        {"name": "async-diloco", "server": {"nesterov": {"beta": 0.0}}},
+        "server.nesterov.lr",
+    ),
+    "nesterov": _asynchronous("asynchronous, Nesterov", "nesterov"),
+    "delayed": _asynchronous("delayed Nesterov", "delayed-nesterov", size=4),
+    "dylu": _asynchronous("delayed Nesterov with DyLU", "delayed-nesterov", {"dynamic": True}, size=4),
+    "mla": _asynchronous("momentum look-ahead (MLA)", "look-ahead"),
+    "heloco": _asynchronous("HeLoCo", "heloco", {"ahead": True}),
+}
+CONTROLLED = ("none", "nesterov", "delayed")
+
+
+class Part(NamedTuple):
+    """Runs that are tuned together. at_once: workers at work, of the parts about staleness."""
+
+    name: str
+    speeds: str
+    like: bool
+    at_once: int | None = None
+
+    @property
+    def seeds(self) -> range:
+        return range(3) if self.at_once is None else range(5)
+
+    @property
+    def methods(self) -> Sequence[str]:
+        return list(METHODS) if self.at_once is None else CONTROLLED
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part("unequal-like", "unequal", True),
+        Part("unequal-unlike", "unequal", False),
+        *(Part(f"staleness-{n}", "equal", True, n) for n in AT_ONCE),
+        Part("equal-like", "equal", True),
+        Part("equal-unlike", "equal", False),
+    )
+}
+
+
+def table(part: Part, method: str, outer: float, seed: int, given: argparse.Namespace) -> dict[str, Any]:
+    """The experiment of a run."""
+    tiny, chosen, share = given.tiny, METHODS[method], 0.1 if given.tiny else 1.0
+    until: dict[str, Any] = {"time": share * TIME}
+    if method == "sync" and seed != TUNING:  # as many updates as the others, too
+        until["time"] *= max(SPEEDS[part.speeds])
+    timing: dict[str, Any] = {"constant": {"time": 1.0, "per": "step"}}
+    algorithm = {
+        **chosen.table,
+        "local": {"adamw": {"lr": 1e-3, "steps": STEPS, "batch": 2 if tiny else 8, "keep": True}},
+    }
+    if part.at_once is None:
+        timing["speeds"] = {"factors": {"values": SPEEDS[part.speeds]}}
+    else:
+        algorithm["concurrency"] = part.at_once
+        until = {"updates": int(share * UPDATES)}
+    every = share * TIME * 4 / (part.at_once or 4)  # the time of a run
+    every = 10 * every if seed == TUNING else every / EVALUATIONS  # and at the end
+    plain = {
+        "seed": seed,
+        "until": until,
+        "evaluate": {"every": every},
+        "problem": {
+            "data": "studies.diloco:few" if tiny else "studies.diloco:kinds",
+            "model": {
+                "gpt": {"layers": 1, "heads": 2, "width": 16} if tiny else {"layers": 4, "heads": 4, "width": 128}
+            },
+            "clients": 4 if part.at_once is None else 16,
+            "split": "iid" if part.like else "owners",
+        },
+        "timing": timing,
+        "algorithm": {method: algorithm},
+        "device": given.device,
+        "precision": "tf32" if given.device.startswith("cuda") else "single",
+        "compile": given.compile,
+    }
+    return override(plain, {f"algorithm.{method}.{chosen.outer}": outer})
+
+
+class Bench:
+    """The runs of a part as one program. A run is known by (method, outer step size, seed)."""
+
+    def __init__(self, path: Path, part: Part, given: argparse.Namespace, end: float) -> None:
+        self.path, self.part, self.given, self.end = path, part, given, end
+        self.runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
+        self.at_work: dict[int, tuple[dict[str, Any], History, float]] = {}
+
+    def work(self) -> None:
+        """Tune, then judge; the parts about staleness also with the step size that is best without it."""
+        methods = self.part.methods
+        self.run([(method, outer, TUNING) for method in methods for outer in OUTER])
+        chosen = {(method, best(self.runs, method)) for method in methods}
+        if self.part.at_once is not None and self.part.at_once > 1:
+            fresh = json.loads((self.path.parent / "staleness-1.json").read_text())["runs"]
+            chosen |= {(method, best(fresh, method)) for method in methods}
+        self.run([(*each, seed) for seed in self.part.seeds for each in sorted(chosen)])
+
+    def run(self, wanted: Sequence[tuple[str, float, int]]) -> None:
+        """Those of these runs that are not done yet."""
+        known = {(r["method"], r["outer"], r["seed"]) for r in self.runs}
+        left = [each for each in wanted if each not in known]
+        makers = ((number, partial(self._make, number, *each)) for number, each in enumerate(left))
+        began = time.monotonic()
+        for _ in Program(makers, self._over, WIDTHS.get(self.given.device, 64)).rounds():
+            if time.monotonic() > self.end:
+                raise SystemExit(3)
+        if left:
+            print(f"{self.part.name}: {len(left)} runs in {time.monotonic() - began:.0f} s", flush=True)
+
+    def _make(self, number: int, method: str, outer: float, seed: int) -> Simulation:
+        experiment = Experiment.parse(table(self.part, method, outer, seed, self.given))
+        history = History()
+        self.at_work[number] = {"method": method, "outer": outer, "seed": seed}, history, time.monotonic()
+        session = Session(experiment, self.problems)
+        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
+        use(run.problems, experiment.threads, experiment.precision, 1)
+        return run
+
+    def _executor(self, made: Executor) -> Executor:
+        return self.executors.setdefault(made.stacked, made)
+
+    def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
+        known, history, _ = self.at_work.pop(number)
+        rows = [[float(f"{x:.5g}") for x in (m.time, m.updates, m.metrics["loss"])] for m in history.measurements]
+        self.runs.append({**known, "diverged": error is not None, "curve": rows})
+        replacement = self.path.with_suffix(".new")
+        content = {"part": self.part.name, "columns": ["time", "updates", "loss"], "runs": self.runs}
+        replacement.write_text(json.dumps(content, separators=(",", ":")))
+        replacement.replace(self.path)
+
+
+def loss(run: Mapping[str, Any], at: float = float("inf"), column: int = 0) -> float:
+    """The last loss up to a time, or with column 1 up to so many updates; infinite if the run diverged."""
+    rows = [row for row in run["curve"] if row[column] <= at * (1 + 1e-9)]
+    return float("inf") if run["diverged"] or not rows else float(rows[-1][2])
+
+
+def best(runs: Sequence[Mapping[str, Any]], method: str) -> float:
+    """The outer step size with the smallest loss on the seed for tuning."""
+    tuned = {run["outer"]: loss(run) for run in runs if run["method"] == method and run["seed"] == TUNING}
+    return min(OUTER, key=lambda outer: tuned[outer])
+
+
+def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float, seeds: range) -> list[Mapping[str, Any]]:
+    found = [r for r in runs if (r["method"], r["outer"]) == (method, outer) and r["seed"] in seeds]
+    return sorted(found, key=lambda run: run["seed"])
+
+
+def tuned(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[tuple[str, float, list[Mapping[str, Any]]]]:
+    """Each method that has all of its runs: its step size, and the runs that judge it."""
+    for method in part.methods:
+        if sum(r["method"] == method and r["seed"] == TUNING for r in runs) == len(OUTER):
+            outer = best(runs, method)
+            mine = judged(runs, method, outer, part.seeds)
+            if len(mine) == len(part.seeds):
+                yield method, outer, mine
+
+
+def rows(runs: Sequence[Mapping[str, Any]], part: Part, time: float = TIME) -> Iterator[str]:
+    """The table of a part."""
+    lines = list(tuned(runs, part))
+    base = next((mine for method, _, mine in lines if method == "sync"), None)
+    yield f"| method | loss at the end | less that of sync | loss after {UPDATES} updates | updates | outer step |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for method, outer, mine in lines:
+        losses, fixed = [loss(run, time) for run in mine], [loss(run, UPDATES, 1) for run in mine]
+        less = "" if base is None or mine is base else _less(losses, [loss(run, time) for run in base])
+        done = statistics.fmean(max((row[1] for row in run["curve"] if row[0] <= time), default=0) for run in mine)
+        edge = " (edge)" if outer in (OUTER[0], OUTER[-1]) else ""
+        yield f"| {METHODS[method].text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {outer:g}{edge} |"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return "diverged" if float("inf") in values else estimate(values).text(3)
+
+
+def _less(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    return "" if float("inf") in (*ours, *theirs) else difference(ours, theirs).text(3, sign="+")
+
+
+def harm(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """What staleness alone does: each method's loss less that of the same method without staleness, seed by seed."""
+    fresh = parts.get("staleness-1", ())
+    yield "| method | staleness | step tuned for it | loss | more than with 0 | step tuned for 0 | loss | more |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for method in CONTROLLED:
+        base = {name: (outer, mine) for name, outer, mine in tuned(fresh, PARTS["staleness-1"])}.get(method)
+        for n in AT_ONCE:
+            part = PARTS[f"staleness-{n}"]
+            line = {name: (o, mine) for name, o, mine in tuned(parts.get(part.name, ()), part)}.get(method)
+            if base is None or line is None:
+                continue
+            same = judged(parts[part.name], method, base[0], part.seeds)
+            cells = [f"{line[0]:g}", *_worse(line[1], base[1]), f"{base[0]:g}", *_worse(same, base[1])]
+            yield f"| {METHODS[method].text} | {n - 1} | {' | '.join(cells)} |"
+
+
+def _worse(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    ours, theirs = [loss(run) for run in runs], [loss(run) for run in base]
+    if len(ours) != len(theirs):
+        return "not run", ""
+    return _mean(ours), "" if runs is base else _less(ours, theirs)
+
+
+def gap(parts: Mapping[str, Sequence[Mapping[str, Any]]], n: int) -> SeedMean | None:
+    """By how much more staleness n - 1 costs Nesterov than no momentum, each tuned for it."""
+    found = {}
+    for name in ("staleness-1", f"staleness-{n}"):
+        for method, _, mine in tuned(parts.get(name, ()), PARTS[name]):
+            found[name, method] = [loss(run) for run in mine]
+    try:
+        cost = [
+            [a - b for a, b in zip(found[f"staleness-{n}", m], found["staleness-1", m], strict=True)]
+            for m in ("nesterov", "none")
+        ]
+    except KeyError:
+        return None
+    return difference(*cost)
+
+
+def tables(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """All that is known."""
+    for part in PARTS.values():
+        if part.at_once is None and parts.get(part.name):
+            speeds = "0.58, 0.75, 1.51 and 3.33 s a step" if part.speeds == "unequal" else "1 s a step"
+            yield f"\n### {speeds}, {'like' if part.like else 'unlike'} shards\n"
+            yield from rows(parts[part.name], part)
+    if parts.get("staleness-1"):
+        yield "\n### Staleness alone\n"
+        yield from harm(parts)
+        for n in AT_ONCE[1:]:
+            if (found := gap(parts, n)) is not None:
+                yield f"\nStaleness {n - 1} costs Nesterov {found.text(3, sign='+')} more than it costs no momentum."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--compile", action="store_true", help="compile gradients")
+    parser.add_argument("--tiny", action="store_true", help="a much smaller model and a tenth of the time")
+    parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + given.limit
+    if given.page is None:
+        for name in given.parts:
+            with computing(()):
+                Bench(given.folder / f"{name}.json", PARTS[name], given, end).work()
+    files = {name: given.folder / f"{name}.json" for name in PARTS}
+    parts = {name: json.loads(path.read_text())["runs"] for name, path in files.items() if path.exists()}
+    if given.page is None:
+        print(*tables(parts), sep="\n")
+    else:
+        words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
+        given.page.write_text("\n".join([words + MARK, *tables(parts)]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
