@@ -1,25 +1,27 @@
-"""Robust rules against attackers: `python -m studies.attacks [--seeds N] [--full]`.
+"""Robust rules against attackers: `python -m studies.attacks [--seeds N] [--full] [--records FILE]`.
 
 Digits, softmax, 20 clients with Dirichlet(1) classes, 4 attackers, until time 30, a job takes 1 on average; the final
-accuracy, mean over seeds. Prints a table in Markdown: rules in rows, {server × attack} in columns.
+accuracy, mean over seeds. Prints a table in Markdown. With a file of records, runs that it has are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from statistics import mean
+from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session
+from studies.records import Records
 
 LOCAL = {"sgd": {"lr": 0.5, "batch": 32, "steps": 5}}
 SERVERS: dict[str, tuple[dict[str, Any], bool]] = {
-    "FedBuff 5": ({"fedbuff": {"size": 5, "local": LOCAL}}, False),
-    "FedBuff 20": ({"fedbuff": {"size": 20, "local": LOCAL}}, False),
-    "one slot 20": ({"fedbuff": {"size": 20, "local": LOCAL}}, True),
-    "AREA 5": ({"area": {"size": 5, "local": LOCAL}}, False),
+    "FedBuff, K = 5": ({"fedbuff": {"size": 5, "local": LOCAL}}, False),
+    "FedBuff, K = 20": ({"fedbuff": {"size": 20, "local": LOCAL}}, False),
+    "the same, one slot": ({"fedbuff": {"size": 20, "local": LOCAL}}, True),
+    "AREA, 5": ({"area": {"size": 5, "local": LOCAL}}, False),
 }
 RULES: dict[str, Any] = {
     "none": None,
@@ -72,13 +74,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--full", action="store_true", help="all rules and attacks")
+    parser.add_argument("--records", type=Path)
     chosen = parser.parse_args()
+    records, widest = Records(chosen.records), 0.0
     rules, attacks = (tuple(RULES), tuple(ATTACKS)) if chosen.full else FEW
+    print(f"| attack | rule | {' | '.join(SERVERS)} |\n|---|---|{'---|' * len(SERVERS)}", flush=True)
     for attack in attacks:
-        print(f"\n{attack}\n\n| rule | {' | '.join(SERVERS)} |\n|---|{'---|' * len(SERVERS)}", flush=True)
         for rule in rules:
-            cells = [mean(accuracy(s, rule, attack, seed) for seed in range(chosen.seeds)) for s in SERVERS]
-            print(f"| {rule} | {' | '.join(f'{100 * cell:.1f}' for cell in cells)} |", flush=True)
+            cells = []
+            for server in SERVERS:
+                names = {"server": server, "rule": rule, "attack": attack}
+                found = records.over(range(chosen.seeds), names, accuracy)
+                cells.append(f"{100 * sum(found) / len(found):.1f}")
+                widest = max(widest, stdev(found) if len(found) > 1 else 0.0)
+            print(f"| {attack} | {rule} | {' | '.join(cells)} |", flush=True)
+    print(f"\nlargest standard deviation over seeds: {100 * widest:.1f}")
 
 
 if __name__ == "__main__":

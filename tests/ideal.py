@@ -49,6 +49,7 @@ class Ideal:
     ) -> None:
         """own: what each client trains on, if not its part of `problem`."""
         made = Algorithm(server, local, secure=secure)
+        secure = made.secure
         names = [f"c{number}" for number in range(problem.clients)]
         self.plan = Plan(
             "run",

@@ -20,12 +20,13 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.random import SERVER, Stream, key, normal_numbers
 from offbeat.core.server import Algorithm, Model
-from offbeat.deploy.noise import finer, secret_normal
+from offbeat.deploy.noise import secret_normal
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
 from offbeat.privacy.differential import Noise, Privacy, clipped, grid
+from offbeat.privacy.noise import finer
 from offbeat.privacy.protect import guarded
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

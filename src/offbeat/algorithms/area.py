@@ -122,11 +122,17 @@ class AREA(Flow[AreaState]):
         state.model.received(job)
         if job.client in state.coming:  # it counts with its first model until its message is open
             self._add(state, job.client, state.u * 0.0, view)
+        self.charge(state, job.client, message_count(self.size))
         yield from self.next(state, job.client, view)
 
     def summed(self, state: AreaState, task: int, total: Vector, count: int, view: View) -> Commands:
-        state.u = state.u + (1.0 / self._counted(state, view)) * total
-        yield from self._aggregate(state, view)
+        step = (1.0 / self._counted(state, view)) * total
+        if self._limited:  # noised already
+            yield from self._aggregate(state, view, step)
+        else:
+            state.u = state.u + step
+            yield from self._aggregate(state, view)
+        yield from self.opened_sum(state, view)
 
     def rang(self, state: AreaState, key: str, view: View) -> Commands:
         if key == AGGREGATE:
@@ -192,11 +198,15 @@ class AREA(Flow[AreaState]):
         share = (k - state.averaged) / k if k else 0.0
         return state.mean + share * (state.model.vector - state.mean)
 
-    def _aggregate(self, state: AreaState, view: View) -> Commands:
+    def _aggregate(self, state: AreaState, view: View, noised: Vector | None = None) -> Commands:
+        """A server step. noised: where it goes, if that is released already."""
         state.k += 1
         if state.mean is not None:
             state.mean, state.averaged = self._mean(state, state.k), state.k
         state.messages = 0
+        if noised is not None:
+            self.step(state.model, 1.0, noised)
+            return
         if self._limited and not state.buffer.count:
             return
         before = state.model.vector

@@ -87,8 +87,10 @@ class FedBuff(Buffered):
 
     def sealed(self, state: BuffState, job: Job, view: View) -> Commands:
         state.model.received(job)
+        self.charge(state, job.client, message_count(self.size))
         yield from self.next(state, job.client, view)
 
     def summed(self, state: BuffState, task: int, total: Vector, count: int, view: View) -> Commands:
-        self.step(state.model, -self.lr, total * (1.0 / count))
-        yield from ()
+        if count:
+            self.step(state.model, -self.lr, total * (1.0 / count))
+        yield from self.opened_sum(state, view)

@@ -70,8 +70,20 @@ class Flow(Stepping[S]):
         if past is not None:
             past.refilled = past.releases
         yield from self.hand(state, chosen, view)
-        if not chosen and not view.flying and self.spent(state, view, self.lacking(state)):
+        if not chosen:
+            yield from self.rest(state, view)
+
+    def rest(self, state: S, view: View) -> Commands:
+        """The run is over if nobody works, and too few clients may still contribute."""
+        if not view.flying and self.spent(state, view, self.lacking(state)):
             yield Stop(reason=SPENT)
+
+    def opened_sum(self, state: S, view: View) -> Commands:
+        """Under secure aggregation, a sum that had closed is open, or was given up."""
+        past = state.model.contributions
+        if past is not None and past.closed:
+            past.closed -= 1
+            yield from self.rest(state, view)
 
     def lacking(self, state: S) -> int:
         """Updates that the next server step still needs."""

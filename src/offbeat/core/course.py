@@ -367,7 +367,20 @@ class Course(Generic[F]):
 
     def unmask(self, number: int) -> None:
         """A sum is full: open it, now or later."""
-        self.summed(number)
+        assert self.secure is not None
+        masks = None
+        if self.secure.bound is not None:
+            total = self.state.closed[number].total
+            assert total is not None
+            masks = -self.secure.noise(self.view.normal(materialise(total), number))
+        self.summed(number, masks)
+
+    def give_up(self, number: int) -> None:
+        """A sum will never be open: its updates are lost, and what its clients have spent is spent."""
+        cohort = self.state.closed.pop(number)
+        if self.secure is not None and self.secure.bound is not None and cohort.task not in self.state.finished:
+            nothing = 0.0 * self.server.models(self.state.server)[cohort.task].vector
+            self.handle(Summed(cohort.task, nothing, 0))
 
     def summed(self, number: int, masks: Vector | None = None) -> None:
         """A sum is open. masks: what is to be taken off it."""

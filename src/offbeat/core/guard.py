@@ -14,6 +14,7 @@ from offbeat.core.vectors import Vector
 if TYPE_CHECKING:
     from offbeat.core.local import Local
     from offbeat.core.server import Model, View
+    from offbeat.core.sums import SumBound
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Contributions(State):
     count: contributions by client.   last: by client, the number of the sum that its last contribution went into.
     releases: sums released so far.   refilled: releases when idle clients were last looked at.
     noise: the last noise vectors, where noise is correlated.
+    closed: under secure aggregation, sums that are complete and counted as released, but not open yet.
+    sealed: whether the server has seen sums only.
     """
 
     releases: int = 0
@@ -30,6 +33,8 @@ class Contributions(State):
     last: dict[int, int] = field(default_factory=dict)
     refilled: int = 0
     noise: list[Vector] = field(default_factory=list)
+    closed: int = 0
+    sealed: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,14 @@ class Guard(Checked):
     def pair(self, local: Local) -> Local:
         """The local trainer as clients need it."""
         return local
+
+    def bound(self) -> SumBound | None:
+        """What it asks of sums that are all the server sees; None: nothing. Raises `SettingError` if it needs more."""
+        return None
+
+    def charge(self, model: Model, buffer: Any, client: int, size: int) -> None:
+        """A client is in a sum of so many, of which the server sees nothing else; the last of them closes it."""
+        raise NotImplementedError
 
     def report(self, models: Sequence[Model]) -> Mapping[str, Any]:
         """What the record of a run should keep."""

@@ -32,7 +32,7 @@ from offbeat.core.optimiser import ServerOptimiser, Sparing
 from offbeat.core.problem import Pairing, Problem
 from offbeat.core.random import Stream
 from offbeat.core.state import State
-from offbeat.core.sums import Encoded, Secure, encoded
+from offbeat.core.sums import Encoded, Secure, SumBound, encoded
 from offbeat.core.vectors import Payload, Vector
 
 Commands: TypeAlias = Iterator[Command]
@@ -347,6 +347,11 @@ class Stepping(Server[S]):
     def report(self, state: S) -> Mapping[str, Any]:
         return {} if self.guard is None else self.guard.report(self.models(state))
 
+    def charge(self, state: Any, client: int, size: int) -> None:
+        """A client is in the next sum of so many, and no more is seen of its update."""
+        if self.guard is not None and self.guard.limits:
+            self.guard.charge(state.model, state.buffer, client, size)
+
     def idle(self, state: Any, count: int, view: View) -> list[int]:
         """Up to so many idle clients, drawn uniformly among those that may contribute."""
         if self.guard is None or not self.guard.limits:
@@ -354,7 +359,10 @@ class Stepping(Server[S]):
         return [client for client in view.idle(view.clients) if self.guard.admits(state.model, client)][: max(count, 0)]
 
     def spent(self, state: Any, view: View, wanted: int) -> bool:
-        """Whether too few clients may still contribute for another sum of so many updates more."""
+        """Whether too few clients may still contribute for so many updates more, and no sum waits to be opened."""
+        past = state.model.contributions
+        if past is not None and past.closed:
+            return False
         return self.guard is not None and self.guard.exhausted(state.model, view.clients, wanted)
 
     def move(self, model: Model, vector: Vector) -> None:
@@ -456,8 +464,14 @@ class Algorithm:
 
     def _paired(self, trainer: Local, task: int) -> Local:
         trainer = trainer.inner if isinstance(trainer, Compressed | Encoded) else trainer
-        paired = self.server.pair(trainer)
-        paired = compressed(paired) if self.secure is None else encoded(paired, self.secure, self._added(task))
+        if self.secure is None:
+            paired = compressed(self.server.pair(trainer))
+        else:
+            size = self._added(task)
+            if self._bound is not None:
+                object.__setattr__(self, "secure", self.secure.bounded(self._bound, size))
+            plain = self.server if self._guard is None else replace(self.server, guard=None)  # type: ignore[call-arg]
+            paired = encoded(plain.pair(trainer), self.secure, size)
         server, local = type(self.server).__name__, trainer.label
         if self.server.holds and not paired.stops:
             raise SettingError(f"{server} {cannot_hold(trainer)}")
@@ -465,17 +479,22 @@ class Algorithm:
         _check(f"{local} needs", paired.needs, f"{server} sends", self.server.sends)
         return paired
 
+    @property
+    def _guard(self) -> Guard | None:
+        found: Guard | None = getattr(self.server, "guard", None)
+        return found
+
+    @property
+    def _bound(self) -> SumBound | None:
+        return None if self._guard is None else self._guard.bound()
+
     def _added(self, task: int) -> int:
         """How many updates the server takes for a step, given that it may see their sum only."""
         assert self.secure is not None
-        guard = getattr(self.server, "guard", None)
-        if guard is not None:
-            table, why = (
-                ("privacy", "noise inside a secure sum is not there yet")
-                if guard.limits
-                else ("robust", "a robust rule compares single updates, which no server is shown")
+        if self._guard is not None and not self._guard.limits:
+            raise SettingError(
+                "secure and robust: a robust rule compares single updates, which no server is shown; keep one of them"
             )
-            raise SettingError(f"secure and {table}: {why}; keep one of the two tables")
         name, order = type(self.server).__name__, type(self.server).__mro__
 
         def depth(what: str) -> int:

@@ -9,6 +9,8 @@ The rules, before the code:
    away is then part of its next message: nothing is lost, and the server's sums agree with the clients' memories.
 3. Sums are taken in whole numbers modulo 2^32, which no order changes. They become floating point once, when open.
 4. A sum is open when it has as many updates as the server takes for a step, of `cohort` different clients at least.
+5. With differential privacy (`SumBound`) a client shortens its message and rounds it towards zero, so that no number is
+   cut, and noise in whole units is added to the sum before anybody sees it. A client is in a sum once.
 
 Initial models are rounded to multiples of 2^-bits as well: y then stays one, and exact, below 2^(24 - bits).
 """
@@ -16,7 +18,7 @@ Initial models are rounded to multiples of 2^-bits as well: y then stays one, an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -29,7 +31,21 @@ from offbeat.core.vectors import Payload, Vector, materialise
 EXACT = 1 << 24  # whole numbers below it are exact in single precision
 RING = 1 << 32
 ROOM = 4  # times the updates of a server step: what a sum has room for, if few clients send most of them
+TAIL = 13  # standard deviations beyond which no noise goes: it is made of 104 random bits
 _SAMPLE = 24  # the draw of random numbers that is for rounding
+
+
+@dataclass(frozen=True)
+class SumBound:
+    """What differential privacy asks of a sum that is all a server sees.
+
+    clip: largest length of a message.   deviation: of the noise in every number of a sum.   participations: sums that
+    a client is in, at most.
+    """
+
+    clip: float
+    deviation: float
+    participations: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ class Secure(Checked):
     cohort: Count = 30
     mode: Literal["helper", "cohort"] = "helper"
     bits: int = 20
+    bound: SumBound | None = field(default=None, repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +83,24 @@ class Secure(Checked):
     def largest(self, size: int) -> int:
         """The largest q, where a server step takes so many updates."""
         return min(EXACT - 1, (RING // 2 - 1) // (ROOM * size))
+
+    def bounded(self, bound: SumBound, size: int) -> Secure:
+        """The same with noise in its sums, where a server step takes so many updates; raises `SettingError`."""
+        most = min(self.largest(size), RING // 4 * bound.clip / (TAIL * bound.deviation))  # what clip may be, in units
+        if bound.clip > most * self.unit:
+            fewer = self.bits
+            while fewer > 1 and bound.clip > most * 2.0**-fewer:
+                fewer -= 1
+            raise SettingError(
+                f"secure.bits = {self.bits}: messages of length clip = {bound.clip:g} and their noise would not fit "
+                f"into sums of {size}; give bits = {fewer}"
+            )
+        return replace(self, bound=bound)
+
+    def noise(self, normal: Vector) -> Vector:
+        """Standard normal numbers as the noise of a sum, in whole units."""
+        assert self.bound is not None
+        return torch.round(normal.double() * (self.bound.deviation / self.unit)).to(torch.int32)
 
     def check_clients(self, clients: int) -> None:
         """Raise `SettingError` if there are too few clients for a sum."""
@@ -121,11 +156,24 @@ class Encoded(Wrapper):
         return upload, memory
 
     def rounded(self, meant: Vector, uniform: Vector) -> Vector:
-        """What is sent of these rows; a row that is not finite stays so: nothing hides that a client has diverged."""
-        most, unit = self.largest, self.secure.unit
+        """What is sent of these rows; a row that is not finite stays so: nothing hides that a client has diverged.
+
+        With a bound, it is nothing at all that such a row sends.
+        """
+        most, unit, bound = self.largest, self.secure.unit, self.secure.bound
+        if bound is not None:
+            return shortened(meant, bound.clip, unit)
         q = torch.floor(meant.double() / unit + uniform.double()).clamp(-most, most)
         finite = torch.isfinite(meant).all(dim=-1, keepdim=True)
         return torch.where(finite, (q * unit).to(meant.dtype), meant)
+
+
+def shortened(rows: Vector, most: float, spacing: float) -> Vector:
+    """Rows [n, d] at most so long, rounded towards zero to multiples of the spacing; what is not finite is zero."""
+    exact = torch.where(torch.isfinite(rows).all(dim=-1, keepdim=True), rows.double(), 0.0)
+    length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    shorter = torch.where(length > most, (1.0 - 1e-9) * most / torch.clamp(length, min=most), torch.ones_like(length))
+    return (torch.trunc(exact * shorter / spacing) * spacing).to(rows.dtype)
 
 
 def encoded(local: Local, secure: Secure, size: int) -> Local:
@@ -187,8 +235,9 @@ class Cohort(State):
         total = materialise(self.total) if masks is None else materialise(self.total) - masks
         return (total.double() * unit).to(dtype)
 
-    def fits(self, masks: Vector, most: int) -> bool:
-        """Whether these masks leave a sum that so many updates can have, each number at most so large."""
+    def fits(self, masks: Vector, size: int, secure: Secure) -> bool:
+        """Whether these masks leave a sum that so many updates can have, where a server step takes so many."""
         assert self.total is not None
+        noise = 0.0 if secure.bound is None else TAIL * secure.bound.deviation / secure.unit
         left = (materialise(self.total) - masks).long().abs()
-        return bool((left <= self.count * most).all())
+        return bool((left <= self.count * secure.largest(size) + noise + 1).all())

@@ -9,7 +9,7 @@ from offbeat.deploy import wire
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.wire import RefusedError
-from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, read_request
+from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, context_for, read_request
 
 _ROSTER = "roster"
 
@@ -38,8 +38,7 @@ class Helping:
 def context_of(plan: Plan, task: int) -> MaskContext:
     """What the masks of a task's updates are made for."""
     assert plan.secure is not None
-    dim = plan.initial[task].numel()
-    return MaskContext(plan.federation, plan.run, task, dim, plan.secure.cohort, plan.secure.bits)
+    return context_for(plan.federation, plan.run, task, plan.initial[task].numel(), plan.secure)
 
 
 def requests_of(plan: Plan, ledger: Ledger) -> list[SumRequest]:

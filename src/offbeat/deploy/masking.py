@@ -9,7 +9,7 @@ from offbeat.core.vectors import Payload
 from offbeat.deploy import wire
 from offbeat.deploy.admission import ONCE
 from offbeat.privacy.secure.masks import Masker
-from offbeat.privacy.secure.tickets import MaskContext
+from offbeat.privacy.secure.tickets import context_for
 
 
 class Masking:
@@ -21,7 +21,6 @@ class Masking:
     def __call__(self, header: wire.Trained, task: int, upload: Payload) -> wire.Parts:
         ((name, vector),) = upload.items()
         numbers = words(vector.cpu(), self.secure.unit).numpy().view(np.uint32)
-        secure = self.secure
-        context = MaskContext(self.federation, self.run, task, len(numbers), secure.cohort, secure.bits)
+        context = context_for(self.federation, self.run, task, len(numbers), self.secure)
         masked, ticket = self.masker.mask(context, header.client, header.epoch, header.seq, numbers)
         return {name: masked.astype("<u4").tobytes(), ONCE: ticket.once}

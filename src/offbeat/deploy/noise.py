@@ -12,12 +12,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
 from offbeat.core.errors import FolderError
-from offbeat.core.random import box_muller, unit
 from offbeat.core.vectors import Vector
+from offbeat.privacy.noise import keyed_normal
 
 
 def secret_normal(secret: str, about: Vector, number: int) -> Vector:
@@ -27,16 +24,4 @@ def secret_normal(secret: str, about: Vector, number: int) -> Vector:
     exact = about.detach().cpu().double().contiguous()
     hidden = b"offbeat noise %d:" % number + exact.numpy().tobytes()
     seed = hmac.new(bytes.fromhex(secret), hidden, hashlib.sha256).digest()
-    half = -(-exact.numel() // 2)
-    stream = Cipher(algorithms.AES256(seed), modes.CTR(bytes(16))).encryptor()  # a key is used once
-    drawn = torch.frombuffer(bytearray(stream.update(bytes(24 * half))), dtype=torch.int64).view(3, half)
-    return box_muller(finer(drawn[0], drawn[1]), unit(drawn[2]))[: exact.numel()].to(about.device)
-
-
-def finer(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Numbers in (0, 1] from 104 random bits each, for lengths of pairs of normal numbers.
-
-    With 52 bits a length takes few values beyond seven standard deviations, and none beyond 8.6: one pair in 3e10 would
-    be wider apart from the next possible one than the grid of what is released, and tell which sum it was added to.
-    """
-    return (unit(high) - 0.5 * 2.0**-52) + unit(low) * 2.0**-52
+    return keyed_normal(seed, exact.numel()).to(about.device)

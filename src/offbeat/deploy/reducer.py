@@ -256,7 +256,7 @@ class Reducer(Course[SentJob]):
         ):
             raise RefusedError("length", f"not the masks of {dim} numbers")
         masks, secure = read_words(message, "masks"), self.plan.secure
-        if secure is None or not cohort.fits(masks, secure.largest(self.server.adds(cohort.task) or 1)):
+        if secure is None or not cohort.fits(masks, self.server.adds(cohort.task) or 1, secure):
             self._unopened(header.number, "a client's mask is not the one that it told the helper of")
             raise RefusedError("masks", "what they leave is not a sum of updates")
         self.summed(header.number, masks)
@@ -264,10 +264,11 @@ class Reducer(Course[SentJob]):
 
     def _unopened(self, number: int, why: str) -> None:
         """A sum will never be open: its updates are lost; if clients remember them as sent, the run cannot go on."""
-        cohort = self.ledger.closed.pop(number)
+        task = self.ledger.closed[number].task
         self.ledger.unopened += 1
-        if self.plan.agrees[cohort.task]:
+        if self.plan.agrees[task]:
             self.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
+        self.give_up(number)
         self._end_at_updates()
 
     def collect(self, cohort: Cohort, update: Update, result: wire.Trained) -> None:

@@ -152,7 +152,7 @@ def plan_of(
         for local, problem in zip(locals_, problems, strict=True)
     ]
     names_ = [task.name for task in experiment.tasks]
-    secure = experiment.secure
+    secure = algorithm.secure
     return Plan(
         run,
         list(roster),
@@ -258,7 +258,8 @@ class PartyMaker:
         names = [task.name for task in experiment.tasks]
         clock = experiment.timing.bind(len(roster), spec.seed, names) if charter["paced"] else None
 
-        locals_ = experiment.algorithms[spec.label].trainers(problems)
+        algorithm = experiment.algorithms[spec.label]
+        locals_ = algorithm.trainers(problems)
         return Party(
             check_name("run", str(charter["run"])),
             client,
@@ -270,7 +271,7 @@ class PartyMaker:
             clock,
             float(charter["unit"]),
             str(charter["dtype"]),
-            experiment.secure,
+            algorithm.secure,
         )
 
     def _experiment(self, table: Mapping[str, Any]) -> Experiment:

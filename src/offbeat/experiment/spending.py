@@ -45,7 +45,8 @@ class Spending:
         noise = f"standard deviation {kept['multiplier']:.4g} x {kept['clip']:g} in every coordinate of every sum"
         if kept["bands"] > 1:
             noise += f", correlated over {kept['bands']} bands"
-        secret = "from a secret that only the servers can open"
+        sealed = kept.get("sealed", False)
+        secret = f"from a secret that only the {'helper has' if sealed else 'servers can open'}"
         drawn = secret if self.real else "from the run's seed, so that this simulation hides nothing"
         cap = f"{kept['participations']} times"
         return [
@@ -59,8 +60,9 @@ class Spending:
             f"{kept['releases']} sums were released",
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
-            "  the servers, which see single updates; when and how often a client took part; metrics measured",
-            "  on clients' data; other runs on the same data, and the choice of settings by them",
+            f"  {'a server and a helper that work together' if sealed else 'the servers, which see single updates'};",
+            "  when and how often a client took part; metrics measured on clients' data; other runs on the same data,",
+            "  and the choice of settings by them",
         ]
 
 

@@ -10,7 +10,9 @@ The rules, before the code:
 3. A client contributes at most once to a sum, to `participations` sums in all, and skips `separation` − 1 sums between
    two. It is given no work that could break this. A contribution that does is an error, and never counts.
 4. The contribution is charged when it is collected: before the sum that it is part of can be released.
-5. Who contributed when is public. That clients are drawn at random is not assumed, so nothing is gained from it.
+5. Under secure aggregation a client does rule 1 itself, and whoever opens the sum adds the noise, in multiples of the
+   unit of the sum (`core/sums.py`): the server is charged for what it has not seen, and sees released sums only.
+6. Who contributed when is public. That clients are drawn at random is not assumed, so nothing is gained from it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from offbeat.core.errors import Checked, Count, Fraction, Positive, SettingError
 from offbeat.core.guard import Contributions, Guard
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Model, View
+from offbeat.core.sums import SumBound, shortened
 from offbeat.core.vectors import Payload, Vector, alike, materialise
 from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of, multiplier_for, toeplitz
 
@@ -127,6 +130,13 @@ class Privacy(Guard):
         return replace(ClippedResidual.around(local), clip=self.clip)
 
     def collect(self, model: Model, buffer: Buffer, client: int, vector: Vector) -> None:
+        self._spend(model, client)
+        given = materialise(vector).double().unsqueeze(0)
+        term = clipped(torch.nan_to_num(given, nan=0.0, posinf=0.0, neginf=0.0), self.clip)[0]
+        buffer.sum = term if buffer.sum is None else materialise(buffer.sum) + term
+        buffer.count += 1
+
+    def _spend(self, model: Model, client: int) -> Contributions:
         if model.contributions is None:
             model.contributions = Contributions()
         past = model.contributions
@@ -134,10 +144,24 @@ class Privacy(Guard):
             raise SettingError(f"privacy: client {client} has contributed too often or too soon; this does not count")
         past.count[client] = past.count.get(client, 0) + 1
         past.last[client] = past.releases
-        given = materialise(vector).double().unsqueeze(0)
-        term = clipped(torch.nan_to_num(given, nan=0.0, posinf=0.0, neginf=0.0), self.clip)[0]
-        buffer.sum = term if buffer.sum is None else materialise(buffer.sum) + term
+        return past
+
+    def charge(self, model: Model, buffer: Buffer, client: int, size: int) -> None:
+        past = self._spend(model, client)
+        past.sealed = True
         buffer.count += 1
+        if buffer.count == size:
+            buffer.count = 0
+            past.releases += 1
+            past.closed += 1
+
+    def bound(self) -> SumBound:
+        if self.bands > 1:
+            raise SettingError(
+                "secure and noise.correlated: whoever adds the noise of a secure sum keeps no earlier noise that later "
+                "noise could take back; leave correlated out"
+            )
+        return SumBound(self.clip, self.multiplier * self.clip, self.noise.participations)
 
     def mean(self, model: Model, buffer: Buffer, size: int | None, view: View) -> Vector:
         past = model.contributions
@@ -173,6 +197,7 @@ class Privacy(Guard):
                 "separation": self.separation,
                 "bands": self.bands,
                 "releases": past.releases,
+                "sealed": past.sealed,
                 "contributions": count,
                 "limit": self.spent(self.noise.participations),
                 "spent": max((self.spent(k) for k in set(count.values())), default=0.0),
@@ -187,10 +212,7 @@ def grid(clip: float) -> float:
 
 def clipped(rows: Vector, most: float) -> Vector:
     """Rows [n, d] shortened to at most this length and rounded towards zero to the grid; again, it changes nothing."""
-    exact, spacing = rows.double(), grid(most)
-    length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
-    shorter = torch.where(length > most, (1.0 - 1e-9) * most / torch.clamp(length, min=most), torch.ones_like(length))
-    return (torch.trunc(exact * shorter / spacing) * spacing).to(rows.dtype)
+    return shortened(rows, most, grid(most))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ The rules, before the code:
 6. A helper that has lost its state opens nothing in a run that has begun: number 1, or the first after a restored
    backup (`LIFE`), is where it can begin. That a backup was restored is the server's word, which it cannot check.
 
+7. A sum that is refused for good is over: the next one may follow, and the refused number is never opened.
+8. In a run with noise a client is in a sum once, and in no more sums of a task than `participations`. The noise of a
+   sum follows from the helper's secret and the request, so an answer that is given again has the same.
+
 It never sees a masked number: these are sealed for the server. The server never sees a mask. Both together see all.
 """
 
@@ -29,17 +33,28 @@ class HelperState:
     """What was opened in one run.
 
     last: number of the last sum.   digests: of the requests for the last ones, by number, which may be asked again.
-    opened: by client and task, the (epoch, seq) up to which.
+    opened: by client and task, the (epoch, seq) up to which.   spent: the same, sums with noise that it was in.
     """
 
     last: int = 0
     digests: Mapping[int, str] = field(default_factory=dict)
     opened: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    spent: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        rows = [[client, task, *number] for (client, task), number in sorted(self.opened.items())]
+        rows = [[*who, *number, self.spent.get(who, 0)] for who, number in sorted(self.opened.items())]
         plain = {"last": self.last, "digests": [*self.digests.items()], "opened": rows}
         return json.dumps(plain, separators=(",", ":")).encode()
+
+    def refused(self, number: int) -> HelperState:
+        """This sum will never be opened; the one after it may be."""
+        if not self.follows(number):
+            return self
+        return replace(self, last=number, digests={**self.digests, number: ""})
+
+    def follows(self, number: int) -> bool:
+        """Whether it is the next sum, or the first after a restored backup."""
+        return number == self.last + 1 or (number % LIFE == 1 and number > self.last)
 
     def without(self, number: int) -> HelperState:
         """Sums before this number will not be asked for again."""
@@ -49,9 +64,10 @@ class HelperState:
 def read_state(data: bytes) -> HelperState:
     """From the disk."""
     found = json.loads(data)
-    rows = {(str(client), int(task)): (int(epoch), int(seq)) for client, task, epoch, seq in found["opened"]}
+    rows = {(str(row[0]), int(row[1])): (int(row[2]), int(row[3])) for row in found["opened"]}
+    spent = {(str(row[0]), int(row[1])): int(row[4]) for row in found["opened"] if row[4:] not in ([], [0])}
     digests = {int(number): str(digest) for number, digest in found["digests"]}
-    return HelperState(int(found["last"]), digests, rows)
+    return HelperState(int(found["last"]), digests, rows, spent)
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,8 @@ class Helper:
         if (context.federation, context.run) != (self.federation, self.run):
             raise TicketError("run", f"about {context.run!r} of {context.federation!r}")
         after = self._after(state, request)
-        return OpenedSum(request.number, after, self.unmasker.total(context, request.tickets))
+        masks = self.unmasker.total(context, request.tickets)
+        return OpenedSum(request.number, after, masks - self.unmasker.noise(request) if context.deviation else masks)
 
     def _after(self, state: HelperState, request: SumRequest) -> HelperState:
         cohort = max(self.least, request.context.cohort)
@@ -91,15 +108,28 @@ class Helper:
                 raise TicketError("identity", f"{ticket.client!r} is not on the roster with this key")
         if request.number in state.digests:
             if request.digest != state.digests[request.number]:
-                raise TicketError("repeated", f"sum {request.number} was opened, with other messages")
+                raise TicketError("repeated", f"sum {request.number} was refused, or opened with other messages")
             return state
-        begins = request.number % LIFE == 1 and request.number > state.last
-        if request.number != state.last + 1 and not begins:
+        if not state.follows(request.number):
             raise TicketError("order", f"sum {request.number} after {state.last}")
         opened = dict(state.opened)
         for ticket in request.tickets:
             opened[ticket.client, request.context.task] = self._once(opened, ticket, request.context.task)
-        return HelperState(request.number, {**state.digests, request.number: request.digest}, opened)
+        digests = {**state.digests, request.number: request.digest}
+        return HelperState(request.number, digests, opened, self._spend(state, request, clients))
+
+    def _spend(self, state: HelperState, request: SumRequest, clients: set[str]) -> Mapping[tuple[str, int], int]:
+        """Who has been in how many sums with noise after this one."""
+        context, spent = request.context, dict(state.spent)
+        if not context.deviation:
+            return spent
+        if len(clients) < len(request.tickets):
+            raise TicketError("budget", "a client is in a sum twice, and its noise hides one message of each")
+        for client in clients:
+            spent[client, context.task] = 1 + spent.get((client, context.task), 0)
+            if spent[client, context.task] > context.participations:
+                raise TicketError("budget", f"{client!r} has been in {context.participations} sums, which is the most")
+        return spent
 
     def _once(
         self, opened: Mapping[tuple[str, int], tuple[int, int]], ticket: MaskTicket, task: int

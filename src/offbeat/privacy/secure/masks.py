@@ -10,6 +10,9 @@ The rules, before the code:
 3. What the two sides have to agree on is in the derivation (`MaskContext`, `MaskTicket`): a server that tells the
    helper another run, client, number, length, cohort or scale than it told the client gets a mask that fits nothing.
 
+With differential privacy the helper answers with the masks less noise (`Unmasker.noise`), so the server never sees a
+sum without it. How much is part of what client and helper have to agree on.
+
 Only `Masker`, with a client's secret key, and `Unmasker`, with the helper's, make masks. Nothing of a server's process
 imports this module: tests/privacy/secure/test_closed.py.
 """
@@ -25,10 +28,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, TicketError, agrees, framed
+from offbeat.privacy.noise import keyed_normal
+from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, agrees, framed
 
 Words = NDArray[np.uint32]
 VERSION = b"offbeat/mask/1"
+NOISE = b"offbeat/noise/1"
 
 
 def keystream(key: bytes, count: int) -> Words:
@@ -71,6 +76,13 @@ class Unmasker:
 
     def __repr__(self) -> str:
         return "Unmasker(…)"
+
+    def noise(self, request: SumRequest) -> Words:
+        """What is added to this sum and no other: the same whenever it is asked for, and known to nobody else."""
+        context = request.context
+        key = HKDF(hashes.SHA256(), 32, None, framed(NOISE, request.to_bytes())).derive(self.secret)
+        normal = keyed_normal(key, context.dim).numpy()
+        return np.rint(normal * context.deviation).astype(np.int64).astype(np.uint32)
 
     def total(self, context: MaskContext, tickets: tuple[MaskTicket, ...]) -> Words:
         """The sum of the masks of these messages; raises `TicketError` for a key that nothing can be derived from."""

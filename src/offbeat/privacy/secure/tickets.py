@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from offbeat.core.errors import OffbeatError
+from offbeat.core.sums import Secure
 
 KEY = 32  # bytes of a public key
 NAME = 64  # letters of a name at most
@@ -51,6 +52,8 @@ class MaskContext:
     """What all messages of a sum have in common.
 
     dim: words of a message.   cohort, bits: as the experiment has them, and so as the clients were told.
+    deviation: of the noise in the sum, in units of the last bit; 0: none.   participations: sums that a client may be
+    in, with noise.
     """
 
     federation: str
@@ -59,10 +62,20 @@ class MaskContext:
     dim: int
     cohort: int
     bits: int
+    deviation: float = 0.0
+    participations: int = 0
 
     def to_bytes(self) -> bytes:
         numbers = struct.pack(">QQQQ", self.task, self.dim, self.cohort, self.bits)
-        return framed(self.federation.encode(), self.run.encode(), numbers)
+        noise = [struct.pack(">dQ", self.deviation, self.participations)] if self.deviation else []
+        return framed(self.federation.encode(), self.run.encode(), numbers, *noise)
+
+
+def context_for(federation: str, run: str, task: int, dim: int, secure: Secure) -> MaskContext:
+    """Of messages of so many words under these settings."""
+    bound = secure.bound
+    noise = (0.0, 0) if bound is None else (bound.deviation / secure.unit, bound.participations)
+    return MaskContext(federation, run, task, dim, secure.cohort, secure.bits, *noise)
 
 
 @dataclass(frozen=True)
@@ -112,11 +125,14 @@ def read_request(data: bytes) -> SumRequest:
 
 
 def _context(data: bytes) -> MaskContext:
-    federation, run, numbers = _parts(data, 3)
+    federation, run, numbers, *noise = _parts(data, 4)
     task, dim, cohort, bits = struct.unpack(">QQQQ", numbers)
     if not (task < 1 << 16 and 0 < dim <= DIM and cohort <= TICKETS and bits < 64):
         raise ValueError("a number beyond its bound")
-    return MaskContext(_name(federation), _name(run), task, dim, cohort, bits)
+    deviation, participations = struct.unpack(">dQ", noise[0]) if noise else (0.0, 0)
+    if noise and not (0 < deviation < 1 << 32 and 0 < participations < _COUNTS):
+        raise ValueError("a number beyond its bound")
+    return MaskContext(_name(federation), _name(run), task, dim, cohort, bits, deviation, participations)
 
 
 def _ticket(data: bytes) -> MaskTicket:
