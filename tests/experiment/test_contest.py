@@ -80,6 +80,28 @@ def test_a_part_is_tuned_judged_and_read_again(task: str, tmp_path: Path, monkey
     assert f"| {task} | slow | `" in tables
 
 
+def test_out_of_time_the_waves_that_ended_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch, "m-sync", "asysg")
+    monkeypatch.setattr(contest, "WAVE", 3)
+    path = tmp_path / "regression-slow.json"
+    part = contest.Part(path, "regression", "slow", argparse.Namespace(**vars(SHORT)))
+    wave, sizes = part._wave, []
+
+    def short(wanted: list[Any]) -> None:
+        sizes.append(len(wanted))
+        part.given.limit = 0 if len(sizes) == 3 else 1e9
+        wave(wanted)
+
+    monkeypatch.setattr(part, "_wave", short)
+    with pytest.raises(SystemExit):
+        part.work()
+    assert sizes == [3, 3, 3]
+    again = contest.Part(path, "regression", "slow", SHORT)
+    assert len(again.runs) == 6
+    again.work()
+    assert len({(r["method"], r["step"], r["seed"]) for r in again.runs}) == len(again.runs) == 2 * (2 * 7 + 5)
+
+
 def test_the_page_has_the_tables_of_the_record() -> None:
     page = contest.FILE.parent.parent / "docs" / "results" / "contest.md"
     words, _, tables = page.read_text(encoding="utf-8").partition(contest.MARK)
