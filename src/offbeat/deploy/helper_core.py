@@ -109,8 +109,7 @@ class HelperCore:
             seals = {name: list(keys) for name, keys in self.kept.seals.items()}
             for name, member in roster.clients.items():
                 known = seals.setdefault(name, [])
-                if member.seal.hex() not in known:
-                    known.append(member.seal.hex())
+                known += [seal.hex() for seal in (member.seal, *member.before) if seal.hex() not in known]
             self.kept = replace(self.kept, serial=roster.serial, seals=seals)
 
     def _answer(self, request: SumRequest) -> bool:

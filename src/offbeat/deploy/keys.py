@@ -42,6 +42,7 @@ RESERVED = frozenset(
     {"server", "helper", "sys", "operator", "ca", "broker", "roster", "nats", "jwt", "jetstream", "fed"}
 )
 ACTIVE, REMOVED = "active", "removed"
+BEFORE = 8  # seals of a client that the roster names besides its present one
 _SYS = "$SYS"  # stands for the coordinator's identity where a client's name stands otherwise
 _ROSTER_TAG = b"offbeat/roster/1\0"
 
@@ -93,7 +94,8 @@ class Creds:
 class Member:
     """The public keys of one identity. state: "active" or "removed".   since: the serial of the roster that set them.
 
-    user: the NATS user, "" for a client whose keys were revoked and not replaced.
+    user: the NATS user, "" for a client whose keys were revoked and not replaced.   before: its last seals before this
+    one; a helper that was away has to know whose masks those were.
     """
 
     account: str
@@ -102,6 +104,7 @@ class Member:
     seal: bytes
     state: str = ACTIVE
     since: int = 1
+    before: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,17 @@ def _member(table: Mapping[str, Any]) -> Member:
     sign, seal = bytes.fromhex(table["sign"]), bytes.fromhex(table["seal"])
     if table["state"] not in (ACTIVE, REMOVED) or (len(sign), len(seal)) != (32, 32):
         raise ValueError(table)
-    return Member(str(table["account"]), str(table["user"]), sign, seal, str(table["state"]), int(table["since"]))
+    before = tuple(map(bytes.fromhex, table.get("before", ())))
+    if len(before) > BEFORE or any(len(each) != 32 for each in before):
+        raise ValueError(table)
+    texts = str(table["account"]), str(table["user"])
+    return Member(*texts, sign, seal, str(table["state"]), int(table["since"]), before)
 
 
 def _member_table(member: Member) -> dict[str, Any]:
-    return {**asdict(member), "sign": member.sign.hex(), "seal": member.seal.hex()}
+    table = {**asdict(member), "sign": member.sign.hex(), "seal": member.seal.hex()}
+    table["before"] = [each.hex() for each in member.before]
+    return table if member.before else {name: value for name, value in table.items() if name != "before"}
 
 
 # Reading
@@ -225,7 +234,7 @@ def _read_creds(path: Path) -> Creds:
         if creds.client != _SYS:
             check_name("client", creds.client or "server")
         return creds
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FolderError(f"{path} does not hold keys; `offbeat keys init` makes them") from None
 
 
@@ -398,7 +407,7 @@ def rotate(folder: Path, clients: Sequence[str], everything: bool = False) -> Ro
             else:
                 creds = replace(creds, copies_before=before.copies_before)
             _write_creds(folder / f"{name}.creds", creds)
-            changed[name] = _public(creds, roster.serial + 1)
+            changed[name] = _after(member, _public(creds, roster.serial + 1))
         return _save(folder, made, roster, changed)
 
 
@@ -411,7 +420,7 @@ def revoke(folder: Path, clients: Sequence[str]) -> Roster:
             made.revoke(name, member.user)
             made.closed = sorted({*made.closed, name})
             nobody = _new_creds(made, name, "", roster)  # keys that nobody has: what the old ones sign is refused
-            changed[name] = replace(_public(nobody, roster.serial + 1), user="")
+            changed[name] = _after(member, replace(_public(nobody, roster.serial + 1), user=""))
         return _save(folder, made, roster, changed)
 
 
@@ -480,6 +489,11 @@ def _public(creds: Creds, serial: int) -> Member:
     sign = Ed25519PrivateKey.from_private_bytes(creds.sign).public_key().public_bytes_raw()
     seal = X25519PrivateKey.from_private_bytes(creds.seal).public_key().public_bytes_raw()
     return Member(creds.account, creds.user, sign, seal, ACTIVE, serial)
+
+
+def _after(before: Member, now: Member) -> Member:
+    """A client whose keys were replaced."""
+    return replace(now, before=(before.seal, *before.before)[:BEFORE])
 
 
 def _save(folder: Path, made: _Coordinator, roster: Roster, changed: Mapping[str, Member], *others: str) -> Roster:

@@ -171,7 +171,8 @@ class ServerCore:
     def beat(self, sender: str, data: bytes, clock: float, pulse: tuple[int, int] = (0, 0)) -> list[Effect]:
         """A sign of life; a client that has missed its newest assignment gets it again.
 
-        pulse: (term, number) of our own last sign of life; one that answers to an older one than the last few is old.
+        pulse: (term, number) of our own last sign of life; one that answers to an older one than the last few is old,
+        and one that answers to a later one was made for later.
         """
         try:
             message = wire.unpack(data, 1 << 16)
@@ -184,7 +185,7 @@ class ServerCore:
         record = self.ledger.clients[client]
         if beat.epoch == record.epoch:
             self.seen[client] = max(beat.seen, self.seen.get(client, 0))  # which is so, whenever it was said
-            if beat.term == pulse[0] and beat.pulse >= pulse[1] - PULSES:
+            if beat.term == pulse[0] and pulse[1] - PULSES <= beat.pulse <= pulse[1]:
                 self._hear(client, clock)
         # one that is to begin anew in a restored run has seen assignments of the log before
         missed = beat.seen <= record.revision or (not record.nonce and beat.epoch < record.epoch)

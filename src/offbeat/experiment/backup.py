@@ -1,9 +1,12 @@
 """A run in a file: the server's folder first, then the log and what lies beside it, so that no checkpoint is ahead.
 
-backup.json        federation, run, records of the log, the streams' settings
+backup.json        federation, run, records of the log, the streams' settings, and the digest of every other file
 experiment.json    of the folder above
 folder/…           the run folder, without what belongs to one server alone
 LOG, BODY, MIRROR  messages, each as number, lengths, subject, content
+
+`backup.json` is signed by the server. Records of the log and large envelopes would show that they were changed; a
+checkpoint, streams' settings and the subjects of messages, which are put back with all the server's rights, would not.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from nats.js.errors import NotFoundError
 from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.deploy import wire
 from offbeat.deploy.board import change_board
+from offbeat.deploy.envelope import SIGNATURE, STATEMENT, public_sign, sign, verify
 from offbeat.deploy.journal import Appender, Body, Chain, LogAudit, LogClock, Scribe, Tail, body_of, check_body
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link, as_json
@@ -36,7 +41,7 @@ from offbeat.experiment.real import saved_identity
 from offbeat.watch import checkpoint
 from offbeat.watch.files import EXPERIMENT
 
-FORMAT = "offbeat backup 1"
+FORMAT = "offbeat backup 2"
 MANIFEST = "backup.json"
 OWN = (NAME, "log.tail", "log.tail.old")  # of one server: a restored one has another name, and the whole log
 KEPT = ("LOG", "BODY", "MIRROR")  # streams whose messages are saved; the others fill again by themselves
@@ -62,7 +67,8 @@ async def backup(link: Link, folder: Path, file: Path) -> int:
                 async for number, subject, data in _messages(link, f"{kind}-{run}"):
                     out.write(_frame(number, subject, data))
         about = {"format": FORMAT, "federation": link.creds.federation, "run": run, "label": folder.name}
-        (place / MANIFEST).write_text(json.dumps({**about, "records": records, "streams": settings}), encoding="utf-8")
+        content = {**about, "records": records, "streams": settings, "files": _digests(place)}
+        (place / MANIFEST).write_bytes(sign(link.creds.sign, _about(link), as_json(content)))
         part = place / "tar"
         with tarfile.open(part, "w") as tar:
             for each in (MANIFEST, EXPERIMENT, "folder", *KEPT):
@@ -77,10 +83,8 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out) as name:
         place = Path(name)
-        about = _unpacked(file, place)
+        about = _unpacked(link, file, place)
         run, folder = str(about["run"]), out / Path(str(about["label"])).name
-        if about["federation"] != link.creds.federation:
-            raise FolderError(f"{file} is of the federation {about['federation']}, these keys are of another")
         if folder.exists():
             raise FolderError(f"{folder} is there already; name another folder with --out")
         if (out / EXPERIMENT).exists() and (out / EXPERIMENT).read_bytes() != (place / EXPERIMENT).read_bytes():
@@ -185,16 +189,45 @@ def _whole(bodies: dict[str, bytes], run: str, term: int, body: Body) -> bytes |
     return b"".join(bodies[name] for name in names) if all(name in bodies for name in names) else None
 
 
-def _unpacked(file: Path, place: Path) -> dict[str, Any]:
+def _unpacked(link: Link, file: Path, place: Path) -> dict[str, Any]:
+    """The files of a backup and what it says about itself, if these keys have written all of it."""
     try:
         with tarfile.open(file, "r:") as tar:
             tar.extractall(place, filter="data")
-        about: dict[str, Any] = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        signed = (place / MANIFEST).read_bytes()
+        about: dict[str, Any] = json.loads(signed[len(STATEMENT) : -SIGNATURE])
         if about["format"] != FORMAT:
             raise ValueError(about["format"])
-        return about
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
+        federation, files = str(about["federation"]), dict(about["files"])
+    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FolderError(f"{file} is not a backup of this version ({error})") from None
+    if federation != link.creds.federation:
+        raise FolderError(f"{file} is of the federation {wire.writable(federation)}, these keys are of another")
+    try:
+        verify(public_sign(link.creds.sign), _about(link), signed)
+    except RefusedError:
+        raise FolderError(f"{file} was changed, or written with other keys than these; use another backup") from None
+    found = _digests(place)
+    if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
+        raise FolderError(f"{file} was changed or is damaged: {', '.join(changed[:3])}; use another backup")
+    return about
+
+
+def _about(link: Link) -> tuple[str, str]:
+    return "backup", link.creds.federation
+
+
+def _digests(place: Path) -> dict[str, str]:
+    """Of all files there but the one that lists them; what is no plain file has none."""
+    found = {}
+    for path in place.rglob("*"):
+        name = path.relative_to(place).as_posix()
+        if path.is_symlink():
+            found[name] = ""
+        elif path.is_file() and name != MANIFEST:
+            with path.open("rb") as file:
+                found[name] = file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _frame(number: int, subject: str, data: bytes) -> bytes:
