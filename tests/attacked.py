@@ -17,7 +17,9 @@ from worlds import MEASURED, Line
 
 from offbeat.algorithms import FedAsync
 from offbeat.core.course import Until
+from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
+from offbeat.core.sums import Secure
 from offbeat.deploy import keys, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
@@ -36,9 +38,11 @@ NAMES = ["alice", "bob", "mallory"]
 class Place:
     """A broker and the keys of a federation."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, helper: bool = False) -> None:
         self.folder, self.numbers = folder, count()
         self.roster = keys.init(folder / "fed", NAMES, tls=False)
+        if helper:
+            self.roster = keys.add_helper(folder / "fed")
         self.broker = Broker(folder / "broker", folder / "fed", sync=False)
 
     def play(self, act: Callable[[Scene], Awaitable[None]], **options: Any) -> None:
@@ -65,10 +69,12 @@ class Scene:
         server: Server[Any] | None = None,
         until: Until | None = None,
         every: float | None = None,
+        local: Local | None = None,
+        secure: Secure | None = None,
         **limits: Any,
     ) -> None:
         self.place, self.run, self.folder = place, run, place.folder / run
-        self.made = Algorithm(server or FedAsync(lr=0.1), SGD(lr=0.1))
+        self.made, self.secure = Algorithm(server or FedAsync(lr=0.1), local or SGD(lr=0.1), secure=secure), secure
         self.limits = Limits(**{"size": 1 << 22, "patience": 6.0, **limits})
         self.until, self.every = until or Until(updates=10**6), every
         self.links: list[Link] = []
@@ -89,10 +95,18 @@ class Scene:
         self.alice = self.place.roster.client("alice").account
 
     def plan(self) -> Plan:
-        made = self.made
-        start = [PROBLEM.initial()]
+        made, start = self.made, PROBLEM.initial()
         return Plan(
-            self.run, NAMES, made.server, made.locals(1), start, self.until, limits=self.limits, metrics=[MEASURED]
+            self.run,
+            NAMES,
+            made.server,
+            made.locals(1),
+            [start if self.secure is None else self.secure.round(start)],
+            self.until,
+            limits=self.limits,
+            metrics=[MEASURED],
+            secure=self.secure,
+            federation="fed",
         )
 
     async def serve(self, **options: Any) -> None:
@@ -106,7 +120,8 @@ class Scene:
             self.serving.result()
 
     async def join(self, name: str, state: str = "", judge: Any = None) -> RunClient:
-        party = Party(self.run, name, NAMES.index(name), [PROBLEM], self.made.locals(1), 0, judge)
+        numbered = (self.run, name, NAMES.index(name), [PROBLEM], self.made.locals(1), 0)
+        party = Party(*numbered, judge, secure=self.secure)
         folder = self.folder / (state or f"state-{name}")
         client = self.clients[name] = RunClient(party, await self.link(name), folder, beat=0.5, retry=0.5)
         task = asyncio.create_task(client.run())
@@ -166,9 +181,9 @@ class Scene:
 
 
 @contextlib.contextmanager
-def opened(folder: Path) -> Iterator[Place]:
-    """A place whose broker runs within."""
-    made = Place(folder)
+def opened(folder: Path, helper: bool = False) -> Iterator[Place]:
+    """A place whose broker runs within. helper: its federation has one."""
+    made = Place(folder, helper)
     made.broker.start()
     try:
         yield made

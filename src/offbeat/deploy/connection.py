@@ -24,6 +24,7 @@ from nats.js.errors import APIError
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.deploy.journal import UncertainError
 from offbeat.deploy.keys import Creds
+from offbeat.deploy.logs import plain
 
 log = logging.getLogger("offbeat.deploy")
 # nats-py closes TLS connections in a way that asyncio warns of, at each one
@@ -218,7 +219,7 @@ class Connection:
 
     def _explain(self, error: Exception) -> tuple[str, bool]:
         """(what is wrong, whether trying again is in vain)."""
-        text = str(error) or type(error).__name__
+        text = plain(str(error)) or type(error).__name__  # a broker's own words may be meant for a terminal
         if isinstance(error, ssl.SSLCertVerificationError):
             return _certificate_trouble(error), True
         if isinstance(error, ssl.SSLError) or text == _NO_TLS:

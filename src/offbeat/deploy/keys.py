@@ -233,6 +233,8 @@ def _read_creds(path: Path) -> Creds:
         check_name("federation", creds.federation)
         if creds.client != _SYS:
             check_name("client", creds.client or "server")
+            if {len(keys[name]) for name in raw} != {32} or len(keys["helper"]) not in (0, 32):
+                raise ValueError("a key of another length")
         return creds
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FolderError(f"{path} does not hold keys; `offbeat keys init` makes them") from None
