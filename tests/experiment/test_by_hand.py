@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,32 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one(stopped: Path) -> None:
     whole = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=400), seed=3, evaluate=2.0)
     assert torch.equal(found.model, whole.model)
     assert [m[:5] for m in found.history] == [m[:5] for m in whole.history]
+
+
+class StopAt150:
+    """Asks to stop, as Ctrl-C does."""
+
+    seen = 0
+
+    def event(self, row: object) -> None:
+        self.seen += 1
+        if self.seen == 150:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def measured(self, measurement: object) -> None:
+        pass
+
+
+def test_the_mean_of_areas_models_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
+    averaging = ob.Algorithm(ob.AREA(size=4, average=True), ob.SGD(lr=0.1))
+    given = (PROBLEM, averaging, CLOCK)
+    with pytest.raises(ob.OffbeatError, match="stopped at time"):
+        ob.run(*given, ob.Until(updates=400), seed=3, watchers=[StopAt150()], out=tmp_path / "broken")
+    assert not list((tmp_path / "broken").rglob("outputs.safetensors"))
+    (found,) = ob.resume(tmp_path / "broken", *given)
+    whole = ob.run(*given, ob.Until(updates=400), seed=3)
+    assert torch.equal(found.output("average"), whole.outputs["average"])
+    assert not torch.equal(found.output("average"), whole.model)
 
 
 def test_it_goes_on_with_the_same_objects_only(stopped: Path) -> None:
