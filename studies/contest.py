@@ -37,13 +37,11 @@ from offbeat.data.folder import root
 from offbeat.experiment.experiment import Experiment, algorithm_tables, load
 from offbeat.experiment.intervals import SeedMean, difference, estimate
 from offbeat.experiment.overrides import override
-from offbeat.experiment.session import Problems, Session
-from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
-from offbeat.simulate.threads import computing, use
+from offbeat.simulate.threads import computing
 from offbeat.watch.history import History
+from studies.in_memory import InMemory, recorded, write
 
 FILE = Path(__file__).parent.parent / "experiments" / "contest.toml"
 TUNING, JUDGING = (1000, 1001), (0, 1, 2, 3, 4)  # seeds
@@ -52,7 +50,7 @@ SLOWER = 20.0
 BASELINE, POOLED = "m-sync", "centralised"
 WIDTHS = {"cpu": 12}  # runs at work at once in a process: on a CPU, what the cache holds
 WAVE = 200  # runs of a program: on a GPU all are at work at once, and so many are lost if time runs out
-_WRITE, _MERGE = 5.0, 3.0  # seconds
+_MERGE = 3.0  # seconds
 MARK = "<!-- the tables: studies.contest --page -->"
 PATIENCE = 60.0  # seconds that parts get to write down what they have
 
@@ -178,9 +176,7 @@ class Part:
         self.device = given.device if self.task.gpu else "cpu"
         every = {k: v for k, v in methods().items() if v.get("name", k) not in self.clock.without}
         self.methods = {k: v for k, v in every.items() if k != POOLED or clock == "equal"}  # one machine, no stragglers
-        self.runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
-        self.began = self.written = time.monotonic()
-        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
+        self.runs, self.memory = recorded(path), InMemory(given.limit)
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
 
     def work(self) -> None:
@@ -202,14 +198,12 @@ class Part:
     def _wave(self, wanted: Sequence[tuple[str, float, int]]) -> None:
         """These runs, as one program."""
         makers = ((number, lambda n=number, e=each: self._make(n, *e)) for number, each in enumerate(wanted))
-        for _ in Program(makers, self._over, WIDTHS.get(self.device, WAVE)).rounds():
-            if time.monotonic() - self.written > _WRITE:
-                self.write()
-            if time.monotonic() - self.began > self.given.limit:
+        program = Program(makers, self._over, WIDTHS.get(self.device, WAVE))
+        for _ in self.memory.rounds(program, self.write):
+            if self.memory.late:
                 self.write()
                 raise SystemExit(3)
-        self.write()
-        print(f"{self.path.stem}: {len(self.runs)} runs after {time.monotonic() - self.began:.0f} s", flush=True)
+        print(f"{self.path.stem}: {len(self.runs)} runs after {self.memory.seconds:.0f} s", flush=True)
 
     def _make(self, number: int, label: str, step: float, seed: int) -> Simulation:
         until = self.given.until or self.task.until
@@ -227,13 +221,7 @@ class Part:
         experiment = Experiment.parse(override(table, {axis(label, self.methods[label], self.task)[0]: step}))
         history = History()
         self.at_work[number] = {"method": label, "step": step, "seed": seed}, history
-        session = Session(experiment, self.problems)
-        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
-        use(run.problems, experiment.threads, experiment.precision, 1)
-        return run
-
-    def _executor(self, made: Executor) -> Executor:
-        return self.executors.setdefault(made.stacked, made)
+        return self.memory.make(experiment, history)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
         known, history = self.at_work.pop(number)
@@ -243,12 +231,7 @@ class Part:
 
     def write(self) -> None:
         """What is known so far."""
-        self.written = time.monotonic()
-        replacement = self.path.with_suffix(".new")
-        replacement.write_text(
-            json.dumps({"seconds": round(self.written - self.began), "runs": self.runs}, separators=(",", ":"))
-        )
-        replacement.replace(self.path)
+        write(self.path, {"seconds": round(self.memory.seconds), "runs": self.runs})
 
 
 def final(run: Mapping[str, Any]) -> float:
@@ -380,7 +363,7 @@ def merge(folder: Path, work: Path, asked: Iterable[tuple[str, str]]) -> None:
             if (part := work / f"{name}-{clock}.json").exists():
                 known[clock] = json.loads(part.read_text())
         found = {"task": TASKS[name].text, "columns": ["time", "loss", TASKS[name].metric], "clocks": known}
-        path.write_text(json.dumps(found, separators=(",", ":")))
+        write(path, found)
 
 
 def contest(given: argparse.Namespace) -> None:
@@ -390,7 +373,7 @@ def contest(given: argparse.Namespace) -> None:
     work.mkdir(parents=True, exist_ok=True)
     for (name, clock), runs in read(given.folder).items():
         if (name, clock) in asked and not (work / f"{name}-{clock}.json").exists():
-            (work / f"{name}-{clock}.json").write_text(json.dumps({"seconds": 0, "runs": runs}))
+            write(work / f"{name}-{clock}.json", {"seconds": 0, "runs": runs})
     same = [
         "--device",
         given.device,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import subprocess
 import sys
 import time
@@ -28,20 +27,17 @@ import offbeat
 from offbeat.core.errors import DivergedError
 from offbeat.experiment.experiment import Experiment, algorithm_tables
 from offbeat.experiment.overrides import override
-from offbeat.experiment.session import Problems, Session
-from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
-from offbeat.simulate.threads import computing, use
+from offbeat.simulate.threads import computing
 from offbeat.watch.history import History
+from studies.in_memory import InMemory, recorded, write
 
 ENTRY = Path(offbeat.__file__).parent / "papers" / "persafl-fig2.toml"
 TUNING, JUDGING = 100, (0, 1, 2, 3)  # seeds
 LONG = ("persafl-maml", "persafl-me")  # with a process of their own
 DIFFERENCE = "algorithm.{}.local.maml.hessian=difference"  # as in the paper's appendix D, with the right factor
 COLUMNS = ("personal", "personal_worst", "accuracy")
-_WRITE = 5.0  # seconds
 
 
 def parts(data: str) -> dict[str, list[str]]:
@@ -68,12 +64,10 @@ class Part:
         self.grids = self.table.pop("sweep")
         # differences of gradients need more than TF32, and a process has one precision
         self.exact = any("maml" in self.methods[label]["local"] for label in self.labels)
-        self.runs: list[dict[str, Any]] = _runs(self.path) if self.path.exists() else []
-        self.runs = [run for run in self.runs if run["finished"]]
+        self.runs = [run for run in recorded(self.path) if run["finished"]]
         places = [] if given.known is None else sorted(given.known.glob(f"{data}-*.json"))
-        self.known = [run for path in places for run in _runs(path)]
-        self.began = self.written = time.monotonic()
-        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
+        self.known = [run for path in places for run in recorded(path)]
+        self.memory = InMemory(given.limit)
 
     def settings(self, label: str) -> list[dict[str, float]]:
         """The grid of a method."""
@@ -105,12 +99,10 @@ class Part:
         left = [each for each in wanted if each[:3] not in known]
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
         program = Program(self._makers(left), self._over)
-        for active in program.rounds():
+        for active in self.memory.rounds(program, self.write):
             for number, run in active.items():
                 self.at_work[number][0]["updates"] = run.world.tally.updates
-            if time.monotonic() - self.written > _WRITE:
-                self.write()
-            if time.monotonic() - self.began > self.given.limit:
+            if self.memory.late:
                 for run in active.values():
                     run.flush()  # evaluations wait for others, up to 64, and would be lost
                 self.write()
@@ -133,13 +125,7 @@ class Part:
         record = {"algorithm": label, "settings": settings, "seed": seed, "horizon": horizon, "finished": False,
                   "error": None, "updates": 0, "curve": []}  # fmt: skip
         self.at_work[number] = record, history
-        session = Session(experiment, self.problems)
-        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
-        use(run.problems, experiment.threads, experiment.precision, 1)
-        return run
-
-    def _executor(self, made: Executor) -> Executor:
-        return self.executors.setdefault(made.stacked, made)
+        return self.memory.make(experiment, history)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
         record, history = self.at_work.pop(number)
@@ -148,16 +134,9 @@ class Part:
 
     def write(self) -> None:
         """What is known so far."""
-        self.written = time.monotonic()
         under_way = [{**record, "curve": _curve(history)} for record, history in self.at_work.values()]
-        seconds, columns = round(time.monotonic() - self.began), ["time", *COLUMNS]
-        data = {"columns": columns, "seconds": seconds, "runs": [*self.runs, *under_way]}
-        self.path.write_text(json.dumps(data))
-
-
-def _runs(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
-    return found
+        seconds, columns = round(self.memory.seconds), ["time", *COLUMNS]
+        write(self.path, {"columns": columns, "seconds": seconds, "runs": [*self.runs, *under_way]})
 
 
 def _at(run: Mapping[str, Any], time: float) -> float:
@@ -172,7 +151,7 @@ def _curve(history: History) -> list[list[float]]:
 def table(folder: Path) -> Iterator[str]:
     """Of every method, the means of the seeds that judge at a few times."""
     for path in sorted(folder.glob("*.json")):
-        runs = [run for run in _runs(path) if run["seed"] in JUDGING]
+        runs = [run for run in recorded(path) if run["seed"] in JUDGING]
         for label in dict.fromkeys(run["algorithm"] for run in runs):
             mine = [run for run in runs if run["algorithm"] == label and run["curve"]]
             last = min((run["curve"][-1][0] for run in mine), default=0.0)
@@ -191,7 +170,7 @@ def judged(folder: Path, data: str, at: float) -> Iterator[str]:
     from offbeat.papers.outcome import JudgedClaim
 
     cells: dict[str, Cell] = {}
-    for run in (run for path in sorted(folder.glob(f"{data}-*.json")) for run in _runs(path)):
+    for run in (run for path in sorted(folder.glob(f"{data}-*.json")) for run in recorded(path)):
         name, (last, *_) = f"{data}/{run['algorithm']}:personal", run["curve"][-1] if run["curve"] else (0.0,)
         if run["seed"] in JUDGING and last >= at and not run["error"]:
             cells[name] = _with(cells.get(name, Cell(0.0, 100.0, 0.0)), 100.0 * _at(run, at))

@@ -84,12 +84,12 @@ def test_out_of_time_the_waves_that_ended_are_kept(tmp_path: Path, monkeypatch: 
     few(monkeypatch, "m-sync", "asysg")
     monkeypatch.setattr(contest, "WAVE", 3)
     path = tmp_path / "regression-slow.json"
-    part = contest.Part(path, "regression", "slow", argparse.Namespace(**vars(SHORT)))
+    part = contest.Part(path, "regression", "slow", SHORT)
     wave, sizes = part._wave, []
 
     def short(wanted: list[Any]) -> None:
         sizes.append(len(wanted))
-        part.given.limit = 0 if len(sizes) == 3 else 1e9
+        part.memory.limit = 0 if len(sizes) == 3 else 1e9
         wave(wanted)
 
     monkeypatch.setattr(part, "_wave", short)
