@@ -48,6 +48,18 @@ def test_every_algorithm_gets_the_same_budget_on_seeds_of_its_own(tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([{"algorithm.a.local.sgd.lr": 0.5, "algorithm.a.size": 4}], ["a+lr0.5+size4"]),
+        ([{"algorithm.a.lr": 0.50001}, {"algorithm.a.lr": 0.50002}], ["a+0", "a+1"]),  # look alike
+        ([{"algorithm.a.weight": "x / y"}], ["a+0"]),  # not a folder's name
+    ],
+)
+def test_a_setting_that_is_tried_is_named_by_its_values_where_that_makes_a_label(values: Any, names: list[str]) -> None:
+    assert tuning._names("a", values) == names
+
+
 def test_the_best_of_the_last_rung_is_judged(tmp_path: Path) -> None:
     found = tune(tmp_path / "t", best="loss", rungs=1)
     mine = {t.settings["algorithm.fedasync.local.sgd.lr"]: t.cost for t in found.trials if t.algorithm == "fedasync"}

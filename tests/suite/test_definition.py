@@ -67,6 +67,14 @@ def test_a_changed_file_is_not_the_suite(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert set(json.loads((place / definition.DIGESTS).read_text())) == set(definition.FILES)
 
 
+@pytest.mark.usefixtures("bare")
+def test_clients_that_only_send_gradients_are_left_out_where_parameters_are_personal() -> None:
+    suite = definition.load("v1")
+    assert "ringmaster" in suite.labels("tabular/equal")
+    assert "ringmaster" not in suite.labels("personal/equal")
+    assert Experiment.parse(suite.table("personal/equal")).labels == suite.labels("personal/equal")
+
+
 def test_a_slow_site_is_the_first_client() -> None:
     clock = definition.SuiteClock("c", "", {"constant": {"time": 1.0}}, slow=20.0)
     assert clock.table(3)["speeds"] == [20.0, 1.0, 1.0]

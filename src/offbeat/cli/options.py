@@ -15,6 +15,18 @@ Set = Annotated[
         help="Override a setting, e.g. algorithm.area.local.sgd.lr=10. Repeatable. Default: as in the file.",
     ),
 ]
+Over = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--over",
+        metavar="KEY.PATH=VALUES",
+        help="Also try these values of a key: algorithm.*.local.sgd.lr=[1,10]; for tune also a range, "
+        "={low=0.01,high=10.0}. Repeatable. Default: as in the file.",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes. Default: one per core, on a GPU at most 8.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder to write; must not contain a run. Default: runs/TIME.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Set, overrides
+from offbeat.cli.options import AsJson, Out, Over, Set, Workers, overrides
 
 
 def sweep(
@@ -15,18 +15,9 @@ def sweep(
         Path, typer.Argument(help="Experiment file in TOML, with a [sweep] table of keys and lists of values.")
     ],
     set_: Set = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="KEY.PATH=[VALUES]",
-            help="Also sweep over this key: algorithm.*.local.sgd.lr=[1,10]. Default: [sweep] alone.",
-        ),
-    ] = None,
+    over: Over = None,
     out: Out = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. Default: one per core, on a GPU at most 8.")
-    ] = None,
+    workers: Workers = None,
     events: Annotated[bool, typer.Option("--events", help="Also keep the event log of every run.")] = False,
     best: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Set, overrides
+from offbeat.cli.options import AsJson, Out, Over, Set, Workers, overrides
 
 if TYPE_CHECKING:
     from offbeat.experiment.tuning import Tuned
@@ -29,15 +29,7 @@ def tune(
         ),
     ] = None,
     set_: Set = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--over",
-            metavar="KEY.PATH=VALUES",
-            help="Also try values of this key: algorithm.*.local.sgd.lr={low=0.01,high=10.0} or =[1,10]. Repeatable. "
-            "Default: none.",
-        ),
-    ] = None,
+    over: Over = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds to try settings on, apart from those of the file.")] = 2,
     rungs: Annotated[
         int | None,
@@ -47,7 +39,7 @@ def tune(
         str, typer.Option(help="Which settings to try: latin (an even spread), or Optuna's tpe, qmc or random.")
     ] = "latin",
     out: Out = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Number of processes. Default: one per core.")] = None,
+    workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune each algorithm of a file with the same budget, then judge the best settings on other seeds.

@@ -89,10 +89,15 @@ def algorithm_tables(value: Any) -> dict[str, Any]:
     return dict(zip(own, named, strict=True))
 
 
+def is_label(text: str) -> bool:
+    """Whether this may name an algorithm, and a folder."""
+    return bool(text.strip(".")) and len(text) <= 100 and all(c.isalnum() or c in "-_.+" for c in text)
+
+
 def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
     if not isinstance(table, Mapping):
         raise SettingError(f"{where} = {schema.shown(table)}: expected a table with the settings of an algorithm")
-    if not label.strip(".") or len(label) > 100 or not all(c.isalnum() or c in "-_.+" for c in label):
+    if not is_label(label):
         raise SettingError(f"label = {label!r}: it names a folder; use letters, digits and - _ . + only")
     known = names.members(Server)
     name = table.get("name", label)

@@ -19,7 +19,7 @@ from typing import Any
 
 from offbeat.core.errors import Checked, Count, FolderError, SettingError
 from offbeat.experiment import folder as folders, ranking, sweep
-from offbeat.experiment.experiment import Experiment, algorithm_tables
+from offbeat.experiment.experiment import Experiment, algorithm_tables, is_label
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.intervals import SeedMean, estimate
 from offbeat.experiment.overrides import plain, put, split_path
@@ -160,7 +160,8 @@ def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
             runs = _swept(folder / f"rung-{wave}-{rung}", plan.rung(alive, length), options, progress)
             found = {
                 label: [
-                    Trial(label, each, length, plan.cost(runs, _label(label, at))) for at, each in enumerate(settings)
+                    Trial(label, each, length, plan.cost(runs, name))
+                    for name, each in zip(_names(label, settings), settings, strict=True)
                 ]
                 for label, settings in alive.items()
             }
@@ -216,9 +217,15 @@ def _rungs(budget: int) -> int:
     return count
 
 
-def _label(label: str, at: int) -> str:
-    """What a setting of an algorithm is called in a rung."""
-    return f"{label}+{at}"
+def _names(label: str, settings: Sequence[Settings]) -> list[str]:
+    """What the settings of an algorithm are called in a rung: `area+lr0.3`; by number where that is no label."""
+    found = ["+".join([label, *(f"{split_path(path)[-1]}{_short(v)}" for path, v in s.items())]) for s in settings]
+    plainly = len(set(found)) == len(found) and all(is_label(name) for name in found)
+    return found if plainly else [f"{label}+{at}" for at in range(len(found))]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 class _Plan:
@@ -258,9 +265,9 @@ class _Plan:
             value = length * getattr(self.experiment.until, name)
             until[name] = value if name == "time" else max(1, round(value))
         table["algorithm"] = {
-            _label(label, at): self._set(label, each)
+            name: self._set(label, each)
             for label, mine in settings.items()
-            for at, each in enumerate(mine)
+            for name, each in zip(_names(label, mine), mine, strict=True)
         }
         return {**table, "seed": self.tuning[0], "trials": 1, "sweep": {"seed": self.tuning}}
 

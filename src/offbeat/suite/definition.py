@@ -127,9 +127,15 @@ class Suite:
         return replace(self, tasks={name: t for name, t in self.tasks.items() if name in tasks}, cells=kept, omitted=())
 
     def labels(self, cell: str) -> list[str]:
-        """The methods of a cell."""
-        alone = cell.endswith(f"/{CENTRALISED}")
-        return [label for label in self.methods if (label == CENTRALISED) == alone]
+        """The methods of a cell; clients that only send gradients train no personal parts."""
+        task, _, clock = cell.partition("/")
+        stepping = "personal" in self.tasks[task].problem
+        alone = clock == CENTRALISED
+        return [
+            label
+            for label, method in self.methods.items()
+            if (label == CENTRALISED) == alone and not (stepping and method.local == "gradient")
+        ]
 
     def table(self, cell: str) -> dict[str, Any]:
         """The experiment of a cell, on the judging seeds."""
