@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan, nan
 from statistics import fmean
+from typing import Any
 
 from offbeat.experiment.experiment import Experiment
 from offbeat.suite import definition
@@ -34,7 +35,7 @@ def ends(suite: Suite, task: str) -> dict[float, list[float]]:
     table["evaluate"] = {"every": aim.time, "personal": {"steps": 0}}
     values: dict[float, list[float]] = {step: [] for step in steps}
     with tempfile.TemporaryDirectory() as place:
-        over = {path: steps, "seed": TUNING}
+        over: dict[str, list[Any]] = {path: list(steps), "seed": TUNING}
         for run in Experiment.parse(table).sweep(over, f"{place}/runs", workers=1, progress=False):
             values[run.settings[path]].append(nan if run.error is not None else run.metrics[aim.metric])
     return values
