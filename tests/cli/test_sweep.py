@@ -505,13 +505,10 @@ def test_killed_with_a_line_cut_off_it_ends_the_same_and_its_workers_end_too(tmp
     assert same(folder, unbroken)
 
 
-def test_after_a_crash_runs_go_on_from_where_they_were_saved_last(
-    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crew, "_SAVE", 0.2)
+def test_after_a_crash_runs_go_on_from_where_they_were_saved_last(tmp_path: Path, unbroken: Path) -> None:
     table = tomllib.loads(LONG)
     folder = create(tmp_path / "out", Grid(table).experiment, {"axes": table["sweep"], "options": {"workers": 1}})
-    orders = crew.Orders(str(folder), "cpu", False, 1, 4)
+    orders = crew.Orders(str(folder), "cpu", False, 1, 4, save=0.2)
     for _ in crew.SweepWorker(orders, 0, iter(Grid(table).points), lambda message: None, lambda: False).steps():
         if list(folder.glob("runs/*/checkpoint.older.safetensors")):
             break  # and nobody saves what came after
@@ -535,7 +532,7 @@ def test_the_largest_of_several_problems_says_how_many_runs_are_at_work(tmp_path
     assert max(dims.count(30000) for dims in at_work) == 1
 
 
-def test_a_worker_that_dies_is_named_and_the_rest_can_be_resumed(tmp_path: Path, unbroken: Path) -> None:
+def test_the_runs_of_a_worker_that_dies_go_on_elsewhere(tmp_path: Path, unbroken: Path) -> None:
     process = begun(tmp_path, "2")
     workers = []
     for _ in range(30_000):
@@ -546,14 +543,8 @@ def test_a_worker_that_dies_is_named_and_the_rest_can_be_resumed(tmp_path: Path,
     time.sleep(1.0)
     os.kill(workers[-1], signal.SIGKILL)
     code, _, err = ended(process)
-    assert code == 1
-    folder = tmp_path / "out"
-    last = err.splitlines()[-1]
-    assert last.startswith("offbeat: a worker process died (killed by SIGKILL); finished runs are kept, ")
-    assert last.endswith(f"continue with `offbeat resume {folder}`")
-    assert "Traceback" not in err
-    assert resumed(folder).code == 0
-    assert same(folder, unbroken)
+    assert code == 0, err
+    assert same(tmp_path / "out", unbroken)
 
 
 def children(process: int) -> list[int]:

@@ -25,7 +25,15 @@ Over = Annotated[
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Number of processes. Default: one per core, on a GPU at most 8.")
+    int | None, typer.Option(min=1, help="Number of processes. Default: one per core, at most 8 per GPU.")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="HOST:PORT",
+        help="Spread the runs over this Ray cluster; auto: the one that is found. Default: this machine.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")]
 Out = Annotated[

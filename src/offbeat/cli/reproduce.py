@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from offbeat.cli.options import AsJson
+from offbeat.cli.options import AsJson, Ray
 from offbeat.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder to write. Default: runs/NAME-SCALE-TIME.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: as for `offbeat sweep`.")] = None,
+    ray: Ray = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,7 +60,8 @@ def reproduce(
         return
     if quick and full:
         raise SettingError("--quick and --full: choose one of them")
-    request = Request(name, "full" if full else "quick", device, workers, tuple(only or ()), printed, tuple(set_ or ()))
+    scale: Literal["full", "quick"] = "full" if full else "quick"
+    request = Request(name, scale, device, workers, tuple(only or ()), printed, tuple(set_ or ()), ray)
     show(lambda: run(request, out, _say(as_json)), as_json)
 
 

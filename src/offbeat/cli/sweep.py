@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Over, Set, Workers, overrides
+from offbeat.cli.options import AsJson, Out, Over, Ray, Set, Workers, overrides
 
 
 def sweep(
@@ -18,6 +18,7 @@ def sweep(
     over: Over = None,
     out: Out = None,
     workers: Workers = None,
+    ray: Ray = None,
     events: Annotated[bool, typer.Option("--events", help="Also keep the event log of every run.")] = False,
     best: Annotated[
         str | None,
@@ -39,5 +40,5 @@ def sweep(
     from offbeat.experiment.experiment import read
 
     table = read(file, [*overrides(set_), *((f"sweep.{axis}", values) for axis, values in overrides(over))])
-    options = library.Options(events, best, workers)
+    options = library.Options(events, best, workers, ray)
     show.results(library.sweep(table, out, options), as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Over, Set, Workers, overrides
+from offbeat.cli.options import AsJson, Out, Over, Ray, Set, Workers, overrides
 
 if TYPE_CHECKING:
     from offbeat.experiment.tuning import Tuned
@@ -40,6 +40,7 @@ def tune(
     ] = "latin",
     out: Out = None,
     workers: Workers = None,
+    ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune each algorithm of a file with the same budget, then judge the best settings on other seeds.
@@ -52,7 +53,7 @@ def tune(
 
     table = read(file, overrides(set_))
     table["tune"] = {**table.get("tune", {}), **dict(overrides(over))}
-    options = tuning.TuneOptions(budget, best, rungs, seeds, None, sampler, workers)  # type: ignore[arg-type]
+    options = tuning.TuneOptions(budget, best, rungs, seeds, None, sampler, workers, ray=ray)  # type: ignore[arg-type]
     show(tuning.tune(table, out, options, progress=not as_json), as_json)
 
 

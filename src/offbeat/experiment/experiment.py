@@ -395,6 +395,7 @@ class Experiment(Checked):
         out: Path | str | None = None,
         *,
         workers: int | None = None,
+        ray: str | None = None,
         events: bool = False,
         best: str | None = None,
         progress: bool = True,
@@ -402,13 +403,15 @@ class Experiment(Checked):
         """Run a grid as one program: every algorithm, seed and combination of these values, as `offbeat sweep` does.
 
         over: values by their path of keys, `{"algorithm.*.local.sgd.lr": [1.0, 4.0]}`.
-        workers: processes; by default one per core.   events: also keep the event log of every run.
+        workers: processes; by default one per core.   ray: address of a Ray cluster to run on.
+        events: also keep the event log of every run.
         best: what settings are ranked by; see `Results.ranked`.
         """
         from offbeat.experiment import sweep
 
         axes = {path: values if isinstance(values, str) else plain(values) for path, values in over.items()}
-        return sweep.sweep({**self.table, "sweep": axes}, out, sweep.Options(events, best, workers), progress=progress)
+        options = sweep.Options(events, best, workers, ray)
+        return sweep.sweep({**self.table, "sweep": axes}, out, options, progress=progress)
 
     def tune(
         self,
@@ -422,6 +425,7 @@ class Experiment(Checked):
         seed: int | None = None,
         sampler: SamplerName = "latin",
         workers: int | None = None,
+        ray: str | None = None,
         events: bool = False,
         progress: bool = True,
     ) -> Tuned:
@@ -433,7 +437,7 @@ class Experiment(Checked):
         """
         from offbeat.experiment import tuning
 
-        options = tuning.TuneOptions(budget, best, rungs, seeds, seed, sampler, workers, events)
+        options = tuning.TuneOptions(budget, best, rungs, seeds, seed, sampler, workers, events, ray)
         table = {**self.table, **({"tune": dict(over)} if over else {})}
         return tuning.tune(table, out, options, progress=progress)
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 from offbeat.core.errors import InterruptedRunError, SettingError
-from offbeat.experiment import folder as folders, ranking
+from offbeat.experiment import folder as folders, ranking, sweep_workers
+from offbeat.experiment.dispatch import Crew, Processes, dispatch
 from offbeat.experiment.experiment import Experiment
-from offbeat.experiment.grid import Grid
+from offbeat.experiment.grid import Grid, Point
 from offbeat.experiment.logbook import Logbook
 from offbeat.experiment.results import Results, SweepTotals
 from offbeat.experiment.session import Session
 from offbeat.experiment.sweep_display import SweepDisplay
-from offbeat.experiment.sweep_workers import Orders, alone, several
+from offbeat.experiment.sweep_workers import Message, Orders, alone
 from offbeat.simulate.pool import cores
 from offbeat.watch.files import METRICS, SUMMARY, SWEEP_TABLE, locked, write_json, write_table
 from offbeat.watch.record import metrics_table
@@ -32,7 +34,9 @@ from offbeat.watch.session import interruptible
 class Options:
     """How a sweep is run.
 
-    events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8.
+    events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8, on a
+        cluster as many as it has room for.
+    ray: the address of a Ray cluster to run on, HOST:PORT or "auto"; None: this machine.
     best: what settings are ranked by: a metric, `time:0.8` for the time to a value of the task's own metric,
         `time:rmse:0.5` to one of another, or `finish` for when the last of several tasks reached its target; None: the
         first of finish, the task's own metric and loss that the runs have.
@@ -41,6 +45,7 @@ class Options:
     events: bool = False
     best: str | None = None
     workers: int | None = None
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         ranking.check_best(self.best)
@@ -105,13 +110,10 @@ def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> R
         logbook = Logbook(folder)
         known = {result.number for result in logbook.results}
         left = [point for point in grid.points if point.number not in known]
-        device = grid.experiment.device
-        wanted = options.workers or (min(8, max(1, cores() // 2)) if device.startswith("cuda") else cores())
-        orders = Orders(str(folder), device, options.events, min(wanted, max(1, len(left))), len(left))
+        orders, messages = _workers(folder, grid.experiment.device, options, left)
         display = SweepDisplay(len(grid.points), logbook.results, options.best, progress)
         with interruptible(display.say) as patience, display.shown(), logbook.open():
-            workers = alone if orders.workers == 1 else several
-            for kind, value in workers(orders, left, lambda: patience.asked) if left else ():
+            for kind, value in messages(lambda: patience.asked) if left else ():
                 if kind == "share":
                     display.share(*value)
                 elif kind == "so far":
@@ -128,6 +130,27 @@ def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> R
         logbook.close()
         totals = SweepTotals(options.best, time.perf_counter() - began, orders.workers)
         return _sum_up(folder, grid, logbook.results, totals)
+
+
+def _workers(
+    folder: Path, device: str, options: Options, left: Sequence[Point]
+) -> tuple[Orders, Callable[[Callable[[], bool]], Iterator[Message]]]:
+    """What workers are told, and how these runs are done by them until somebody says stop."""
+    crew: Crew
+    gpus = max(1, torch.cuda.device_count()) if device == "cuda" else 1
+    if options.ray is None or not left:
+        room = min(8 * gpus, max(gpus, cores() // 2)) if device.startswith("cuda") else cores()
+        crew = Processes()
+    else:
+        from offbeat.experiment.sweep_ray import Actors
+
+        crew = actors = Actors(options.ray, device)
+        room, gpus = actors.workers, max(1, actors.gpus)
+    apart, many = not isinstance(crew, Processes), min(options.workers or room, max(1, len(left)))
+    orders = Orders(str(folder), device, options.events, many, len(left), gpus, apart, sweep_workers.SAVE)
+    if many == 1 and not apart:
+        return orders, lambda stop: alone(orders, left, stop)
+    return orders, lambda stop: dispatch(crew, orders, left, stop)
 
 
 def _sum_up(folder: Path, grid: Grid, results: Sequence[Result], totals: SweepTotals) -> Results:

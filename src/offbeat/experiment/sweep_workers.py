@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from offbeat.core.errors import DivergedError, FolderError, OffbeatError
+from offbeat.core.errors import DivergedError, OffbeatError
 from offbeat.core.vectors import norm
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.experiment.experiment import Experiment
@@ -25,10 +27,9 @@ from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.threads import computing, use
-from offbeat.simulate.transport import Child
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
-from offbeat.watch.files import place_of
+from offbeat.watch.files import pack_folder, place_of, unpack_folder
 from offbeat.watch.history import History
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import fraction
@@ -37,14 +38,15 @@ from offbeat.watch.results import Result
 from offbeat.watch.session import summary
 
 # ("done", Result) | ("so far", Results under way) | ("share", (worker, runs' worth of work done, updates))
+# and for the dispatcher ("next", None) | ("files", (number, files)) | ("left", "" or why it has failed)
 Message = tuple[str, Any]
 
-_STOP = "stop"
+STOP = "stop"
 
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
 _NOTE = 15.0  # seconds between two notes of how far runs have come
-_SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
+SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,22 @@ class Orders:
     events: bool  # keep the event log of every run, in a folder of its own
     workers: int
     runs: int
+    gpus: int = 1  # that the workers share
+    apart: bool = False  # workers do not see the folder: files travel both ways
+    save: float = SAVE
+
+
+class Pipe(Protocol):
+    """A worker's way to whoever hands out runs."""
+
+    def send(self, what: Any, /) -> None:
+        """Say something."""
+
+    def recv(self) -> Any:
+        """Wait for what the other one says; EOFError or OSError: it is gone."""
+
+    def poll(self) -> bool:
+        """Whether there is something to receive."""
 
 
 class SweepWorker:
@@ -97,7 +115,7 @@ class SweepWorker:
             if time.perf_counter() - noted > _NOTE:
                 noted = time.perf_counter()
                 self._note(active)
-            if time.perf_counter() - saved > _SAVE:
+            if time.perf_counter() - saved > self.orders.save:
                 self._save(active)
                 saved = time.perf_counter()
             yield
@@ -118,7 +136,8 @@ class SweepWorker:
         fit = _CACHE / size
         if self.orders.device.startswith("cuda"):
             free, _ = torch.cuda.mem_get_info()
-            fit = 0.25 * free / self.orders.workers / size  # an arena doubles when it is full
+            beside = -(-self.orders.workers // self.orders.gpus)
+            fit = 0.25 * free / beside / size  # an arena doubles when it is full
         return max(1, min(int(fit), self._fair))
 
     def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:
@@ -165,6 +184,7 @@ class SweepWorker:
             if error is None:
                 measures = measure(place, run)
         checkpoint.remove(place)
+        self._ship(number)
         with suppress(OSError):  # unless something is kept there
             place.rmdir()
         result = replace(
@@ -206,7 +226,13 @@ class SweepWorker:
             else:
                 extra["measurements"] = [list(m) for m in watcher.measurements]
             checkpoint.save(place_of(self.folder, number), run.world, extra)
+            self._ship(number)
         self._note(active)
+
+    def _ship(self, number: int) -> None:
+        """The files of a run to where the sweep's folder is."""
+        if self.orders.apart:
+            self.tell(("files", (number, pack_folder(place_of(self.folder, number)))))
 
 
 def _digest(run: Simulation) -> dict[str, float]:
@@ -226,55 +252,10 @@ def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> 
     yield from messages
 
 
-def several(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
-    """In processes of their own, each taking the next run when it has room.
-
-    Every worker has a pipe of its own and nothing else in common with the others: whoever dies, at whatever moment,
-    leaves the others and this process as they are, and everybody sees the end of a pipe.
-    """
-    left, asked, failure = iter(points), False, ""
-    children = [Child(f"{__name__}:serve", (asdict(orders), worker)) for worker in range(orders.workers)]
-    working = {child.connection: child for child in children}
-    open_ = list(working)
-    try:
-        while open_:
-            if (stop() or failure) and not asked:
-                asked, left = True, iter(())
-                for pipe in open_:
-                    _send(pipe, _STOP)
-            ready = wait(open_, timeout=0.2)
-            for pipe in [pipe for pipe in open_ if pipe in ready]:
-                try:
-                    kind, value = pipe.recv()
-                except (EOFError, OSError):
-                    died = f"a worker process died ({working[pipe].end()})"
-                    how = f"finished runs are kept, continue with `offbeat resume {orders.folder}`"
-                    kind, value = "left", f"{died}; {how}"
-                if kind == "next":
-                    _send(pipe, next(left, None))
-                elif kind == "left":
-                    open_.remove(pipe)
-                    failure = failure or value
-                else:
-                    yield kind, value
-        if failure:
-            raise FolderError(failure)
-    finally:
-        for child in children:
-            child.end(kill=child.connection in open_)
-
-
-def _send(pipe: Connection, what: Any) -> None:
-    with suppress(OSError):  # the other one is gone, which reading will show
-        pipe.send(what)
-
-
-def serve(pipe: Connection, given: Mapping[str, Any], worker: int) -> None:
-    """In a process of its own: do the runs that the sweep at the other end hands out."""
-    orders = Orders(**given)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stopped = False
+def serve(pipe: Pipe, given: Mapping[str, Any], worker: int) -> None:
+    """Do the runs that the dispatcher at the other end hands out."""
+    orders, stopped = Orders(**given), False
+    home = Path(tempfile.mkdtemp(prefix="offbeat-")) if orders.apart else Path(orders.folder)
 
     def stop() -> bool:
         nonlocal stopped
@@ -284,22 +265,39 @@ def serve(pipe: Connection, given: Mapping[str, Any], worker: int) -> None:
     def points() -> Iterator[Point]:
         nonlocal stopped
         while not stop():
-            _send(pipe, ("next", worker))
+            _send(pipe, ("next", None))
             try:
-                point = pipe.recv()
+                answer = pipe.recv()
             except (EOFError, OSError):
-                point = _STOP
-            stopped = stopped or point == _STOP
-            if stopped or point is None:
+                answer = STOP
+            stopped = stopped or answer == STOP
+            if stopped or answer is None:
                 return
+            point, files = answer
+            unpack_folder(place_of(home, point.number), files) if orders.apart else None
             yield point
 
     failure = ""
     try:
-        for _ in SweepWorker(orders, worker, points(), lambda message: _send(pipe, message), stop).steps():
+        mine = replace(orders, folder=str(home))
+        for _ in SweepWorker(mine, worker, points(), lambda message: _send(pipe, message), stop).steps():
             pass
     except OffbeatError as error:
         failure = str(error)
     except Exception as error:
         failure = f"a worker process failed: {type(error).__name__}: {error}"
     _send(pipe, ("left", failure))
+    if orders.apart:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def child(pipe: Connection, given: Mapping[str, Any], worker: int) -> None:
+    """The same in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serve(pipe, given, worker)
+
+
+def _send(pipe: Pipe, what: Any) -> None:
+    with suppress(OSError):  # the other one is gone, which reading will show
+        pipe.send(what)

@@ -47,6 +47,7 @@ class TuneOptions(Checked):
     sampler: which settings are tried: `latin`, an even spread; `tpe`, `qmc` or `random` of Optuna.
     workers: processes; default: one per core.
     events: keep the event logs of the runs that judge, for bytes and busy times.
+    ray: the address of a Ray cluster to run on; default: this machine.
     """
 
     budget: Count
@@ -57,6 +58,7 @@ class TuneOptions(Checked):
     sampler: SamplerName = "latin"
     workers: Count | None = None
     events: bool = False
+    ray: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +182,7 @@ def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
 def _judged(folder: Path, plan: _Plan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool) -> Tuned:
     table = plan.with_settings(best)
     write_text(folder / BEST, toml.dumps(table))
-    options = sweep.Options(plan.options.events, plan.options.best, plan.options.workers)
+    options = sweep.Options(plan.options.events, plan.options.best, plan.options.workers, plan.options.ray)
     judging = {**table, "seed": plan.seeds[0], "trials": 1, "sweep": {"seed": plan.seeds}}
     results = _swept(folder / JUDGED, judging, plan.options, progress, options)
     by = ranking.judged_by(results, plan.options.best)
@@ -194,7 +196,7 @@ def _swept(
     place: Path, table: Mapping[str, Any], tuning: TuneOptions, progress: bool, options: sweep.Options | None = None
 ) -> Results:
     """A sweep, or what is left of it to do."""
-    grid, options = Grid(table), options or sweep.Options(False, tuning.best, tuning.workers)
+    grid, options = Grid(table), options or sweep.Options(False, tuning.best, tuning.workers, tuning.ray)
     if not (place / EXPERIMENT).exists():
         sweep.create(place, grid, options)
     try:

@@ -31,6 +31,7 @@ class Request:
     name: of a reproduction, or the path of a TOML file of your own.   scale: "quick" or "full", the paper's protocol.
     only: `EXPERIMENT` or `EXPERIMENT/ALGORITHM`, to run these alone.   set: overrides, `key.path=value`.
     printed: run only settings that the paper's table shows, not the grid behind them.
+    ray: the address of a Ray cluster to run on.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Request:
     only: tuple[str, ...] = ()
     printed: bool = False
     set: tuple[str, ...] = ()
+    ray: str | None = None
 
     @property
     def command(self) -> str:
@@ -112,7 +114,7 @@ def resume(folder: Path, say: Say = lambda line: None) -> Reproduction:
     """Do what is not done yet, and compare."""
     request, wall = _read(folder)
     entry = load(request.name, request.scale)
-    options = sweep.Options(entry.events, None, request.workers)
+    options = sweep.Options(entry.events, None, request.workers, request.ray)
     runs: dict[str, Sequence[Result]] = {}
     grids = _grids(entry, request)
     for name, grid in grids.items():

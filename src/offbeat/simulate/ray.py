@@ -28,13 +28,14 @@ from offbeat.simulate.workers import Answer, DeadError, Ticket, Wire, Worker, Wo
 _PATIENCE = 600.0  # seconds for the first worker: a cluster may have to start a machine
 
 
-def _ray() -> Any:
+def loaded() -> Any:
+    """Ray, imported when it is needed."""
     return import_module("ray")
 
 
 def _store(array: Bytes) -> Any:
     """Into the object store."""
-    return _ray().put(array)
+    return loaded().put(array)
 
 
 class RayWorker:
@@ -58,7 +59,7 @@ class RayWorker:
 
     def work(self, number: int, wire: Wire) -> Answer:
         """Do a job."""
-        ray = _ray()
+        ray = loaded()
         if isinstance(self.problems[number], tuple):
             packed, stored = self.problems[number]
             self.problems[number] = unpack(packed, lambda blob: cast("Bytes", ray.get(stored[blob])))
@@ -82,7 +83,7 @@ class Actor(Worker):
 
     def hear(self) -> Answer | BaseException | None:
         """Its first answer, which is there."""
-        ray = _ray()
+        ray = loaded()
         try:
             answer = ray.get(self.answers.pop(0))
         except ray.exceptions.RayTaskError as error:
@@ -94,7 +95,7 @@ class Actor(Worker):
         return None if answer is None else (_own(answer[0]), _own(answer[1]))
 
     def close(self) -> str:
-        _ray().kill(self.actor)
+        loaded().kill(self.actor)
         return ""
 
 
@@ -122,7 +123,7 @@ class Cluster(Workers):
         return Actor(self.maker.remote(sys.path), self.stored)
 
     def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
-        ray = _ray()
+        ray = loaded()
         speakers = {worker.answers[0]: worker for worker in cast("list[Actor]", self.hired) if worker.answers}
         up = any(worker.up for worker in self.hired)
         ready, _ = ray.wait(list(speakers), num_returns=1, timeout=None if up else _PATIENCE)
@@ -136,29 +137,35 @@ class Cluster(Workers):
         self.stored = Blobs(_store)
         self.maker = None
         if self.began:
-            _ray().shutdown()
+            loaded().shutdown()
             self.began = False
 
     def _connect(self) -> None:
-        ray = _ray()
-        if not ray.is_initialized():
-            self._start()
-        self.maker = ray.remote(num_cpus=1, max_restarts=0)(RayWorker)
+        self.began = connect(self.address, self.workers)
+        self.maker = loaded().remote(num_cpus=1, max_restarts=0)(RayWorker)
         if self.wanted is None:
-            self.resize(max(1, int(ray.cluster_resources().get("CPU", self.workers))))
+            self.resize(max(1, int(loaded().cluster_resources().get("CPU", self.workers))))
 
-    def _start(self) -> None:
-        ray = _ray()
-        quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if self.address != "auto":
-            _knock(self.address)
-        try:
-            ray.init(address=self.address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            if self.address != "auto":
-                raise SettingError(f"ray = {self.address!r}: no Ray cluster answers there ({error})") from None
-            ray.init(address="local", num_cpus=self.workers, include_dashboard=False, **quiet)
-        self.began = True
+
+def connect(address: str, workers: int | None = None) -> bool:
+    """Connect to a cluster, unless this process is; whether Ray was started here.
+
+    address: "auto" is the one that this process finds, else one on this machine with so many CPUs.
+    """
+    if find_spec("ray") is None:
+        raise not_installed("a Ray cluster needs Ray", "ray")
+    ray, quiet = loaded(), {"logging_level": logging.ERROR, "log_to_driver": False}
+    if ray.is_initialized():
+        return False
+    if address != "auto":
+        _knock(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address != "auto":
+            raise SettingError(f"ray = {address!r}: no Ray cluster answers there ({error})") from None
+        ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+    return True
 
 
 def _knock(address: str) -> None:

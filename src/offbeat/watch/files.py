@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,31 @@ _PACKAGES = ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")
 def place_of(folder: Path, number: int) -> Path:
     """The folder of a run of a sweep."""
     return folder / RUNS / f"{number:05d}"
+
+
+def pack_folder(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, by their paths in it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def unpack_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make a folder hold these files and no others; each is there whole, or as it was before."""
+    for name, content in files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise FolderError(f"{name!r} is no file of a run's folder")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_bytes(content)
+        part.replace(path)
+    for path in sorted(folder.rglob("*"), reverse=True):  # what a folder holds before the folder
+        if path.is_dir():
+            with suppress(OSError):  # not empty
+                path.rmdir()
+        elif str(path.relative_to(folder)) not in files:
+            path.unlink()
+    if not files and folder.is_dir():
+        folder.rmdir()
 
 
 def part_name(number: int) -> str:
