@@ -3,11 +3,13 @@
 python -m studies.contest runs/contest                                # all that is not done yet, then who wins
 python -m studies.contest runs/contest --tasks regression             # one task
 python -m studies.contest runs/contest --clocks equal slow --until 1  # shows that it works
+python -m studies.contest runs/contest --tasks cifar10 --device cuda --processes 3   # on a GPU, 3 processes a clock
 python -m studies.contest docs/results/contest --page docs/results/contest.md   # the tables of a page, and no runs
 
 The methods are those of experiments/contest.toml. Each has one step size, which is tuned on two seeds that are used for
 nothing else; then it runs with the best value on five other seeds. A task under a clock is one program in a process of
-its own.
+its own, or several that share the methods out. On a GPU they take turns unless NVIDIA's multi-process service runs
+(`nvidia-cuda-mps-control -d`), which makes them several times as fast.
 FOLDER gets a JSON file for each task, written every few seconds: stopped, it goes on with the runs that are
 missing. Needs $OFFBEAT_DATA with mnist, cifar-10-batches-bin (its first training file and its test file) and traces; no
 pyarrow.
@@ -111,11 +113,11 @@ TASKS = {
             "clients": 12,
             "split": {"dirichlet": 0.3, "per_client": 500},
         },
-        (0.003, 0.01, 0.03, 0.1, 0.3),
-        (0.0001, 0.0003, 0.001, 0.003, 0.01),
+        (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03),
         "accuracy",
-        0.3,
-        20.0,
+        0.35,
+        60.0,
     ),
     "regression": Task(
         "Linear regression on employment, the 15 sectors are the clients",
@@ -167,15 +169,23 @@ def axis(label: str, table: Mapping[str, Any], task: Task) -> tuple[str, Sequenc
     return f"algorithm.{label}.lr" if trainer == "gradient" else f"algorithm.{label}.local.{trainer}.lr", task.steps
 
 
-class Part:
-    """A task under a clock as one program, in memory. A run is known by (method, step size, seed)."""
+def taking_part(clock: str, share: int = 0, processes: int = 1) -> dict[str, Mapping[str, Any]]:
+    """The methods that run under a clock: every `processes`-th, from number `share` on."""
+    without = clocks(1)[clock].without
+    several = {k: v for k, v in methods().items() if v.get("name", k) not in without}
+    if clock != "equal":
+        several.pop(POOLED, None)  # one machine has no stragglers
+    return dict(list(several.items())[share::processes])
 
-    def __init__(self, path: Path, task: str, clock: str, given: argparse.Namespace) -> None:
+
+class Part:
+    """A share of the methods of a task under a clock as one program. A run is known by (method, step size, seed)."""
+
+    def __init__(self, path: Path, task: str, clock: str, share: int, given: argparse.Namespace) -> None:
         self.path, self.task, self.given = path, TASKS[task], given
         self.clock = clocks(self.task.clients)[clock]
         self.device = given.device if self.task.gpu else "cpu"
-        every = {k: v for k, v in methods().items() if v.get("name", k) not in self.clock.without}
-        self.methods = {k: v for k, v in every.items() if k != POOLED or clock == "equal"}  # one machine, no stragglers
+        self.methods = taking_part(clock, share, given.processes)
         self.runs, self.memory = recorded(path), InMemory(given.limit)
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
 
@@ -360,29 +370,28 @@ def merge(folder: Path, work: Path, asked: Iterable[tuple[str, str]]) -> None:
         path = folder / f"{name}.json"
         known = json.loads(path.read_text())["clocks"] if path.exists() else {}
         for _, clock in several:
-            if (part := work / f"{name}-{clock}.json").exists():
-                known[clock] = json.loads(part.read_text())
+            if parts := [json.loads(part.read_text()) for part in sorted(work.glob(f"{name}-{clock}-*.json"))]:
+                runs = [run for part in parts for run in part["runs"]]
+                known[clock] = {"seconds": max(part["seconds"] for part in parts), "runs": runs}
         found = {"task": TASKS[name].text, "columns": ["time", "loss", TASKS[name].metric], "clocks": known}
         write(path, found)
 
 
 def contest(given: argparse.Namespace) -> None:
-    """All parts at once, each in its own process."""
+    """All parts at once, each in its own processes."""
     asked = [(name, clock) for name in given.tasks for clock in given.clocks]
+    shares = [(name, clock, str(share)) for name, clock in asked for share in range(given.processes)]
     work = given.folder / "parts"
     work.mkdir(parents=True, exist_ok=True)
-    for (name, clock), runs in read(given.folder).items():
-        if (name, clock) in asked and not (work / f"{name}-{clock}.json").exists():
-            write(work / f"{name}-{clock}.json", {"seconds": 0, "runs": runs})
-    same = [
-        "--device",
-        given.device,
-        "--limit",
-        str(given.limit),
-        *(["--until", str(given.until)] if given.until else []),
-    ]
+    known = read(given.folder)
+    for name, clock, share in shares:  # each goes on with what was done of its own methods
+        mine = taking_part(clock, int(share), given.processes)
+        done = [run for run in known.get((name, clock), ()) if run["method"] in mine]
+        write(work / f"{name}-{clock}-{share}.json", {"seconds": 0, "runs": done})
+    same = ["--device", given.device, "--limit", str(given.limit), "--processes", str(given.processes)]
+    same += ["--until", str(given.until)] if given.until else []
     base = [sys.executable, "-m", "studies.contest", str(given.folder), *same]
-    children = {each: subprocess.Popen([*base, "--part", *each]) for each in asked}
+    children = {each: subprocess.Popen([*base, "--part", *each]) for each in shares}
     began = time.monotonic()
     while (
         any(child.poll() is None for child in children.values()) and time.monotonic() - began < given.limit + PATIENCE
@@ -395,7 +404,7 @@ def contest(given: argparse.Namespace) -> None:
         print(f"{'-'.join(each)}: exit {child.wait()}", flush=True)
     merge(given.folder, work, asked)
     for name, clock in asked:
-        for path in work.glob(f"{name}-{clock}.*"):
+        for path in work.glob(f"{name}-{clock}-*"):
             path.unlink()
     if not any(work.iterdir()):
         work.rmdir()
@@ -407,15 +416,16 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--clocks", nargs="+", default=list(clocks(1)), choices=list(clocks(1)))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1, help="for each task under a clock")
     parser.add_argument("--until", type=float, help="horizon; default: that of the task")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
-    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.part:
         with computing(()):
-            task, clock = given.part
-            Part(given.folder / "parts" / f"{task}-{clock}.json", task, clock, given).work()
+            task, clock, share = given.part
+            Part(given.folder / "parts" / f"{task}-{clock}-{share}.json", task, clock, int(share), given).work()
         return
     if given.page is None:
         contest(given)

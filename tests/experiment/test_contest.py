@@ -14,7 +14,7 @@ from offbeat.core.server import Server
 from offbeat.data.folder import root
 from studies import contest
 
-SHORT = argparse.Namespace(device="cpu", until=0.2, limit=1e9)
+SHORT = argparse.Namespace(device="cpu", until=0.2, limit=1e9, processes=1)
 NOT_THERE = {  # one local step makes them another method; personal models; not client-driven; several tasks
     *("afa-cd", "afa-cs", "persafl-maml", "persafl-me", "local-only", "diloco"),
     *("fedprox", "scaffold", "per-fedavg", "pfedme"),
@@ -53,6 +53,12 @@ def test_every_clock_can_be_written_in_a_file(name: str) -> None:
     ob.Experiment.parse({**table, "timing": clock.table, "algorithm": {"m-sync": contest.methods()["m-sync"]}})
 
 
+@pytest.mark.parametrize("name", contest.clocks(12))
+def test_processes_share_out_all_methods_of_a_clock_and_none_twice(name: str) -> None:
+    shares = [contest.taking_part(name, share, 3) for share in range(3)]
+    assert sorted(label for share in shares for label in share) == sorted(contest.taking_part(name))
+
+
 def there(task: str) -> bool:
     folder = {"mnist": "mnist", "cifar10": "cifar-10-batches-bin"}.get(task)
     return folder is None or (root() / folder).is_dir()
@@ -63,9 +69,9 @@ def test_a_part_is_tuned_judged_and_read_again(task: str, tmp_path: Path, monkey
     if not there(task):
         pytest.skip(f"no {task}")
     few(monkeypatch, "m-sync", "asysg")
-    path = tmp_path / f"{task}-slow.json"
-    contest.Part(path, task, "slow", SHORT).work()
-    part = contest.Part(path, task, "slow", SHORT)
+    path = tmp_path / f"{task}-slow-0.json"
+    contest.Part(path, task, "slow", 0, SHORT).work()
+    part = contest.Part(path, task, "slow", 0, SHORT)
     judged = contest.lines(part.runs, contest.TASKS[task])
     assert {line.label for line in judged} == {"m-sync", "asysg"}
     chosen = contest.best(part.runs, {line.label: contest.TASKS[task].steps for line in judged})
@@ -84,7 +90,7 @@ def test_out_of_time_the_waves_that_ended_are_kept(tmp_path: Path, monkeypatch: 
     few(monkeypatch, "m-sync", "asysg")
     monkeypatch.setattr(contest, "WAVE", 3)
     path = tmp_path / "regression-slow.json"
-    part = contest.Part(path, "regression", "slow", SHORT)
+    part = contest.Part(path, "regression", "slow", 0, SHORT)
     wave, sizes = part._wave, []
 
     def short(wanted: list[Any]) -> None:
@@ -96,7 +102,7 @@ def test_out_of_time_the_waves_that_ended_are_kept(tmp_path: Path, monkeypatch: 
     with pytest.raises(SystemExit):
         part.work()
     assert sizes == [3, 3, 3]
-    again = contest.Part(path, "regression", "slow", SHORT)
+    again = contest.Part(path, "regression", "slow", 0, SHORT)
     assert len(again.runs) == 6
     again.work()
     assert len({(r["method"], r["step"], r["seed"]) for r in again.runs}) == len(again.runs) == 2 * (2 * 7 + 5)
