@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import hmac
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from slow_crypto import NINE, hkdf, keystream as slow_keystream, parts, x25519
 
 import offbeat.privacy.secure
 from offbeat.deploy.envelope import public_seal
 from offbeat.privacy.secure.helper import Helper, HelperState, read_state
-from offbeat.privacy.secure.masks import Masker, Unmasker, Words, keystream
+from offbeat.privacy.secure.masks import Masker, Unmasker
+from offbeat.privacy.secure.streams import Words, keystream
 from offbeat.privacy.secure.tickets import LIFE, MaskContext, MaskTicket, SumRequest, TicketError, read_request
 
 HELPER, CONTEXT = bytes([200]) * 32, MaskContext("fed", "run", 0, 16, 3, 20)
@@ -81,91 +82,6 @@ def test_keys_that_agree_in_32_bits_give_other_masks() -> None:
     assert not np.any(keystream(bytes(32), 64) == keystream(bytes(28) + b"\0\0\0\1", 64))
 
 
-# Golden vectors, by an implementation of its own: X25519 as in RFC 7748, HKDF as in RFC 5869, AES as in FIPS 197
-
-P = 2**255 - 19
-
-
-def x25519(secret: bytes, public: bytes) -> bytes:
-    k = int.from_bytes(secret, "little") & ~7 & ~(1 << 255) | (1 << 254)
-    u = int.from_bytes(public, "little") & (1 << 255) - 1
-    a, b, c, d, swap = 1, 0, u, 1, 0
-    for bit in reversed(range(255)):
-        now = k >> bit & 1
-        if swap ^ now:
-            a, b, c, d = c, d, a, b
-        swap = now
-        s, t, v, w = (a + b) ** 2 % P, (a - b) ** 2 % P, (c - d) * (a + b) % P, (c + d) * (a - b) % P
-        e = s - t
-        c, d, a, b = (v + w) ** 2 % P, u * (v - w) ** 2 % P, s * t % P, e * (s + 121665 * e) % P
-    if swap:
-        a, b = c, d
-    return (a * pow(b, P - 2, P) % P).to_bytes(32, "little")
-
-
-def hkdf(secret: bytes, info: bytes) -> bytes:
-    extracted = hmac.digest(bytes(32), secret, "sha256")
-    return hmac.digest(extracted, info + b"\1", "sha256")
-
-
-def times(a: int, b: int) -> int:
-    found = 0
-    while b:
-        found ^= a * (b & 1)
-        a, b = (a << 1) ^ (0x11B if a & 0x80 else 0), b >> 1
-    return found
-
-
-def sbox(x: int) -> int:
-    inverse = next((y for y in range(256) if times(x, y) == 1), 0)
-    return sum(((bin(inverse & mask).count("1") & 1) << n) for n, mask in enumerate(ROWS)) ^ 0x63
-
-
-ROWS = [sum(1 << ((n + k) % 8) for k in (0, 4, 5, 6, 7)) for n in range(8)]
-SBOX = [sbox(x) for x in range(256)]
-
-
-def aes256(key: bytes, block: bytes) -> bytes:
-    words, rcon = [list(key[i : i + 4]) for i in range(0, 32, 4)], 1
-    for i in range(8, 60):
-        t = list(words[-1])
-        if i % 8 == 0:
-            t = [SBOX[b] for b in t[1:] + t[:1]]
-            t[0] ^= rcon
-            rcon = times(rcon, 2)
-        elif i % 8 == 4:
-            t = [SBOX[b] for b in t]
-        words.append([a ^ b for a, b in zip(words[i - 8], t, strict=True)])
-    keys = [[b for word in words[4 * r : 4 * r + 4] for b in word] for r in range(15)]
-    s = [a ^ b for a, b in zip(block, keys[0], strict=True)]
-    for r in range(1, 15):
-        s = [SBOX[s[(i + 4 * (i % 4)) % 16]] for i in range(16)]
-        if r < 14:
-            mixed = []
-            for c in range(0, 16, 4):
-                col = s[c : c + 4]
-                for i in range(4):
-                    a, b, x, y = (col[(i + k) % 4] for k in range(4))
-                    mixed.append(times(a, 2) ^ times(b, 3) ^ x ^ y)
-            s = mixed
-        s = [a ^ b for a, b in zip(s, keys[r], strict=True)]
-    return bytes(s)
-
-
-def slow_mask(client: bytes, once: bytes, info: bytes, dim: int) -> list[int]:
-    """The mask of a message, given the helper's two shared secrets with the client's keys."""
-    key = hkdf(client + once, info)
-    stream = b"".join(aes256(key, n.to_bytes(16, "big")) for n in range(-(-dim // 4)))
-    return [w for (w,) in struct.iter_unpack("<I", stream[: 4 * dim])]
-
-
-def parts(*each: bytes) -> bytes:
-    return b"".join(struct.pack(">I", len(x)) + x for x in each)
-
-
-NINE = (9).to_bytes(32, "little")
-
-
 def test_a_mask_is_what_a_slow_implementation_of_its_own_makes_of_the_keys() -> None:
     own, once = bytes([7]) * 32, bytes([9]) * 32
     public, once_public, theirs = (x25519(secret, NINE) for secret in (own, once, HELPER))
@@ -174,7 +90,7 @@ def test_a_mask_is_what_a_slow_implementation_of_its_own_makes_of_the_keys() -> 
     context = parts(b"fed", b"run", numbers)
     ticket = parts(b"c9", struct.pack(">QQ", 2, 5), public, once_public)
     info = parts(b"offbeat/mask/1", context, ticket, theirs)
-    slow = slow_mask(x25519(HELPER, public), x25519(HELPER, once_public), info, 16)
+    slow = slow_keystream(hkdf(x25519(HELPER, public) + x25519(HELPER, once_public), info), 16)
     quick = Unmasker(HELPER).total(CONTEXT, (MaskTicket("c9", 2, 5, public, once_public),))
     assert quick.tolist() == slow
     assert hashlib.sha256(quick.astype("<u4").tobytes()).hexdigest() == GOLDEN

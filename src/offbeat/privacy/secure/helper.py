@@ -24,7 +24,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from offbeat.privacy.secure.masks import Unmasker, Words
+from offbeat.privacy.secure.masks import Unmasker
+from offbeat.privacy.secure.streams import Words
 from offbeat.privacy.secure.tickets import LIFE, MaskTicket, SumRequest, TicketError
 
 

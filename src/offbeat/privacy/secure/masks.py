@@ -22,30 +22,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from numpy.typing import NDArray
 
 from offbeat.privacy.noise import keyed_normal
+from offbeat.privacy.secure.streams import Words, derive, keystream
 from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, agrees, framed
 
-Words = NDArray[np.uint32]
 VERSION = b"offbeat/mask/1"
 NOISE = b"offbeat/noise/1"
-
-
-def keystream(key: bytes, count: int) -> Words:
-    """So many words of 32 bits, little-endian, under a key that is used for nothing else."""
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(cipher.update(bytes(4 * count)), dtype="<u4")
 
 
 def mask_key(static: bytes, fresh: bytes, context: MaskContext, ticket: MaskTicket, helper: bytes) -> bytes:
     """The key of one message's mask. static, fresh: the two shared secrets."""
     info = framed(VERSION, context.to_bytes(), ticket.to_bytes(), helper)
-    return HKDF(hashes.SHA256(), 32, None, info).derive(static + fresh)
+    return derive(static + fresh, info)
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class Unmasker:
     def noise(self, request: SumRequest) -> Words:
         """What is added to this sum and no other: the same whenever it is asked for, and known to nobody else."""
         context = request.context
-        key = HKDF(hashes.SHA256(), 32, None, framed(NOISE, request.to_bytes())).derive(self.secret)
+        key = derive(self.secret, framed(NOISE, request.to_bytes()))
         normal = keyed_normal(key, context.dim).numpy()
         return np.rint(normal * context.deviation).astype(np.int64).astype(np.uint32)
 

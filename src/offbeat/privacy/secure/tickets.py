@@ -115,41 +115,43 @@ def read_request(data: bytes) -> SumRequest:
     try:
         if data[:4] != _REQUEST:
             raise ValueError("not a request")
-        head, shared, *each = _parts(data[4:], TICKETS + 2)
+        head, shared, *each = parts(data[4:], TICKETS + 2)
         number, count = struct.unpack(">QI", head)
         if count != len(each) or not 0 < number < _COUNTS:
             raise ValueError("another number of tickets than it says")
-        return SumRequest(number, _context(shared), tuple(map(_ticket, each)))
+        return SumRequest(number, read_context(shared), tuple(map(_ticket, each)))
     except (ValueError, struct.error) as error:
         raise TicketError("malformed", str(error)[:80]) from None
 
 
-def _context(data: bytes) -> MaskContext:
-    federation, run, numbers, *noise = _parts(data, 4)
+def read_context(data: bytes) -> MaskContext:
+    """Raises `ValueError` or `struct.error` for anything else."""
+    federation, run, numbers, *noise = parts(data, 4)
     task, dim, cohort, bits = struct.unpack(">QQQQ", numbers)
     if not (task < 1 << 16 and 0 < dim <= DIM and cohort <= TICKETS and bits < 64):
         raise ValueError("a number beyond its bound")
     deviation, participations = struct.unpack(">dQ", noise[0]) if noise else (0.0, 0)
     if noise and not (0 < deviation < 1 << 32 and 0 < participations < _COUNTS):
         raise ValueError("a number beyond its bound")
-    return MaskContext(_name(federation), _name(run), task, dim, cohort, bits, deviation, participations)
+    return MaskContext(read_name(federation), read_name(run), task, dim, cohort, bits, deviation, participations)
 
 
 def _ticket(data: bytes) -> MaskTicket:
-    client, numbers, seal, once = _parts(data, 4)
+    client, numbers, seal, once = parts(data, 4)
     epoch, seq = struct.unpack(">QQ", numbers)
     if not (0 < epoch < _COUNTS and 0 < seq < _COUNTS) or (len(seal), len(once)) != (KEY, KEY):
         raise ValueError("a number beyond its bound, or no key")
-    return MaskTicket(_name(client), epoch, seq, seal, once)
+    return MaskTicket(read_name(client), epoch, seq, seal, once)
 
 
-def _name(raw: bytes) -> str:
+def read_name(raw: bytes) -> str:
+    """Raises `ValueError` for anything else."""
     if not 0 < len(raw) <= NAME or not raw.isascii():
         raise ValueError("not a name")
     return raw.decode()
 
 
-def _parts(data: bytes, most: int) -> list[bytes]:
+def parts(data: bytes, most: int) -> list[bytes]:
     """What `framed` was given, at most so many parts."""
     found = list(_cut(data, most))
     if len(found) < 2:
