@@ -57,6 +57,18 @@ def test_compiled_steps_are_those_of_torch_vmap(options: dict) -> None:
     torch.testing.assert_close(oracle.descend(w, lr, 0), w - lr * slopes, rtol=1e-4, atol=1e-6)
 
 
+def test_all_steps_of_a_job_at_once_are_the_steps_one_by_one_bit_for_bit() -> None:
+    p = made()
+    p.compile("eager")
+    oracle, steps = p.oracle(range(20), range(20), 12, 4, False), 12
+    rows = w = moved(p, 20)
+    for step in range(steps):
+        rows = oracle.descend(rows, 0.3, step)
+    found = p.oracle(range(20), range(20), steps, 4, False).descend_often(w, 0.3, steps)
+    assert found is not None
+    assert torch.equal(found, rows)
+
+
 def test_the_same_batch_gives_the_same_bits_whatever_came_before() -> None:
     p, q = made(), made()
     for each in (p, q):

@@ -58,6 +58,12 @@ class Work:
             return descend(w, self.lr, self.gradient(w))
         return there(w, self.lr, self.step)
 
+    def descend_often(self, w: Vector, steps: int) -> Vector | None:
+        """What so many calls of `descend` come to, from the first step on; None: the problem has no quicker way."""
+        there: Callable[[Vector, float | Vector, int], Vector | None] | None
+        there = getattr(self.oracle, "descend_often", None)
+        return None if there is None or self.accumulate > 1 else there(w, self.lr, steps)
+
     def renewed(self, w: Vector) -> Vector:
         """The same vectors with the running statistics after this step's mini-batch, if the model has any in them.
 
@@ -178,6 +184,10 @@ class Local(Checked):
     def step(self, carry: Carry, work: Work) -> Carry:
         """One local step."""
         raise NotImplementedError
+
+    def all_steps(self, carry: Carry, work: Work, steps: int) -> Carry | None:
+        """All steps of jobs that have equally many; None: there is no quicker way than one after the other."""
+        return None
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         """(upload, new memory) after the last step."""
@@ -313,6 +323,9 @@ class Wrapper(Local):
 
     def step(self, carry: Carry, work: Work) -> Carry:
         return self.inner.step(carry, work)
+
+    def all_steps(self, carry: Carry, work: Work, steps: int) -> Carry | None:
+        return self.inner.all_steps(carry, work, steps) if type(self).step is Wrapper.step else None
 
 
 def batch_size(local: Local, problem: Problem, client: int, place: int | None = None) -> int | None:

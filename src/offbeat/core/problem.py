@@ -23,7 +23,8 @@ class Oracle(Protocol):
     `step` is the local step and `sample` numbers the independent mini-batches within it: the same (step, sample)
     is the same mini-batch, on every executor and device.
 
-    An oracle may also have `descend(w, lr, step)`, which gives w − lr · gradient(w, step): see `Work.descend`. One of
+    An oracle may also have `descend(w, lr, step)`, which gives w − lr · gradient(w, step): see `Work.descend`, and
+    `descend_often(w, lr, steps)`, which gives what so many of these come to, or None: see `Work.descend_often`. One of
     models with running statistics has `renewed(w)`, which sets them: see `Work.renewed`. Gradients are 0 there.
     """
 

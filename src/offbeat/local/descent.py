@@ -93,6 +93,13 @@ class Descent(Local):
             return {"w": work.descend(w)}
         return self.along(carry, work.gradient(w), work, pull)
 
+    def all_steps(self, carry: Carry, work: Work, steps: int) -> Carry | None:
+        mine = type(self)
+        if not self.plain or mine.step is not Descent.step or mine.pull is not Descent.pull:
+            return None
+        w = work.descend_often(carry["w"], steps)
+        return None if w is None else {"w": w}
+
     def pull(self, w: Vector, work: Work) -> Vector | None:
         """What a step goes against besides the gradient and the decay; None for nothing."""
         return None

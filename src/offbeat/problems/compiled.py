@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from offbeat.core.errors import DataError
+from offbeat.core.vectors import even
 from offbeat.data.folder import root
 from offbeat.models.dropout import unfolded
 from offbeat.problems.replay import Replay, capture, fit, pad
@@ -29,6 +31,7 @@ log = logging.getLogger("offbeat.problems")
 SIZES = (8, 16, 32)
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _SHARE = 1 / 4  # of a GPU's memory for one call
+_CALLS = 10  # that follow each other in one graph, at most
 
 
 def cut(rows: int, sizes: Sequence[int] = SIZES) -> Iterator[int]:
@@ -60,7 +63,8 @@ class Compiled:
         self._clear()
 
     def _clear(self) -> None:
-        self.made: dict[Any, Callable[..., Tensor]] = {}
+        self.steps: dict[Any, Callable[..., Tensor]] = {}  # compiled, by size and kind
+        self.made: dict[Any, Callable[..., Tensor]] = {}  # … and captured, by the number of calls, too
         self.sizes: dict[Any, tuple[int, ...]] = {}
         self.plain: Callable[..., Tensor] | None = None
         self.pool: Any = None
@@ -73,30 +77,47 @@ class Compiled:
         self._clear()
 
     def __call__(self, *arguments: Tensor) -> Tensor:
+        return self._computed(arguments, 0)
+
+    def repeated(self, rows: Tensor, fixed: Tensor, *moving: Tensor) -> Tensor:
+        """What calls come to of which each takes the result of the one before: function(rows, fixed, *moving).
+
+        moving: what every call has another of, [n, calls, …]. On a GPU, several calls are one graph.
+        """
+        calls = moving[0].shape[1]
+        some = even(calls, _CALLS)
+        for at in range(0, calls, some):
+            part = [each[:, at : at + some] for each in moving]
+            rows = self._computed((rows, fixed, *part), part[0].shape[1])
+        return rows
+
+    def _computed(self, arguments: Sequence[Tensor], calls: int) -> Tensor:
+        """One call, or with `calls` so many that follow each other, cut into known sizes."""
         if self.reason:
-            return self._uncompiled(arguments)
-        kind = tuple((a.shape[1:], a.dtype) for a in arguments)
+            return self._uncompiled(arguments, calls)
+        one = _first(arguments) if calls else arguments
+        kind = tuple((a.shape[1:], a.dtype) for a in one)
         if kind not in self.sizes:
-            self.sizes[kind] = self._fitting(arguments)
+            self.sizes[kind] = self._fitting(one)
         found, at = [], 0
         for size in cut(len(arguments[0]), self.sizes[kind]):
             some = [a[at : at + size] for a in arguments]
-            if (size, kind) not in self.made:
+            if (size, kind, calls) not in self.made:
                 try:
-                    self.made[size, kind] = self._make([pad(a, size) for a in some], size)
+                    self.made[size, kind, calls] = self._make([pad(a, size) for a in some], (size, kind), calls)
                 except Exception as error:  # whatever a model, torch or a C++ compiler objects to
                     lines = str(error).strip().splitlines() or [""]
                     self.reason = f"{type(error).__name__}: {lines[0]}"
                     log.warning("not compiled: %s", self.reason)
-                    return self._uncompiled(arguments)
-            found.append(self.made[size, kind](*some))
+                    return self._uncompiled(arguments, calls)
+            found.append(self.made[size, kind, calls](*some))
             at += size
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _uncompiled(self, arguments: Sequence[Tensor]) -> Tensor:
+    def _uncompiled(self, arguments: Sequence[Tensor], calls: int) -> Tensor:
         if self.plain is None:
             self.plain = Replay(self.function) if arguments[0].is_cuda else self.function
-        return self.plain(*arguments)
+        return _repeat(self.plain, calls, *arguments) if calls else self.plain(*arguments)
 
     def _fitting(self, arguments: Sequence[Tensor]) -> tuple[int, ...]:
         """The sizes whose rows fit into a GPU's memory."""
@@ -105,9 +126,17 @@ class Compiled:
         most = fit(self.function, arguments, _SHARE)
         return tuple(size for size in SIZES if size <= most) or (most,)
 
-    def _make(self, wide: list[Tensor], size: int) -> Callable[..., Tensor]:
+    def _make(self, wide: list[Tensor], which: tuple[int, Any], calls: int) -> Callable[..., Tensor]:
+        if which not in self.steps:
+            self.steps[which] = self._compile(_first(wide) if calls else wide, which[0])
+        step = self.steps[which]
+        run = partial(_repeat, step, calls) if calls else step
+        return self._captured(run, wide) if wide[0].is_cuda else _padding(run, which[0])
+
+    def _compile(self, wide: Sequence[Tensor], size: int) -> Callable[..., Tensor]:
         began = time.perf_counter()
         _cache_on_disk()
+        wide = [a.contiguous() for a in wide]
         with unfolded():
             traced = make_fx(self.function)(*wide)
         constants = _lift(traced, wide)
@@ -119,10 +148,10 @@ class Compiled:
 
         def run(*arguments: Tensor) -> Tensor:
             with torch.no_grad():
-                found: Tensor = compiled(*arguments, *constants)
+                found: Tensor = compiled(*(a.contiguous() for a in arguments), *constants)
             return found
 
-        return self._captured(run, wide) if wide[0].is_cuda else _padding(run, size)
+        return run
 
     def _captured(self, run: Callable[..., Tensor], wide: list[Tensor]) -> Callable[..., Tensor]:
         with torch.cuda.device(wide[0].device):
@@ -140,6 +169,20 @@ class Compiled:
             return output[:rows].clone()  # the next replay writes there again
 
         return replay
+
+
+def _first(arguments: Sequence[Tensor]) -> list[Tensor]:
+    """The arguments of the first of several calls."""
+    rows, fixed, *moving = arguments
+    return [rows, fixed, *(each[:, 0] for each in moving)]
+
+
+def _repeat(function: Callable[..., Tensor], calls: int, rows: Tensor, fixed: Tensor, *moving: Tensor) -> Tensor:
+    """So many calls, each of which takes the result of the one before."""
+    turned = [each.transpose(0, 1).contiguous() for each in moving]
+    for call in range(calls):
+        rows = function(rows, fixed, *(each[call] for each in turned))
+    return rows
 
 
 def _padding(run: Callable[..., Tensor], size: int) -> Callable[..., Tensor]:

@@ -16,6 +16,7 @@ from offbeat.core.random import draw
 from offbeat.core.vectors import Vector, descend
 from offbeat.data.lazy import Read
 from offbeat.problems.apart import ClientAlone
+from offbeat.problems.compiled import Compiled
 from offbeat.problems.objective import total
 from offbeat.problems.shards import Draws
 
@@ -69,10 +70,24 @@ class Rows:
         p = self.problem
         if p.replay_step is None or self.draws is None or len(w) == 1:
             return self.renewed(descend(w, lr, self.gradient(w, step)))
-        if self.pace is None or self.pace[0] is not lr:  # the same for all steps of a job
+        return p.replay_step(w, self._paces(w, lr), self.draws.indices(step, 0), *self._masks(step, 0))
+
+    def descend_often(self, w: Vector, lr: float | Vector, steps: int) -> Vector | None:
+        """All steps of a job, where they are compiled."""
+        compiled = self.problem.replay_step
+        if not isinstance(compiled, Compiled) or self.draws is None or len(w) == 1:
+            return None
+        indices = self.draws.several(steps)
+        if indices is None:
+            return None
+        return compiled.repeated(w, self._paces(w, lr), indices, *self._masks(range(steps), 0))
+
+    def _paces(self, w: Vector, lr: float | Vector) -> Tensor:
+        """Step sizes times the clients' shares, [n]: the same for all steps of a job."""
+        if self.pace is None or self.pace[0] is not lr:
             column = lr if isinstance(lr, Tensor) else torch.full((len(w), 1), lr, device=w.device)
             self.pace = lr, column.squeeze(1) * self.shares
-        return p.replay_step(w, self.draws.indices(step, 0), self.pace[1], *self._masks(step, 0))
+        return self.pace[1]
 
     def renewed(self, w: Vector) -> Vector:
         """The same vectors with the statistics that the last gradient on a step's own mini-batch gave."""
@@ -168,12 +183,15 @@ class Rows:
         """One client's function. Whole data may be padded: there a loss that is a mean is taken sample by sample."""
         return self.problem.loss_apart if whole else self.problem.loss
 
-    def _masks(self, step: int, sample: int) -> tuple[Tensor, ...]:
-        """What each client's masks are drawn from in this step, [n]; nothing for a model that drops nothing."""
+    def _masks(self, step: int | range, sample: int) -> tuple[Tensor, ...]:
+        """What each client's masks are drawn from in this step, [n], or in these, [n, steps]; nothing for a model that
+        drops nothing."""
         if not self.problem.flat.random:
             return ()
-        found = draw(np.asarray(self.keys, dtype=np.int64), (1 << 61) + (sample << 40) + step)
-        return (torch.from_numpy(found).to(self.problem.device),)
+        keys, first = np.asarray(self.keys, dtype=np.int64), (1 << 61) + (sample << 40)
+        steps = range(step, step + 1) if isinstance(step, int) else step
+        found = np.stack([draw(keys, first + each) for each in steps], 1)
+        return (torch.from_numpy(found[:, 0] if isinstance(step, int) else found).to(self.problem.device),)
 
     def _parted(self, g: Vector, sample: int) -> Vector:
         """Gradients without the statistics that came with them, which are kept."""

@@ -58,6 +58,13 @@ class Draws:
             self.drawn[sample] = first, block
         return block[:, step - first]
 
+    def several(self, steps: int) -> Tensor | None:
+        """Those of the first so many local steps at once, [n, steps, batch]; None: they are too many for that."""
+        if steps * len(self.keys) * self.batch > _AHEAD:
+            return None
+        self.indices(0, 0)
+        return self.drawn[0][1][:, :steps]
+
     def _draw(self, step: int, count: int, sample: int) -> Tensor:
         shards, which = self.shards, self.which
         counters = np.arange(step * self.batch, (step + count) * self.batch, dtype=np.int64)[None, :]

@@ -442,7 +442,7 @@ class Supervised:
         objective = self.objective
         return self.flat.own and not objective.whole and objective.form in ("each", "counted")
 
-    def stepped(self, w: Vector, indices: Tensor, pace: Tensor) -> Vector:
+    def stepped(self, w: Vector, pace: Tensor, indices: Tensor) -> Vector:
         """w − pace · the gradients at mini-batches of these training samples, indices [n, b]; pace [n].
 
         Without a place for the gradients; the samples are fetched here, so that a graph of it has all of a step.
@@ -451,7 +451,7 @@ class Supervised:
         weights = (-pace / indices.shape[1]).unsqueeze(1).expand_as(y)
         return self._added(w, 1 - self.l2 * pace, x, y, weights)
 
-    def advanced(self, w: Vector, indices: Tensor, pace: Tensor, *masks: Tensor) -> Vector:
+    def advanced(self, w: Vector, pace: Tensor, indices: Tensor, *masks: Tensor) -> Vector:
         """The same by the gradients of `slopes`, for any model without running statistics."""
         weights = torch.full(indices.shape, 1.0 / indices.shape[1], device=w.device)
         shares = torch.ones(len(w), device=w.device)

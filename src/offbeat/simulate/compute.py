@@ -155,7 +155,7 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
     A run that turns out to have diverged keeps the error; the others are not concerned.
     """
     executor = runs[0].executor
-    blame(executor.review())
+    blame(executor.review(newest=False))
     waiting = [(run, run.wanted(flight)) for run in runs]
     while waiting:
         teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]] = {}

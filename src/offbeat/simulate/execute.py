@@ -52,7 +52,8 @@ class Executor:
         self.stacked, self.memory, self.reason = stacked, memory, reason
         self.eager = stacked  # computes all that can be, as soon as one result is needed
         self.ahead = 0  # how many of the jobs that will be needed next it wants to hear of
-        self.late: list[Callable[[], Errors]] = []
+        self.late: list[Callable[[], Errors]] = []  # looks at what a GPU has been told to compute last
+        self.earlier: list[Callable[[], Errors]] = []  # … and at what it was told before that
 
     @property
     def name(self) -> str:
@@ -90,10 +91,16 @@ class Executor:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def review(self) -> Errors:
-        """Which runs have diverged, as far as that has become known since the last look."""
-        late, self.late = self.late, []
-        return [error for look in late for error in look()]
+    def review(self, newest: bool = True) -> Errors:
+        """Which runs have diverged since the last look.
+
+        newest: by all that was computed. Otherwise by all but the last batch, which a GPU may still be busy with: its
+        next one is prepared meanwhile. Which batches are looked at does not depend on how fast it is.
+        """
+        looks, self.earlier, self.late = self.earlier, self.late, []
+        if newest:
+            looks, self.earlier = looks + self.earlier, []
+        return [error for look in looks for error in look()]
 
 
 def _chunks(problem: Problem, local: Local, group: Group, order: Sequence[int], most: int) -> Iterator[Sequence[int]]:
@@ -161,9 +168,12 @@ def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Paylo
 def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work) -> Carry:
     """All local steps. Jobs that are done are put aside, and left out as soon as they are enough to be worth it."""
     carry = local.init(work)
+    steps = ready[0].job.steps
+    if ready[-1].job.steps == steps and (done := local.all_steps(carry, work, steps)) is not None:
+        return done
     aside: list[Carry] = []
     going = rows = len(ready)
-    for step in range(ready[0].job.steps):
+    for step in range(steps):
         left = going
         while ready[left - 1].job.steps <= step:
             left -= 1
@@ -219,25 +229,29 @@ def _column(values: Sequence[float], given: Payload) -> float | Vector:
 
 def faults(problem: Problem, group: Group, rows: Payload) -> Errors:
     """Which runs have diverged, by these rows of what was sent or kept."""
-    errors: Errors = []
-    for name, values in rows.items():
-        if not isfinite(float(values.sum())):  # or it overflows: look at all of it
-            bad = (~torch.isfinite(values)).any(dim=1).nonzero().flatten()
-            errors += [(group[at][0], _diverged(group[at][1].job, name, problem)) for at in bad.tolist()]
-    return errors
+    found = (_faults_in(problem, group, name, v) for name, v in rows.items() if not isfinite(float(v.sum())))
+    return [error for errors in found for error in errors]
+
+
+def _faults_in(problem: Problem, group: Group, name: str, values: Vector) -> Errors:
+    """The same by values whose sum is not finite: a run has diverged, or the sum overflows."""
+    bad = (~torch.isfinite(values)).any(dim=1).nonzero().flatten()
+    return [(group[at][0], _diverged(group[at][1].job, name, problem)) for at in bad.tolist()]
 
 
 def _faults_later(problem: Problem, group: Group, rows: Payload) -> Callable[[], Errors]:
-    """The same for a GPU, which is asked when its work is done anyway: a question at once would have to wait."""
-    bad = {name: ~torch.isfinite(values.sum(dim=1)) for name, values in rows.items()}
+    """The same for a GPU, which is asked when it is done with these rows: a question at once would have to wait."""
+    sums = torch.stack([values.sum() for values in rows.values()])
+    here = torch.empty(len(rows), dtype=sums.dtype, pin_memory=True)
+    here.copy_(sums, non_blocking=True)
+    with torch.cuda.device(sums.device):
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
 
     def look() -> Errors:
-        return [
-            (group[at][0], _diverged(group[at][1].job, name, problem))
-            for name, flags in bad.items()
-            if bool(flags.any())
-            for at in flags.nonzero().flatten().tolist()
-        ]
+        done.synchronize()
+        suspect = [item for item, total in zip(rows.items(), here.tolist(), strict=True) if not isfinite(total)]
+        return [error for name, values in suspect for error in _faults_in(problem, group, name, values)]
 
     return look
 
