@@ -41,10 +41,11 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.effects import Done
 from offbeat.deploy.helper_core import HelperCore
-from offbeat.deploy.masking import Masking
+from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import ServerCore
+from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.train import Training
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import Adam
@@ -131,6 +132,8 @@ class Bugs:
     thaw: Callable[[Any], Any] = lambda ledger: ledger  # what recovery makes of a checkpoint
     mask: type[Masking] = Masking
     helper: type[HelperCore] = HelperCore
+    pairing: type[PairMasking] = PairMasking
+    part: type[TakingPart] = TakingPart
     eager: bool = False  # the server takes a message and answers before it is stored
 
 
@@ -409,8 +412,8 @@ class Broken:
             return
         node.life += 1
         names = (f"{node.name}-{node.life}-{self.random.random()}-{i}" for i in itertools.count())
-        mask = self.masking(node)
-        node.core = self.bugs.core("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0, mask=mask)
+        how = {"mask": self.masking(node), "part": self.taking_part(node)}
+        node.core = self.bugs.core("run", node.name, self.firsts, lambda: next(names), retry=0.7, beat=1.0, **how)  # type: ignore[arg-type]
         node.training = None
         self.act(node, lambda client_core: client_core.start(node.disk, self.now))
         self.look(node)
@@ -418,6 +421,10 @@ class Broken:
 
     def masking(self, node: Node) -> Masking | None:
         """How a client masks what it sends, if it does."""
+        return None
+
+    def taking_part(self, node: Node) -> TakingPart | None:
+        """A client's part in cohorts, if it has one."""
         return None
 
     def look(self, node: Node) -> None:
@@ -509,7 +516,7 @@ class Broken:
         stored, offered = self.mirrors.get((node.name, nonce)), read_client_state(data)
         if stored is not None:  # the broker compares and sets: what was overtaken does not overwrite
             newest = read_client_state(stored)
-            if (newest.seq, newest.settled) > (offered.seq, offered.settled):
+            if newest.progress > offered.progress:
                 self.fired["mirror overtaken"] += 1
                 return
         self.mirrors[node.name, nonce] = data

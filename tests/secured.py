@@ -2,6 +2,7 @@
 
 The witness knows what every mask hides. A sum must be that of its clients' numbers, each message must be in one sum,
 and a helper must open no message twice, whatever it is asked: now and then it is asked for a sum less one client.
+In "cohort" worlds there is no helper: clients mask for each other, and are now and then asked for other survivors.
 """
 
 from __future__ import annotations
@@ -18,20 +19,27 @@ from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
-from offbeat.deploy.envelope import public_seal
+from offbeat.deploy.envelope import public_seal, public_sign
 from offbeat.deploy.helper_core import HelperCore, HelperMemory
 from offbeat.deploy.helping import HelpingHeader, read_helping, write_helping
 from offbeat.deploy.keys import HELPER
-from offbeat.deploy.masking import Masking
+from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.membership import openings
+from offbeat.deploy.taking_part import TakingPart
+from offbeat.privacy.secure.member import CohortMember
 from offbeat.privacy.secure.tickets import SumRequest
 
 SECRETS = {name: bytes([1 + n]) * 32 for n, name in enumerate([*(f"c{n}" for n in range(CLIENTS)), HELPER])}
 SEALS = {name: public_seal(secret) for name, secret in SECRETS.items()}
+SIGNS = {name: public_sign(secret) for name, secret in SECRETS.items()}
 SECURED: dict[str, Callable[[], Algorithm]] = {
     "secure": lambda: Algorithm(FedBuff(size=3), Jump(lr=1.0, steps=2), secure=Secure(cohort=2)),
     "secure area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3), secure=Secure(cohort=2)),
+    "cohort": lambda: Algorithm(FedBuff(size=4), Jump(lr=1.0, steps=2), secure=PAIRWISE),
+    "cohort of three": lambda: Algorithm(FedBuff(size=3), Jump(lr=1.0, steps=2), secure=PAIRWISE),
+    "cohort area": lambda: Algorithm(AREA(size=4), Jump(lr=1.0, steps=3), secure=PAIRWISE),
 }
+PAIRWISE = Secure(cohort=2, mode="cohort")
 
 
 class Secured(Broken):
@@ -49,16 +57,84 @@ class Secured(Broken):
         self.question = b""
         self.opened: dict[str, frozenset[str]] = {}  # a message's key -> the sum it was opened in
         self.sent: dict[str, bytes] = {}  # a message's key -> what it has masked
-        keys = {name: ("", "", seal.hex()) for name, seal in SEALS.items()}
+        self.uploads: dict[bytes, Payload] = {}  # by the words that are masked
+        self.answers: dict[tuple[str, int], bytes] = {}  # (client, number of a sum) -> what it has given away
+        keys = {name: ("", SIGNS[name].hex(), seal.hex()) for name, seal in SEALS.items()}
         for entry in openings(self.plan, keys):
             self.store("", entry)
-        self.later(0.0, self.boot_helper)
+        if not self.plan.pairwise:
+            self.later(0.0, self.boot_helper)
 
     def keys_of(self, sender: str) -> tuple[str, str, str]:
-        return ("", "", SEALS[sender].hex() if sender and sender != HELPER else "")
+        return ("", SIGNS[sender].hex(), SEALS[sender].hex()) if sender and sender != HELPER else ("", "", "")
 
-    def masking(self, node: Node) -> Masking:
+    # Clients that mask for each other
+
+    def taking_part(self, node: Node) -> TakingPart | None:
+        if not self.plan.pairwise:
+            return None
+        return self.bugs.part(self.pairing(node.name))
+
+    def pairing(self, name: str) -> PairMasking:
+        world = self
+
+        class Watched(self.bugs.pairing):  # type: ignore[name-defined, misc]
+            def words(self, upload: Payload) -> bytes:
+                words: bytes = super().words(upload)
+                world.uploads[words] = upload
+                return words
+
+            def begin(self, header: wire.Trained, task: int, words: bytes) -> CohortMember:
+                member: CohortMember = super().begin(header, task, words)
+                once = member.own.mask.hex()
+                if world.sent.setdefault(once, words) != words:
+                    world.violations.append(f"{name} has used a mask for two messages")
+                world.witness.plain[once] = world.uploads[words]
+                return member
+
+            def signers(self, roster: bytes) -> dict[str, bytes]:
+                return SIGNS
+
         assert self.plan.secure is not None
+        return Watched("fed", "run", self.plan.secure, SECRETS[name], b"", self.random.randbytes)
+
+    def obey_client(self, node: Node, effect: client_side.Effect) -> None:
+        if isinstance(effect, client_side.Tell) and self.plan.pairwise:
+            self.note_revealed(node.name, effect.data)
+            if node.core is not None and node.core.part is not None and node.core.part.refused:
+                self.violations.append(f"{node.name} has refused: {node.core.part.refused}")
+            if self.chance("curious call", 0.2):
+                self.ask_again(node)
+        super().obey_client(node, effect)
+
+    def note_revealed(self, name: str, data: bytes) -> None:
+        """Nobody may give away two things for one sum."""
+        message = wire.unpack(data)
+        if message.kind == "revealed":
+            number, shares = message.header["number"], bytes(message.parts["shares"][1])
+            if self.answers.setdefault((name, number), shares) != shares:
+                self.violations.append(f"{name} has answered twice for sum {number}")
+
+    def ask_again(self, node: Node) -> None:
+        """Ask a copy of the client for its shares as if another client had dropped out, too."""
+        core = node.core
+        if core is None or core.state is None or core.assignment is None:
+            return
+        part = self.bugs.part(self.pairing(node.name))
+        for number, survivors, dropped in core.assignment.reveal:
+            for other in survivors:
+                fewer = (number, tuple(place for place in survivors if place != other), (*dropped, other))
+                lie = replace(core.assignment, reveal=(fewer,))
+                self.fired["lies"] += 1
+                for effect in part.tell(part.after(core.state, lie), lie):
+                    self.note_revealed(node.name, effect.data)  # type: ignore[union-attr]
+
+    # The helper's clients
+
+    def masking(self, node: Node) -> Masking | None:
+        assert self.plan.secure is not None
+        if self.plan.pairwise:
+            return None
         made = self.bugs.mask("fed", "run", self.plan.secure, SECRETS[node.name], SEALS[HELPER])
 
         def mask(header: wire.Trained, task: int, upload: Payload) -> Any:
@@ -154,9 +230,11 @@ class Secured(Broken):
     def judge_memory(self, fold: Fold) -> None:
         super().judge_memory(fold)
         self.fired["sums"] += fold.sums
-        if fold.ledger.unopened:
+        self.fired["aborted"] += fold.ledger.aborted
+        self.fired["unopened"] += fold.ledger.unopened
+        if fold.ledger.unopened and not self.plan.pairwise:
             self.violations.append(f"{fold.ledger.unopened} sums were not opened")
-        if self.kind == "secure area":
+        if self.kind in ("secure area", "cohort area"):
             waiting = [*fold.ledger.cohorts.values(), *fold.ledger.closed.values()]
             sent = [self.witness.plain[t[-1]]["residual"] for each in waiting for t in each.tickets]
             y = sum(fold.remembered(client, 0)[0][1][0] for client in range(CLIENTS))

@@ -194,9 +194,9 @@ class Witness:
                 self.wrong.append("versions went back")
 
     def _verdicts(self, fold: Fold) -> None:
-        for extra in self.acknowledged - set(fold.applied):
+        for extra in self.acknowledged - {number for number, count in fold.applied.items() if count}:
             self.wrong.append(f"{extra} was acknowledged and not applied")
-        for number in set(fold.applied) - self.acknowledged:
+        for number in {number for number, count in fold.applied.items() if count} - self.acknowledged:
             if number[1] not in self.lost and number[0] not in self.gone:
                 self.wrong.append(f"{number} was applied and not acknowledged")
         for number, said in self.told.items():
@@ -263,7 +263,10 @@ class Fold:
     def _fold(self, entry: LogEntry) -> None:
         self.closed = {number: [*cohort.tickets] for number, cohort in self.ledger.closed.items()}
         seen, asked = len(self.rows), {judging.number: judging for judging in self.ledger.judging.values()}
+        before = [(record.nonce, record.seq) for record in self.ledger.clients]
         code = self.reducer.fold(entry)
+        if self.witness.plan.pairwise:
+            self._settled(before)
         for judging in self.ledger.judging.values():
             if judging.number not in asked:
                 self.asked[judging.number] = {place: len(all_) - 1 for place, all_ in self.memories.items()}
@@ -279,13 +282,21 @@ class Fold:
         header, nonce = message.header, self.ledger.clients[client].nonce
         if message.kind == "judged" and code == "" and header["number"] in asked:
             self._judged(client, asked[header["number"]], header["personal"]["accuracy"])
-        if message.kind != "trained":
+        if message.kind != "trained" or self.witness.plan.pairwise:
             return
         if header["epoch"] == self.ledger.clients[client].epoch and code not in ("", "replay", "order", "fenced"):
             number = (client, nonce, header["seq"])
             self.verdicts[number, wire.digest(entry.data)] = code
             if code == APPLIED:
                 self.applied[number] += 1
+
+    def _settled(self, before: list[tuple[str, int]]) -> None:
+        """Where clients mask for each other, one entry may settle the messages of several."""
+        for client, (record, (nonce, seq)) in enumerate(zip(self.ledger.clients, before, strict=True)):
+            if record.seq and (record.nonce, record.seq) != (nonce, seq):
+                number = client, record.nonce, record.seq
+                self.verdicts[number, record.digest] = record.verdict
+                self.applied[number] += record.verdict == APPLIED
 
     def _judged(self, client: int, judging: Judging, own: float) -> None:
         """A client's own model is made from the memory that it has had since it was asked."""
@@ -304,7 +315,8 @@ class Fold:
                 if name == "arrived":
                     self._arrived(given[0])
                 if name == "sealed":
-                    once = self.ledger.cohorts[given[0].task].tickets[-1][-1]
+                    cohort = self.reducer.sum_of(given[0])
+                    once = cohort.tickets[-1][-1]
                     self._arrived(Update(given[0], self.witness.plain[once]))
                 if name == "summed":
                     self._summed(given[1])

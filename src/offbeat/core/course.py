@@ -343,7 +343,7 @@ class Course(Generic[F]):
         """Put an update into its sum, and tell the server that it is there."""
         state, job = self.state, update.job
         size = self.server.adds(job.task) or 1
-        cohort = state.cohorts.setdefault(job.task, Cohort(task=job.task))
+        cohort = self.sum_of(job)
         if not cohort.has_room(job.client, size, secure):
             raise SettingError(
                 f"secure.cohort = {secure.cohort}: {cohort.count} updates have come from only {len(cohort.clients)} "
@@ -353,11 +353,15 @@ class Course(Generic[F]):
             cohort.moved = moved if cohort.moved is None else cohort.moved + moved
         self.collect(cohort, update, result)
         self.handle(Sealed(job), flight, staleness, result)
-        if cohort.full(size, secure) and not state.stopped:
+        if cohort is state.cohorts.get(job.task) and cohort.full(size, secure) and not state.stopped:
             del state.cohorts[job.task]
             state.sums += 1
             state.closed[state.sums] = cohort
             self.unmask(state.sums)
+
+    def sum_of(self, job: Job) -> Cohort:
+        """The sum that an update goes into."""
+        return self.state.cohorts.setdefault(job.task, Cohort(task=job.task))
 
     def collect(self, cohort: Cohort, update: Update, result: Any) -> None:
         """Put the numbers of an update into a sum."""

@@ -110,6 +110,14 @@ class Secure(Checked):
                 "have more clients, or a smaller cohort"
             )
 
+    def check_size(self, size: int, clients: int) -> None:
+        """Raise `SettingError` if clients mask for each other and there are too few for a server step."""
+        if self.mode == "cohort" and size > clients:
+            raise SettingError(
+                f'size = {size}: with secure.mode = "cohort" each of the {clients} clients is in a sum once; give a '
+                'size of at most that, or mode = "helper"'
+            )
+
 
 @dataclass(frozen=True)
 class Encoded(Wrapper):

@@ -16,6 +16,7 @@ import torch
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 from offbeat.deploy import wire
+from offbeat.deploy.cohorts import CALL, ROSTER, SHARES, calls_of
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.wire import Message, RefusedError
 
@@ -43,6 +44,18 @@ class AssignmentHeader(wire.RunHeader):
     known_nonce: str = ""  # and which copy of the client that was from
 
 
+@dataclass(frozen=True)
+class CohortCall:
+    """What is asked of a member of a cohort, as `cohorts.calls_of` writes it. call, roster, shares: as they came."""
+
+    number: int
+    phase: str
+    sharers: tuple[int, ...]
+    call: bytes
+    roster: bytes
+    shares: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Assignment(AssignmentHeader):
     """An assignment as its client reads it. jobs: (job, digest of its payload), in the order of sending."""
@@ -54,6 +67,11 @@ class Assignment(AssignmentHeader):
     memory: Mapping[int, str] | None  # of a restored run: task -> digest of what the client is to remember
     judge: tuple[tuple[int, int, str], ...]  # (number, task, digest of the model) of evaluations that are asked for
     models: Mapping[str, bytes]  # by digest
+    # where clients mask for each other:
+    attempt: int = 0  # the least that its next result, if it waits for others, is to say
+    waits: tuple[int, ...] = ()  # (seq, attempt) of its result that waits for others
+    call: CohortCall | None = None  # to a cohort
+    reveal: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()  # (sum, survivors, drop-outs), not answered
 
     @property
     def last(self) -> tuple[int, int]:
@@ -99,9 +117,18 @@ def read_model(data: bytes, name: str) -> Payload:
 
 
 def write_assignment(
-    run: str, ledger: Ledger, client: int, models: Models, put: Callable[[str, bytes], None], inline: int = INLINE
+    run: str,
+    ledger: Ledger,
+    client: int,
+    models: Models,
+    put: Callable[[str, bytes], None],
+    inline: int = INLINE,
+    roster: bytes | None = None,
 ) -> bytes:
-    """The assignment of a client. `put` is called with every model that it does not carry."""
+    """The assignment of a client. `put` is called with every model that it does not carry.
+
+    roster: as the coordinator has signed it, where clients mask for each other.
+    """
     record = ledger.clients[client]
     found: dict[str, bytes] = {}
 
@@ -150,7 +177,8 @@ def write_assignment(
         "memory": resync,
         "judge": judge,
     }
-    return wire.pack("assignment", header, on)
+    called, parts = ({}, {}) if roster is None else calls_of(ledger, client, roster)
+    return wire.pack("assignment", {**header, **called}, {**on, **parts})
 
 
 def read_assignment(data: bytes) -> Assignment:
@@ -167,15 +195,32 @@ def read_assignment(data: bytes) -> Assignment:
 def _assignment(message: Message) -> Assignment:
     h: Mapping[str, Any] = message.header
     return Assignment(
-        **vars(wire.read(AssignmentHeader, h, "jobs", "oldest", "recalls", "turned_away", "memory", "judge")),
+        **vars(wire.read(AssignmentHeader, h, *_LISTS)),
         jobs=tuple(_job(fields) for fields in h["jobs"]),
         oldest={_whole(task): _whole(number) for task, number in h["oldest"]},
         recalls={_whole(task): _flag(partial) for task, partial in h["recalls"]},
         turned_away=(_text(h["turned_away"][0]), _text(h["turned_away"][1])),
         memory=None if h["memory"] is None else {_whole(task): _text(name) for task, name in h["memory"]},
         judge=tuple((_whole(number), _whole(task), _text(name)) for number, task, name in h["judge"]),
-        models={name: bytes(raw) for name, (_, raw) in message.parts.items()},
+        models={name: bytes(raw) for name, (_, raw) in message.parts.items() if name not in _COHORT},
+        attempt=_whole(h.get("attempt", 0)),
+        waits=_places(h.get("waits", ())),
+        call=_call(message, *h["call"]) if h.get("call") else None,
+        reveal=tuple((_whole(n), _places(in_it), _places(others)) for n, in_it, others in h.get("reveal", ())),
     )
+
+
+_LISTS = ("jobs", "oldest", "recalls", "turned_away", "memory", "judge", "attempt", "waits", "call", "reveal")
+_COHORT = (CALL, ROSTER, SHARES)
+
+
+def _call(message: Message, number: Any, phase: Any, sharers: Any) -> CohortCall:
+    call, roster, shares = (bytes(message.parts[name][1]) if name in message.parts else b"" for name in _COHORT)
+    return CohortCall(_whole(number), _text(phase), _places(sharers), call, roster, shares)
+
+
+def _places(value: Any) -> tuple[int, ...]:
+    return tuple(map(_whole, value))
 
 
 def _job(given: Any) -> tuple[Job, str]:

@@ -30,8 +30,9 @@ from offbeat.deploy.effects import Done, Effect, Judgement
 from offbeat.deploy.envelope import ModelSeal, PrivateSeal, derive
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link
-from offbeat.deploy.masking import Masking
+from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
+from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.train import Training
 from offbeat.deploy.uplink import Uplink
 from offbeat.deploy.wire import RefusedError
@@ -91,6 +92,7 @@ class RunClient:
             beat=beat,
             dtype=party.dtype,
             mask=_mask(party, link.creds),
+            part=_part(party, link.creds),
         )
         self.queue: asyncio.Queue[Heard] = asyncio.Queue()
         self.pool = ThreadPoolExecutor(1)
@@ -193,6 +195,9 @@ class RunClient:
             lost = f"{self.core.undone:,} of this client's results since then are lost"
             log.warning("%s: %s was restored from a backup; %s", self.party.client, self.party.run, lost)
             self.core.undone = -1
+        if self.core.part is not None and self.core.part.refused:
+            log.warning("%s: does not take part in %s", self.party.client, self.core.part.refused)
+            self.core.part.refused = ""
         assignment, after = self.core.assignment, self.core.state
         if assignment is None:
             return
@@ -442,7 +447,7 @@ class RunClient:
 
 def _mask(party: Party, creds: Creds) -> Masking | None:
     """How a client's messages are masked, if they are."""
-    if party.secure is None:
+    if party.secure is None or party.secure.mode == "cohort":
         return None
     if not creds.helper:
         raise SettingError(
@@ -450,6 +455,13 @@ def _mask(party: Party, creds: Creds) -> Masking | None:
             "for newer ones, which `offbeat keys helper` makes"
         )
     return Masking(creds.federation, party.run, party.secure, creds.seal, creds.helper)
+
+
+def _part(party: Party, creds: Creds) -> TakingPart | None:
+    """A client's part in cohorts, where clients mask for each other."""
+    if party.secure is None or party.secure.mode != "cohort":
+        return None
+    return TakingPart(PairMasking(creds.federation, party.run, party.secure, creds.sign, creds.coordinator))
 
 
 def copy_seal(creds: Creds) -> PrivateSeal:

@@ -18,6 +18,8 @@ The rules, before the code:
    comes from the copy that the backup has.
 7. While a result waits for its verdict, the next job may begin if it needs no memory. Its result is kept here, not
    written down, until that verdict is known, and goes out if its job is on the assignment then.
+8. Where clients mask for each other (`taking_part`), a result is sent in steps, as its cohort goes on. Each step is
+   written down before it is told. The verdict on the first message says what became of the result.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.effects import Done, Effect, Judgement
+from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.wire import RefusedError
 
 Mask: TypeAlias = Callable[[wire.Trained, int, Payload], "wire.Parts"]  # (header, task, upload)
@@ -45,6 +48,7 @@ class ClientCore:
     firsts: its memory before its first job, by task.   fresh: makes a name for a new life of this client.
     retry: seconds after which something unanswered is said again.   beat: seconds between signs of life.
     mask: what is sent of a result under secure aggregation; it is asked once for each message.
+    part: its part in cohorts, where clients mask for each other.
     """
 
     def __init__(
@@ -57,8 +61,9 @@ class ClientCore:
         beat: float = 2.0,
         dtype: str = "",
         mask: Mask | None = None,
+        part: TakingPart | None = None,
     ) -> None:
-        self.mask = mask
+        self.mask, self.part = mask, part
         self.run, self.client, self.firsts, self.fresh = run, client, firsts, fresh
         self.retry, self.beat, self.dtype = retry, beat, dtype
         self.remembers = any(firsts)
@@ -279,8 +284,24 @@ class ClientCore:
             return self._evaluate(assignment) or self._done_with(assignment)
         if not after.accepted and after is not before:
             return self._keep(after)  # a doubt was settled: written down before the next greeting relies on it
-        unheard = after.pending is not None or not after.accepted or not assignment.present
-        return [*(self._speak() if unheard else []), *self._work()]
+        unheard = after.pending is not None or not after.accepted or not assignment.present or bool(assignment.reveal)
+        return [*self._take_part(after, assignment), *(self._speak() if unheard else []), *self._work()]
+
+    def _take_part(self, state: ClientState, assignment: Assignment) -> list[Effect]:
+        """Go on in a cohort: what follows from it is told once it is written down."""
+        if self.part is None or not state.named_by(assignment):
+            return []
+        self.state = self.part.after(state, assignment)
+        if self.state == state:
+            return []
+        data = write_client_state(self.state)
+        if (
+            self.remembers
+            and self.state.pending != state.pending
+            and not (assignment.call and not assignment.call.sharers)
+        ):
+            self.mirror_of = data  # with fresh keys, or with what others wait for once the result is in a sum
+        return [effects.Save(data)]
 
     def _first(self, assignment: Assignment) -> list[Effect]:
         """We have no state that counts: a new client, or one that lost its disk."""
@@ -289,6 +310,8 @@ class ClientCore:
             return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
         if not self.remembers:
             state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
+            if self.state is not None:  # what others wait for is answered in the next epoch, too
+                state = replace(state, members=self.state.members, cohort=self.state.cohort)
             return self._renew(state, assignment)
         return self._recover(assignment)
 
@@ -337,9 +360,9 @@ class ClientCore:
         self.comparing = False
         wants = list[Effect]()
         left = self._left(data)
-        if left is None or left.nonce != mine.nonce or (left.seq, left.settled) < (mine.seq, mine.settled):
+        if left is None or left.nonce != mine.nonce or left.progress < mine.progress:
             self.mirror_of = write_client_state(mine)
-        elif data is not None and (left.seq, left.settled) > (mine.seq, mine.settled):
+        elif data is not None and left.progress > mine.progress:
             self.state = left
             wants.append(effects.Save(data))
         return [*wants, *(self._move(self.assignment) if self.assignment is not None else [])]
@@ -393,7 +416,9 @@ class ClientCore:
             hello = wire.Hello(self.run, self.client, state.epoch, state.nonce, *state.settled, self.seen)
             wants.append(effects.Interrupt(False))
             wants.append(effects.Tell(wire.say(hello), f"{state.nonce}.hello.{self.now}"))
-        if mine and state.pending is not None:
+        if mine and self.part is not None:
+            wants += self.part.tell(state, assignment)
+        elif mine and state.pending is not None:
             wants.append(effects.Tell(state.pending.message, f"{state.nonce}.{state.pending.seq}"))
         if wants:
             self.told = self.now
@@ -432,9 +457,12 @@ class ClientCore:
         upload: wire.Parts = dict(done.upload) if done else {}
         if self.mask is not None and done is not None:
             upload = self.mask(header, job.task, done.upload)
-        message = wire.say(header, upload, self.dtype)
         moved = dict(done.memory) if done and self.firsts[job.task] else None
-        pending = PendingResult(state.epoch, state.seq + 1, job.id, job.task, message, moved)
+        pending = PendingResult(state.epoch, state.seq + 1, job.id, job.task, b"", moved)
+        if self.part is not None and done is not None:
+            pending = self.part.ready(header, pending, done.upload)
+        else:
+            pending = replace(pending, message=wire.say(header, upload, self.dtype))
         return self._keep(replace(state, seq=state.seq + 1, pending=pending))
 
     # What we do

@@ -23,6 +23,11 @@ class PendingResult:
     task: int
     message: bytes
     memory: Payload | None  # None: as it was
+    # where clients mask for each other:
+    attempt: int = 0
+    member: bytes = b""  # its part in a cohort (`CohortMember`), with all secrets
+    words: bytes = b""  # the numbers that are to be masked
+    cohort: int = 0  # the number of the cohort that it is in
 
     @cached_property
     def digest(self) -> str:
@@ -49,6 +54,8 @@ class ClientState(ClientStateHeader):
     settled: tuple[int, int] = (0, 0)
     memory: dict[int, Payload] = field(default_factory=dict)
     pending: PendingResult | None = None
+    members: dict[int, bytes] = field(default_factory=dict)  # by number, its part in sums that are closed, not open
+    cohort: int = 0  # the largest number of a cohort that it has taken part in
 
     def after(self, assignment: Assignment) -> ClientState:
         """This state with what the assignment says about the pending message taken in."""
@@ -58,10 +65,12 @@ class ClientState(ClientStateHeader):
             and assignment.last == (pending.epoch, pending.seq)
             and assignment.digest_last == pending.digest
         ):
-            memory = self.memory
+            memory, members = self.memory, self.members
             if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: pending.memory}
-            return replace(self, memory=memory, pending=None, settled=assignment.last)
+            if assignment.verdict == APPLIED and pending.cohort:
+                members = {**members, pending.cohort: pending.member}
+            return replace(self, memory=memory, pending=None, settled=assignment.last, members=members)
         if self.named_by(assignment):
             # we were let in: what an earlier epoch had on its way is fenced for good
             if pending is not None and pending.epoch < self.epoch:
@@ -73,6 +82,11 @@ class ClientState(ClientStateHeader):
     def named_by(self, assignment: Assignment) -> bool:
         """Whether this assignment is for this copy of the client, and not for one before or after it."""
         return (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce)
+
+    @property
+    def progress(self) -> tuple[int, tuple[int, int], int]:
+        """What tells a newer state of the same life from an older one."""
+        return self.seq, self.settled, self.cohort
 
     def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""
@@ -94,6 +108,12 @@ def write_client_state(state: ClientState) -> bytes:
         header["pending"] = [pending.epoch, pending.seq, pending.job, pending.task, pending.memory is not None]
         parts["message"] = pending.message
         parts |= {f"p/{name}": vector for name, vector in (pending.memory or {}).items()}
+        if pending.member:
+            header["member"] = [pending.attempt, pending.cohort]
+            parts |= {"member": pending.member, "words": pending.words}
+    if state.cohort:
+        header["cohorts"] = [state.cohort, *state.members]
+        parts |= {f"c/{number}": member for number, member in state.members.items()}
     return wire.pack("client_state", header, parts)
 
 
@@ -111,12 +131,19 @@ def read_client_state(data: bytes) -> ClientState:
             epoch, seq, job, task = map(_whole, numbers)
             kept = _under(message, "p/") if moved else None
             pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
+            if "member" in h:
+                attempt, cohort = map(_whole, h["member"])
+                mine, words = (bytes(message.parts[name][1]) for name in ("member", "words"))
+                pending = replace(pending, attempt=attempt, cohort=cohort, member=mine, words=words)
         epoch, seq = map(_whole, h["settled"])
+        last, *numbers = map(_whole, h.get("cohorts", [0]))
         return ClientState(
-            **vars(wire.read(ClientStateHeader, h, "settled", "tasks", "pending")),
+            **vars(wire.read(ClientStateHeader, h, "settled", "tasks", "pending", "member", "cohorts")),
             settled=(epoch, seq),
             memory=memory,
             pending=pending,
+            members={number: bytes(message.parts[f"c/{number}"][1]) for number in numbers},
+            cohort=last,
         )
     except (KeyError, TypeError, ValueError, IndexError):
         raise RefusedError("malformed", "not a client's state of this version") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from offbeat.core import course
 from offbeat.core.course import RunState
@@ -73,6 +74,7 @@ class ClientRecord(State):
     resync: dict[int, Payload] | None = field(default_factory=dict)  # task -> the memory it is to begin with then
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
     cancelled: list[int] = field(default_factory=list)  # its jobs that were cancelled since its last settled message
+    attempt: int = 0  # where clients mask for each other, what its next result has to say at least: keys serve once
 
     @property
     def busy(self) -> bool:
@@ -110,6 +112,47 @@ class Judging(State):
         return self.scored and self.score is None
 
 
+@dataclass
+class Waiting(State):
+    """A result whose client waits for others, to be summed with theirs. said: its header.   digest: of the message.
+
+    keys: what its client has said of itself, in hexadecimal.   cohort: the number of the one that it is called to.
+    """
+
+    client: int
+    said: dict[str, Any]
+    keys: str
+    digest: str
+    cohort: int = 0
+
+
+@dataclass
+class Gathering(State):
+    """A cohort from its call until its sum is open; its members count by their places.
+
+    call: as bytes.   clients, jobs: by place.   sealed: by place, the shares that it has dealt.   sharers: those who
+    had when masking began.   masked: by place, what it has sent, until the sum is closed.   survivors: those who are in
+    that.   answers: by place, the shares that it has given away.
+    """
+
+    number: int
+    task: int
+    call: Vector
+    clients: list[int]
+    jobs: list[int]
+    phase: str
+    sealed: dict[int, Vector] = field(default_factory=dict)
+    sharers: list[int] = field(default_factory=list)
+    masked: dict[int, Vector] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    answers: dict[int, Vector] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> list[int]:
+        """Those who have shared and are not in the sum."""
+        return [place for place in self.sharers if place not in self.survivors]
+
+
 @dataclass(kw_only=True)
 class Ledger(RunState):
     """The state of a run. `seconds` is its time in the log's clock, of which steps backwards are left out."""
@@ -139,4 +182,8 @@ class Ledger(RunState):
     orders: list[str] = field(default_factory=list)  # the last questions that had entries added, by their ids
     norms: dict[int, UsualNorms] = field(default_factory=dict)  # by task
     helper: tuple[str, str, str] = ("", "", "")  # (account, sign, seal), the helper's public keys
-    unopened: int = 0  # sums that the helper would not open, or whose masks did not fit
+    unopened: int = 0  # sums that nobody could or would open, or whose masks did not fit
+    waiting: dict[int, Waiting] = field(default_factory=dict)  # by job: results whose clients wait for others
+    ready: list[int] = field(default_factory=list)  # of these, the jobs of those that are called to no cohort yet
+    gatherings: dict[int, Gathering] = field(default_factory=dict)  # by number
+    aborted: int = 0  # cohorts that too few took part in to the end; their members were called again

@@ -17,6 +17,7 @@ from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.wire import check_name
+from offbeat.privacy.secure.calls import MEMBERS
 from offbeat.problems.metrics import Accuracy, Score
 from offbeat.simulate.personal import Personal
 
@@ -88,11 +89,8 @@ class Plan:
 
     def _check_secure(self, secure: Secure) -> None:
         secure.check_clients(len(self.roster))
-        if secure.mode != "helper":
-            raise SettingError(
-                f'secure.mode = "{secure.mode}": real runs have mode = "helper", for which a second party runs '
-                "`offbeat helper`; only simulations have the other"
-            )
+        if self.pairwise:
+            self._check_pairwise(secure)
         if self.limits.norm:
             raise SettingError(
                 f"--max-norm {self.limits.norm:g}: [secure] shows the server no single update whose length it could "
@@ -100,6 +98,31 @@ class Plan:
             )
         if self.dtype:
             raise SettingError("--bfloat16: [secure] sends whole numbers of 32 bits; leave it out")
+
+    def _check_pairwise(self, secure: Secure) -> None:
+        if len(self.locals) > 1 or self.server.several:
+            raise SettingError(
+                'secure.mode = "cohort": clients that wait for others in one task would keep those of another waiting; '
+                'give mode = "helper", or train one task'
+            )
+        if secure.bound is not None:
+            raise SettingError(
+                'secure.mode = "cohort": nobody could add the noise of [privacy] to a sum; give mode = "helper"'
+            )
+        size = self.server.adds(0) or 1
+        if size > MEMBERS:
+            raise SettingError(f'size = {size}: secure.mode = "cohort" has at most {MEMBERS} clients in a sum')
+        secure.check_size(size, len(self.roster))
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether clients mask for each other."""
+        return self.secure is not None and self.secure.mode == "cohort"
+
+    @property
+    def helped(self) -> bool:
+        """Whether a helper takes masks off sums."""
+        return self.secure is not None and self.secure.mode == "helper"
 
     @property
     def measured(self) -> Sequence[Sequence[Metric]]:

@@ -39,6 +39,7 @@ from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED, ONCE, Limits, admit, admit_masked, read_words
+from offbeat.deploy.cohorts import PHASE, Cohorts
 from offbeat.deploy.job_times import Trip, TripWatcher, trips
 from offbeat.deploy.judging import Verdict, objection, out_of_range, weigh
 from offbeat.deploy.keys import HELPER
@@ -72,6 +73,7 @@ class Reducer(Course[SentJob]):
         self.expected = [plan.expected(task) for task in range(len(plan.locals))]
         self.ledger = _first_ledger(plan) if ledger is None else ledger
         self.within = 0  # events of the present entry
+        self.closing = 0  # number of the cohort whose updates arrive
         self.past, self.fault = Past(), ""
         self._equip(watchers)
         if ledger is None:
@@ -89,6 +91,7 @@ class Reducer(Course[SentJob]):
         self.index = {record.name: number for number, record in enumerate(self.ledger.clients)}
         self.traffic = LoggedTraffic(self.ledger, plan)
         self.draws = LedgerView(self.ledger, plan.seed, self.traffic.census)
+        self.cohorts = Cohorts(self) if plan.pairwise else None
         Course.__init__(
             self,
             self.ledger,
@@ -179,6 +182,8 @@ class Reducer(Course[SentJob]):
             if code == "version" and not entry.sender:
                 raise FolderError(f"the log of {self.plan.run} has {error}") from None
             ledger.tally.refused[code] = ledger.tally.refused.get(code, 0) + 1
+        if self.cohorts is not None and ledger.begun and not ledger.stopped:
+            self.cohorts.look()
         return code
 
     def _quarantine(self, entry: LogEntry, how: How) -> None:
@@ -232,6 +237,12 @@ class Reducer(Course[SentJob]):
                 return self._bye(client, header)
             case wire.Judged():
                 return self._judged(client, header)
+            case wire.Dealt() if self.cohorts is not None:
+                return self.cohorts.shared(client, header.number, message)
+            case wire.Masked() if self.cohorts is not None:
+                return self.cohorts.masked(client, header.number, message)
+            case wire.Revealed() if self.cohorts is not None:
+                return self.cohorts.revealed(client, header.number, message)
         raise RefusedError("malformed", "of a kind that clients do not send")
 
     def _helper(self, entry: LogEntry, message: Message) -> str:
@@ -246,7 +257,7 @@ class Reducer(Course[SentJob]):
             return ""
         cohort = ledger.closed[header.number]
         if header.error:
-            self._unopened(header.number, f"the helper refuses: {wire.writable(header.error)}")
+            self.unopened(header.number, f"the helper refuses: {wire.writable(header.error)}")
             raise RefusedError("masks", header.error)
         dim = self.plan.initial[cohort.task].numel()
         if (
@@ -255,14 +266,18 @@ class Reducer(Course[SentJob]):
             or message.length("masks") != 4 * dim
         ):
             raise RefusedError("length", f"not the masks of {dim} numbers")
-        masks, secure = read_words(message, "masks"), self.plan.secure
+        return self.unmasked(header.number, read_words(message, "masks"))
+
+    def unmasked(self, number: int, masks: Vector) -> str:
+        """The masks of a sum are known: it is open, if they fit."""
+        cohort, secure = self.ledger.closed[number], self.plan.secure
         if secure is None or not cohort.fits(masks, self.server.adds(cohort.task) or 1, secure):
-            self._unopened(header.number, "a client's mask is not the one that it told the helper of")
+            self.unopened(number, "a client's mask is not the one that it has told of")
             raise RefusedError("masks", "what they leave is not a sum of updates")
-        self.summed(header.number, masks)
+        self.summed(number, masks)
         return APPLIED
 
-    def _unopened(self, number: int, why: str) -> None:
+    def unopened(self, number: int, why: str) -> None:
         """A sum will never be open: its updates are lost; if clients remember them as sent, the run cannot go on."""
         task = self.ledger.closed[number].task
         self.ledger.unopened += 1
@@ -270,6 +285,9 @@ class Reducer(Course[SentJob]):
             self.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
         self.give_up(number)
         self._end_at_updates()
+
+    def sum_of(self, job: Job) -> Cohort:
+        return self.ledger.closed[self.closing] if self.closing else super().sum_of(job)
 
     def collect(self, cohort: Cohort, update: Update, result: wire.Trained) -> None:
         """Put the masked numbers of an update into a sum, and keep what the helper needs for its mask."""
@@ -299,6 +317,8 @@ class Reducer(Course[SentJob]):
             case wire.Rekeyed() if header.client < len(ledger.clients):
                 record = ledger.clients[header.client]
                 record.account, record.sign, record.seal = header.account, header.sign, header.seal
+                if self.cohorts is not None:
+                    self.cohorts.rekeyed(header.client)
             case wire.Helped():
                 ledger.helper = (header.account, header.sign, header.seal)
             case wire.Led() if header.term > ledger.term:
@@ -352,7 +372,7 @@ class Reducer(Course[SentJob]):
             self._leave(client)
             record.epoch, record.nonce = hello.epoch, hello.nonce
             record.seq, record.digest, record.verdict, record.resync = 0, "", "", {}
-            record.cancelled = []
+            record.cancelled, record.attempt = [], 0
         self.traffic.touch(client)
         if not record.present and not self.ledger.stopped:
             record.since = self.ledger.position
@@ -404,13 +424,21 @@ class Reducer(Course[SentJob]):
             self.traffic.changed.add(client)  # it has missed the answer: its assignment goes out again
             self.ledger.tally.repeated += 1
             return ""
+        if self.cohorts is not None and self.cohorts.known(client, result, digest):
+            self.traffic.changed.add(client)
+            self.ledger.tally.repeated += 1
+            return ""
+        before = record.seq, record.digest, record.verdict
         record.seq, record.digest = result.seq, digest
         self.traffic.touch(client)
         record.verdict = APPLIED  # unless something below objects; handlers run last
         try:
-            self._settle(client, result, message)
+            if self._waits(client, result, message, digest):
+                record.seq, record.digest, record.verdict = before
+                return ""
+            record.attempt = 0
         except RefusedError as error:
-            record.verdict = error.code
+            record.verdict, record.attempt = error.code, 0
             record.refused += 1
             flight = self.ledger.flights.get(result.job)
             if flight is not None and flight.job.client == client and error.code not in WAITS:
@@ -432,7 +460,8 @@ class Reducer(Course[SentJob]):
             raise RefusedError("order", f"number {result.seq} after {record.seq}")
         return False
 
-    def _settle(self, client: int, result: wire.Trained, message: Message) -> None:
+    def _waits(self, client: int, result: wire.Trained, message: Message, digest: str) -> bool:
+        """Let a result take effect, unless it is one that waits for others; whether it does."""
         ledger, plan = self.ledger, self.plan
         if ledger.stopped:
             raise RefusedError("over", "the run is over")
@@ -448,7 +477,7 @@ class Reducer(Course[SentJob]):
             ledger.clients[client].failed += 1
             self.lose(flight, f"failed: {wire.writable(result.error[:200])}")
             self._strike(client)
-            return
+            return False
         if job.hold and job.task not in ledger.clients[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")
         partial = job.hold and ledger.clients[client].recalls[job.task]
@@ -456,12 +485,33 @@ class Reducer(Course[SentJob]):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
+        if self.cohorts is not None:
+            self.cohorts.wait(client, flight, result, message, digest)
+            return True
         vectors = self._vectors(client, job.task, message)
-        ledger.clients[client].slots[job.task] = version
-        ledger.clients[client].strikes = 0
-        ledger.clients[client].applied += 1
-        ledger.tally.computed += 1
+        self._taken(client, job.task)
         self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
+        return False
+
+    def _taken(self, client: int, task: int) -> None:
+        """A client's update counts."""
+        record = self.ledger.clients[client]
+        record.slots[task] = self.server.models(self.ledger.server)[task].version
+        record.strikes = 0
+        record.applied += 1
+        self.ledger.tally.computed += 1
+
+    def settle(self, flight: SentJob, result: wire.Trained, digest: str, vectors: Payload, number: int) -> None:
+        """A result that has waited for others is in the sum of this number."""
+        client, record = flight.job.client, self.ledger.clients[flight.job.client]
+        record.seq, record.digest, record.verdict, record.attempt = result.seq, digest, APPLIED, 0
+        record.cancelled = []
+        self._taken(client, flight.job.task)
+        self.closing = number
+        try:
+            self.arrived(flight, Update(flight.job._replace(steps=result.steps), vectors), result)
+        finally:
+            self.closing = 0
 
     def _vectors(self, client: int, task: int, message: Message) -> Payload:
         """What an update holds, if it is what it should be."""
@@ -555,6 +605,8 @@ class Reducer(Course[SentJob]):
             norms.last.pop(client, None)
         self.traffic.touch(client)
         self.dismissed(client)
+        if self.cohorts is not None:
+            self.cohorts.removed()
 
     def _restore(self, restored: wire.Restored) -> None:
         """The clients may be ahead of this log: from here on each counts again once it has taken over our state."""
@@ -562,6 +614,8 @@ class Reducer(Course[SentJob]):
         ledger.life = max(restored.epoch, 1 + max(record.epoch for record in ledger.clients))
         # what was under way may have been opened since, with other updates: it cannot be once more
         ledger.cohorts, ledger.closed = {}, {}
+        if self.cohorts is not None:
+            self.cohorts.clear()
         ledger.sums = LIFE * ledger.life
         for client, record in enumerate(ledger.clients):
             if record.removed:
@@ -570,7 +624,7 @@ class Reducer(Course[SentJob]):
             if record.nonce:  # otherwise it has not come back since the run was restored before
                 record.known, record.known_nonce = (record.epoch, record.seq), record.nonce
             record.epoch, record.nonce, record.resync = ledger.life, "", self._memory(client)
-            record.seq, record.digest, record.verdict = 0, "", ""
+            record.seq, record.digest, record.verdict, record.attempt = 0, "", "", 0
             self.traffic.touch(client)
 
     def _memory(self, client: int) -> dict[int, Payload] | None:
@@ -597,7 +651,9 @@ class Reducer(Course[SentJob]):
         when, key = ledger.alarms.pop(number, (0.0, None))
         if ledger.stopped:
             return
-        if key is not None and key.startswith(RESUME):
+        if key is not None and key.startswith(PHASE) and self.cohorts is not None:
+            self.cohorts.ring(key)
+        elif key is not None and key.startswith(RESUME):
             self.traffic.resume(int(key.removeprefix(RESUME)))
         elif key is not None:
             ledger.now = max(ledger.now, when)
@@ -734,6 +790,8 @@ class Reducer(Course[SentJob]):
         if self.ledger.asked:  # the clients evaluate: once more, at the end
             for task in range(len(self.locals)):
                 self._ask(task)
+        if self.cohorts is not None:
+            self.cohorts.over()
         for client in range(len(self.ledger.clients)):
             self.traffic.touch(client)
 

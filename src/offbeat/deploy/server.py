@@ -113,7 +113,7 @@ class RunServer:
         own = (link, self.scribe, folder, self.name, self.chain, self.tail)
         self.mending = Mending(*own, lambda: self.heard, lambda: self.asked)
         self.appender: Appender | None = None
-        self.roster = roster
+        self._go_by(roster)
         self.gate = Gate(self.scribe, senders_of(roster), plan.limits.size)
         self.gate.refused.update(extra.get("refused", {}))
         self.inbox = Inbox(link, plan.run, self._came, WAITING * len(plan.roster) + 64)
@@ -560,9 +560,14 @@ class RunServer:
         newest = max(self.roster.serial + 1, self.ledger.roster)
         if roster.federation != self.roster.federation or roster.serial < newest:
             return False
-        self.roster = roster
+        self._go_by(roster)
         self.gate.admit(self._members())
         return True
+
+    def _go_by(self, roster: Roster) -> None:
+        """This is the newest roster; clients that mask for each other get it with what they are called to."""
+        self.roster = roster
+        self.core.roster = roster.to_json() if self.plan.pairwise else None
 
     def _members(self) -> dict[str, MemberKeys]:
         """The keys of those who may take part: as the roster says, or as the log does if that knows a newer one."""
@@ -580,7 +585,7 @@ class RunServer:
         found = changes(self.ledger, self.plan, keys, gone, self.roster.serial)
         for why in found.refused:
             note(why, "warning", run=self.plan.run)
-        helper = tuple(helper_of(self.roster)) if self.plan.secure is not None else self.ledger.helper
+        helper = tuple(helper_of(self.roster)) if self.plan.helped else self.ledger.helper
         if helper != self.ledger.helper and self.roster.serial >= self.ledger.roster:
             found.entries.append(wire.say(wire.Helped(self.plan.run, *helper)))
         return found.entries

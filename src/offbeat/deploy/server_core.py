@@ -92,6 +92,7 @@ class ServerCore:
         self.every, self.asks, self.inline = every, asks, inline
         self.shares = plan.personal is not None and not asks  # evaluates, and has the clients evaluate their own models
         self.wait = wait
+        self.roster = b"" if plan.pairwise else None  # as the coordinator has signed it, for clients that need it
         self.models = Models()
         self.put: set[str] = set()  # models that this process has made available
         self.names: dict[int, frozenset[str]] = {}  # client -> the models that its assignment names
@@ -139,7 +140,7 @@ class ServerCore:
 
     def _consult(self, clock: float) -> list[Effect]:
         self.consulted = clock
-        return [Consult()] if self.plan.secure is not None else []
+        return [Consult()] if self.plan.helped else []
 
     def _standing(self, sender: str) -> tuple[Any, ...]:
         """What a new message of a client changes."""
@@ -266,7 +267,7 @@ class ServerCore:
                 self.put.add(name)
                 effects.append(Put(name, data))
 
-        assignment = write_assignment(self.plan.run, self.ledger, client, self.models, put, self.inline)
+        assignment = write_assignment(self.plan.run, self.ledger, client, self.models, put, self.inline, self.roster)
         self.posted[client] = clock
         return [*effects, Post(client, assignment), *map(Drop, self._name(client, names))]
 

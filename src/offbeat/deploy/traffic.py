@@ -23,8 +23,10 @@ class LoggedTraffic:
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self.ledger, self.plan, self.census = ledger, plan, Census(ledger)
         self.changed: set[int] = set()
+        self.fewer: set[int] = set()  # cohorts that a member has dropped out of
         self.absent: list[SentJob] = []
-        numbers = [number for record in ledger.clients for number in _awaited(record)]
+        awaited = [number for record in ledger.clients for number in _awaited(record)]
+        numbers = [number for number in awaited if number not in ledger.waiting]
         begun = sorted((ledger.flights[number].since, number) for number in numbers)
         self.leases: OrderedDict[int, float] = OrderedDict((number, since) for since, number in begun)
 
@@ -170,6 +172,26 @@ class LoggedTraffic:
     def _forget(self, number: int) -> None:
         del self.ledger.flights[number]
         self.leases.pop(number, None)
+        if number in self.ledger.waiting:
+            self.unready(number)
+
+    def rest(self, number: int) -> None:
+        """The client has done this job, and waits for others: it is not what is waited for."""
+        self.leases.pop(number, None)
+
+    def unready(self, number: int) -> None:
+        """The result of this job does not wait for others any more."""
+        waiting = self.ledger.waiting.pop(number)
+        if waiting.cohort:
+            self.fewer.add(waiting.cohort)
+        else:
+            self.ledger.ready.remove(number)
+
+    def renew(self, number: int) -> None:
+        """Its client has to say again that it is ready: its lease begins anew."""
+        self.unready(number)
+        self.ledger.flights[number].since = self.ledger.now
+        self._wait(number)
 
 
 def _awaited(record: ClientRecord) -> list[int]:

@@ -377,6 +377,8 @@ class Trained(ClientHeader):
     """A job is done, or cannot be done (`error`). Times are seconds, measured by the client.
 
     others: job -> what it took to compute, of held results since the last message that nobody asked for.
+    attempt: where clients mask for each other, the body is the keys of this attempt (`ReadyKeys.keys`), and what was
+    computed follows once a cohort is called (`Dealt`, `Masked`).
     """
 
     epoch: Count
@@ -388,6 +390,28 @@ class Trained(ClientHeader):
     compute: Seconds = 0.0
     error: Text = ""
     others: dict[Name, Seconds] = field(default_factory=dict)
+    attempt: Count = 0
+
+
+@dataclass(frozen=True)
+class Dealt(ClientHeader):
+    """A member of a cohort has dealt shares of its secrets: in its body `shares`, sealed for each of the others."""
+
+    number: Count
+
+
+@dataclass(frozen=True)
+class Masked(ClientHeader):
+    """A member of a cohort sends its update: in its body `words`, masked."""
+
+    number: Count
+
+
+@dataclass(frozen=True)
+class Revealed(ClientHeader):
+    """A member gives away its shares for a sum that is closed: in its body `shares`, one for each that has dealt."""
+
+    number: Count
 
 
 @dataclass(frozen=True)
@@ -597,7 +621,7 @@ class Beat(ClientHeader):
     pulse: Count = 0
 
 
-FromClient: TypeAlias = Hello | Trained | Bye | Judged | Unmasked
+FromClient: TypeAlias = Hello | Trained | Dealt | Masked | Revealed | Bye | Judged | Unmasked
 FromServer: TypeAlias = (
     Opening
     | Limited
@@ -621,7 +645,7 @@ FromServer: TypeAlias = (
 Header: TypeAlias = FromClient | FromServer | Beat
 
 HEADERS: dict[str, type[Any]] = {each.__name__.lower(): each for each in get_args(Header)}  # by kind
-BODIES = ("trained", "opening", "ordered", "unmasked")  # kinds that have vectors or bytes
+BODIES = ("trained", "dealt", "masked", "revealed", "opening", "ordered", "unmasked")  # have vectors or bytes
 
 
 def say(header: Header, parts: Parts | None = None, dtype: str = "") -> bytes:

@@ -56,9 +56,10 @@ class SumsOnly(Partner):
     """Takes part in runs that need a helper."""
 
     def objection(self, charter: Mapping[str, Any], client: str) -> str:
-        return (
-            "" if "secure" in charter["experiment"] else f"{charter['run']} has no [secure] table, and needs no helper"
-        )
+        table = charter["experiment"].get("secure")
+        if not isinstance(table, Mapping):
+            return f"{charter['run']} has no [secure] table, and needs no helper"
+        return f"the clients of {charter['run']} mask for each other" if table.get("mode") == "cohort" else ""
 
 
 class HelperSite(Participant):

@@ -65,7 +65,7 @@ async def serve_all(
     place = folder / "keys"
     if not (place / keys.ROSTER).exists():
         keys.init(place, names, "up", tls=False)
-    secure = experiment.secure
+    secure = experiment.secure if experiment.secure is not None and experiment.secure.mode == "helper" else None
     if secure is not None and keys.read_roster(place).helper is None:
         keys.add_helper(place)
     roster, broker = keys.read_roster(place), Broker(folder / "broker", place, sync=sync)
@@ -224,10 +224,11 @@ async def _serve_one(
     begins, identity = identity is None, identity or new_identity(spec, place, roster.active)
     name = identity.run
     plan = plan_of(session, spec, name, identity.roster, options, link.creds.federation)
-    if plan.secure is not None and roster.helper is None:
+    if plan.helped and roster.helper is None:
         raise SettingError(
             "the experiment has a [secure] table, and the roster no helper; make its keys with `offbeat keys helper`, "
-            "give them to a second party, and let that run `offbeat helper`"
+            "give them to a second party, and let that run `offbeat helper`; or let the clients mask for each other, "
+            'with mode = "cohort"'
         )
     charter = charter_of(experiment, spec, plan, options, last)
     if begins and alone:

@@ -5,50 +5,31 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from rounds import SIGN, SIGNERS, Round, called, drawing
 from slow_crypto import NINE, chacha_seal, hkdf, keystream as slow_keystream, parts, shamir_value, x25519
 
-from offbeat.deploy.envelope import public_sign
-from offbeat.privacy.secure.calls import MEMBERS, Call, Ready, commitment, cut, read_call, read_ready, threshold
-from offbeat.privacy.secure.member import SEALED, Member, begin, read_member
+from offbeat.privacy.secure.calls import (
+    MEMBERS,
+    SEALED,
+    Call,
+    ReadyKeys,
+    commitment,
+    cut,
+    read_call,
+    read_ready,
+    threshold,
+)
+from offbeat.privacy.secure.member import begin, read_member
 from offbeat.privacy.secure.opening import left_masks
 from offbeat.privacy.secure.shamir import PRIME, SHARE, combine, split
 from offbeat.privacy.secure.streams import Words
-from offbeat.privacy.secure.tickets import MaskContext, TicketError
-
-SIGN = {f"c{n}": bytes([n + 1]) * 32 for n in range(40)}
-SIGNERS = {name: public_sign(secret) for name, secret in SIGN.items()}
-
-
-def drawing(seed: int) -> Callable[[int], bytes]:
-    return random.Random(seed).randbytes
-
-
-@dataclass
-class Round:
-    """A cohort whose messages are all delivered."""
-
-    members: list[Member]
-    call: Call
-    dealt: list[list[bytes]]  # by place, sealed for each other member
-
-    def hear(self, me: int, sharers: Sequence[int]) -> Member:
-        """With the shares of these."""
-        sealed = {other: self.dealt[other][me - (me > other)] for other in sharers if other != me}
-        return self.members[me].hear(sealed)
-
-
-def called(count: int, dim: int = 5, cohort: int = 2, seed: int = 0) -> Round:
-    context, draw = MaskContext("fed", "run", 0, dim, cohort, 20), drawing(seed)
-    members = [begin(context, f"c{n}", (1, 1, 0), SIGN[f"c{n}"], draw) for n in range(count)]
-    call = Call(7, context, tuple(each.own for each in members))
-    members = [each.join(call, SIGNERS) for each in members]
-    return Round(members, call, [cut(each.sealed_shares(), SEALED, count - 1) for each in members])
+from offbeat.privacy.secure.tickets import TicketError
 
 
 def plain(count: int, dim: int) -> list[Words]:
@@ -214,7 +195,7 @@ def refused(code: str, action: Callable[[], object]) -> None:
     assert error.value.code == code
 
 
-def fresh(n: int, attempt: int = 1, name: str = "") -> Ready:
+def fresh(n: int, attempt: int = 1, name: str = "") -> ReadyKeys:
     """Keys of another attempt of a client."""
     context = called(2).call.context
     return begin(context, name or f"c{n}", (1, 1, attempt), SIGN[f"c{n}"], drawing(99 + n)).own
@@ -255,7 +236,7 @@ def test_a_cohort_of_fewer_than_the_run_or_the_client_asks_for_is_refused() -> N
 
 
 def test_a_member_whom_no_client_of_the_roster_has_signed_is_refused() -> None:
-    def with_(third: Ready) -> Callable[[Call], Call]:
+    def with_(third: ReadyKeys) -> Callable[[Call], Call]:
         return lambda call: replace(call, members=(*call.members[:3], third))
 
     refused("signer", joining(with_(fresh(3, name="stranger"))))

@@ -1,7 +1,7 @@
 """What the members of a cohort and the server say to each other: plain values of bounded size, and no secret.
 
-A client that has trained says so with keys made for this attempt (`Ready`). The server calls a cohort (`Call`): from
-then on its members are fixed, in this order. All that is derived from keys is derived for the digest of that call.
+A client that has trained says so with keys made for this attempt (`ReadyKeys`). The server calls a cohort (`Call`):
+from then on its members are fixed, in this order. All that is derived from keys is derived for that call's digest.
 
 Decoding is total: any bytes give a message or a `TicketError`.
 """
@@ -16,11 +16,13 @@ from functools import cached_property
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from offbeat.privacy.secure.shamir import SHARE
 from offbeat.privacy.secure.streams import Words, derive, keystream
 from offbeat.privacy.secure.tickets import KEY, MaskContext, TicketError, agrees, framed, parts, read_context, read_name
 
 MEMBERS = 1 << 10  # of a cohort at most: everybody shares a secret with everybody
 SIGNATURE = 64
+SEALED = 2 * SHARE + 16  # bytes of the two shares that one member seals for another
 KEYS = 3 * KEY + SIGNATURE  # bytes of what a client adds to its message
 _COUNTS = 1 << 53
 _CALL, _READY, _SEED = b"offbeat/cohort/1", b"offbeat/ready/1", b"offbeat/seed/1"
@@ -37,7 +39,7 @@ def commitment(seed: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Ready:
+class ReadyKeys:
     """A client has a result and takes part in a sum. epoch, seq: of the result.   attempt: each has keys of its own.
 
     seal, mask: public X25519 keys, with which shares are sealed and masks made.   seed: its `commitment`.
@@ -77,8 +79,8 @@ class Ready:
         return framed(self.client.encode(), struct.pack(">QQQ", self.epoch, self.seq, self.attempt), self.keys)
 
 
-def read_ready(client: str, numbers: tuple[int, int, int], keys: bytes) -> Ready:
-    """From its (epoch, seq, attempt) and `Ready.keys`; raises `TicketError` and nothing else."""
+def read_ready(client: str, numbers: tuple[int, int, int], keys: bytes) -> ReadyKeys:
+    """From its (epoch, seq, attempt) and `ReadyKeys.keys`; raises `TicketError` and nothing else."""
     if len(keys) != KEYS:
         raise TicketError("length", f"{len(keys)} bytes of keys, expected {KEYS}")
     if not all(0 <= number < _COUNTS for number in numbers):
@@ -86,7 +88,7 @@ def read_ready(client: str, numbers: tuple[int, int, int], keys: bytes) -> Ready
     seal, mask, seed = (keys[at : at + KEY] for at in (0, KEY, 2 * KEY))
     if not (agrees(seal) and agrees(mask)):
         raise TicketError("key", f"{client!r} has sent a key with which nothing can be shared")
-    return Ready(client, *numbers, seal, mask, seed, keys[3 * KEY :])
+    return ReadyKeys(client, *numbers, seal, mask, seed, keys[3 * KEY :])
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Call:
 
     number: int
     context: MaskContext
-    members: tuple[Ready, ...]
+    members: tuple[ReadyKeys, ...]
 
     def to_bytes(self) -> bytes:
         head = struct.pack(">QI", self.number, len(self.members))
@@ -142,7 +144,7 @@ def read_call(data: bytes) -> Call:
         raise TicketError("malformed", str(error)[:80]) from None
 
 
-def _member(data: bytes) -> Ready:
+def _member(data: bytes) -> ReadyKeys:
     client, numbers, keys = parts(data, 3)
     return read_ready(read_name(client), struct.unpack(">QQQ", numbers), keys)
 

@@ -13,7 +13,7 @@ The rules, before the code:
 5. What was accepted is fixed: another call, other sharers or other survivors for the same attempt are refused. What
    was accepted before gives the same answer again, byte for byte, because an answer may be lost.
 
-`Member` is a value. Its holder writes it down before it sends what follows from it. Nothing of a server's process
+`CohortMember` is a value. Its holder writes it down before it sends what follows from it. Nothing of a server's process
 imports this module: tests/privacy/secure/test_closed.py.
 """
 
@@ -29,18 +29,17 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from offbeat.privacy.secure.calls import Call, Ready, commitment, read_call
+from offbeat.privacy.secure.calls import Call, ReadyKeys, commitment, read_call
 from offbeat.privacy.secure.shamir import PRIME, SHARE, split
 from offbeat.privacy.secure.streams import Words, derive, stream
 from offbeat.privacy.secure.tickets import MaskContext, TicketError, framed
 
-SEALED = 2 * SHARE + 16  # bytes of the two shares that one member seals for another
 _WIDE = 48  # bytes of which a number below the prime is made, so that no value is likelier than others
 _NONCE = bytes(12)  # every key seals one message
 
 
 @dataclass(frozen=True)
-class Member:
+class CohortMember:
     """A client in one attempt. own: what it has said about itself.   call: the cohort that it is in.
 
     seal, mask, seed, deal: its secrets, of 32 bytes each; `deal` is what its polynomials are drawn from.
@@ -49,7 +48,7 @@ class Member:
     """
 
     context: MaskContext
-    own: Ready
+    own: ReadyKeys
     seal: bytes
     mask: bytes
     seed: bytes
@@ -59,11 +58,11 @@ class Member:
     survivors: tuple[int, ...] = ()
 
     def __repr__(self) -> str:  # a secret must not reach a log
-        return f"Member({self.own.client!r}, …)"
+        return f"CohortMember({self.own.client!r}, …)"
 
     # Taking part
 
-    def join(self, call: Call, signers: Mapping[str, bytes], least: int = 2, last: int = 0) -> Member:
+    def join(self, call: Call, signers: Mapping[str, bytes], least: int = 2, last: int = 0) -> CohortMember:
         """With this cohort. signers: the roster's keys by name.   last: number of the last cohort before.
 
         Raises `TicketError` for whatever rule 4 refuses.
@@ -103,7 +102,7 @@ class Member:
             if other != me
         )
 
-    def hear(self, sealed: Mapping[int, bytes]) -> Member:
+    def hear(self, sealed: Mapping[int, bytes]) -> CohortMember:
         """With the shares of those who have shared, by place: this client's own is not among them."""
         call, me = self._called()
         if self.shares:
@@ -162,7 +161,7 @@ class Member:
 
     # Unmasking
 
-    def answer(self, survivors: Sequence[int], dropped: Sequence[int]) -> tuple[Member, bytes]:
+    def answer(self, survivors: Sequence[int], dropped: Sequence[int]) -> tuple[CohortMember, bytes]:
         """Shares of the survivors' seeds and of the others' mask keys, in the order of places; once."""
         call, me = self._called()
         if len({*survivors, *dropped}) != len(survivors) + len(dropped):
@@ -192,7 +191,7 @@ class Member:
         return json.dumps([alone, secrets, call, shares, self.survivors]).encode()
 
 
-def read_member(data: bytes) -> Member:
+def read_member(data: bytes) -> CohortMember:
     """From the disk; raises `TicketError`."""
     try:
         alone, secrets, call, shares, survivors = json.loads(data)
@@ -201,7 +200,7 @@ def read_member(data: bytes) -> Member:
         seal, mask, seed, deal = map(bytes.fromhex, secrets)
         called = read_call(bytes.fromhex(call)) if call else None
         kept = (seal, mask, seed, deal, called, held, tuple(map(int, survivors)))
-        return Member(said.context, said.members[0], *kept)
+        return CohortMember(said.context, said.members[0], *kept)
     except (ValueError, TypeError, IndexError):
         raise TicketError("malformed", "not a member's state") from None
 
@@ -212,11 +211,11 @@ def begin(
     numbers: tuple[int, int, int],
     sign: bytes,
     draw: Callable[[int], bytes] = os.urandom,
-) -> Member:
+) -> CohortMember:
     """A client that takes part, with fresh keys. numbers: (epoch, seq, attempt).   sign: its Ed25519 secret."""
     seal, mask, seed, deal = (draw(32) for _ in range(4))
-    own = Ready(client, *numbers, _public(seal), _public(mask), commitment(seed))
-    return Member(context, replace(own, signature=own.sign(context, sign)), seal, mask, seed, deal)
+    own = ReadyKeys(client, *numbers, _public(seal), _public(mask), commitment(seed))
+    return CohortMember(context, replace(own, signature=own.sign(context, sign)), seal, mask, seed, deal)
 
 
 def _public(secret: bytes) -> bytes:

@@ -1,0 +1,356 @@
+"""Cohorts of a run whose clients mask for each other: what the fold makes of their messages.
+
+The rules, before the code:
+
+1. A client that has trained says that it is ready, with keys of this attempt, and keeps its numbers. Its message is not
+   settled yet, and its job stays in flight. It does not count as late while it waits for others.
+2. When as many are ready as a server step takes, they are called to a cohort. If nobody else is at work, fewer are
+   called, `secure.cohort` of them at least: otherwise everybody would wait for ever.
+3. A cohort deals shares, then sends masked numbers. Each phase ends when all that are left have done so, or after a
+   while without the others. Whoever is left out is to say again that it is ready, with fresh keys.
+4. If fewer than `threshold` or `secure.cohort` are left before the sum is closed, the cohort is aborted, and all its
+   members come again. Nobody has given anything away by then.
+5. Those whose masked numbers are here when masking ends are in the sum: their messages are settled as "applied", each
+   once, and the server is told. From here on the sum is closed and never made again from the same numbers: two sums
+   that differ in one client would show that one's.
+6. A closed sum is open when `threshold` of its members have given away their shares. They can do so late. One that too
+   few can open any more is lost, as with a helper (`Reducer.unopened`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from offbeat.core.sums import Cohort
+from offbeat.core.vectors import Vector
+from offbeat.deploy import wire
+from offbeat.deploy.admission import ONCE, read_words
+from offbeat.deploy.helping import context_of
+from offbeat.deploy.ledger import Gathering, Ledger, SentJob, Waiting
+from offbeat.deploy.wire import Message, RefusedError
+from offbeat.privacy.secure.calls import SEALED, Call, ReadyKeys, read_call, read_ready, threshold
+from offbeat.privacy.secure.opening import left_masks
+from offbeat.privacy.secure.shamir import SHARE
+from offbeat.privacy.secure.tickets import KEY, TicketError
+
+if TYPE_CHECKING:
+    from offbeat.deploy.reducer import Reducer
+
+SHARING, MASKING, OPENING = "sharing", "masking", "opening"
+PHASE = "\0phase:"  # the key of the alarm at the end of a phase
+PART = 10  # of a lease that a phase takes at most
+
+
+class Cohorts:
+    """The cohorts in a fold's ledger."""
+
+    def __init__(self, fold: Reducer) -> None:
+        self.fold = fold
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.fold.ledger
+
+    @property
+    def least(self) -> int:
+        assert self.fold.plan.secure is not None
+        return self.fold.plan.secure.cohort
+
+    # A client is ready
+
+    def known(self, client: int, result: wire.Trained, digest: str) -> bool:
+        """Whether there is nothing to do about this message: it waits already, or is of an attempt that is over."""
+        record, waiting = self.ledger.clients[client], self.ledger.waiting.get(result.job)
+        if result.error:
+            return False
+        if waiting is not None and waiting.client == client and result.attempt >= record.attempt:
+            if waiting.digest == digest:
+                return True
+            self.again(result.job)  # its client has lost the keys of the other one
+        return result.attempt < record.attempt
+
+    def wait(self, client: int, flight: SentJob, result: wire.Trained, message: Message, digest: str) -> None:
+        """A result is ready; raises `RefusedError` unless its keys are its client's."""
+        record, context = self.ledger.clients[client], context_of(self.fold.plan, flight.job.task)
+        if message.parts.keys() != {"keys"} or message.parts["keys"][0] != "bytes":
+            raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected keys")
+        try:
+            keys = bytes(message.parts["keys"][1])
+            ready = read_ready(record.name, (result.epoch, result.seq, result.attempt), keys)
+        except TicketError as error:
+            raise RefusedError(error.code, str(error)) from None
+        if not ready.verify(context, bytes.fromhex(record.sign)):
+            raise RefusedError("forged", "its keys are not signed by its client")
+        self.ledger.waiting[flight.job.id] = Waiting(client, dict(vars(result)), keys.hex(), digest)
+        self.ledger.ready.append(flight.job.id)
+        self.fold.traffic.rest(flight.job.id)
+
+    def again(self, job: int) -> None:
+        """The client of this job is to say once more that it is ready, with other keys."""
+        waiting = self.ledger.waiting[job]
+        self.ledger.clients[waiting.client].attempt = waiting.said["attempt"] + 1
+        self.fold.traffic.renew(job)
+        self.fold.traffic.touch(waiting.client)
+
+    def rekeyed(self, client: int) -> None:
+        """A client has other keys: what it has signed with those before is void."""
+        for job in self.ledger.clients[client].queue:
+            if job in self.ledger.waiting:
+                self.again(job)
+
+    # Calling
+
+    def look(self) -> None:
+        """After each entry: go on with cohorts that have lost a member, and call the next one."""
+        fewer, self.fold.traffic.fewer = self.fold.traffic.fewer, set()
+        for number in sorted(fewer):
+            if number in self.ledger.gatherings:
+                self._advance(self.ledger.gatherings[number])
+        while chosen := self._chosen():
+            self._call(chosen)
+
+    def _chosen(self) -> list[int]:
+        """The jobs of the next cohort, if there is one."""
+        ledger, size = self.ledger, self.fold.server.adds(0) or 1
+        if len(ledger.ready) >= size:
+            return ledger.ready[:size]
+        everybody = len(ledger.ready) >= self.least and len(ledger.ready) == len(ledger.flights)
+        return [*ledger.ready] if everybody else []
+
+    def _call(self, jobs: list[int]) -> None:
+        ledger = self.ledger
+        ledger.sums += 1
+        task = ledger.flights[jobs[0]].job.task
+        call = Call(ledger.sums, context_of(self.fold.plan, task), tuple(self._ready(job) for job in jobs))
+        clients = [ledger.waiting[job].client for job in jobs]
+        gathering = Gathering(ledger.sums, task, _bytes(call.to_bytes()), clients, jobs, SHARING)
+        ledger.gatherings[gathering.number] = gathering
+        ledger.ready = [job for job in ledger.ready if job not in jobs]
+        for job in jobs:
+            ledger.waiting[job].cohort = gathering.number
+        self._begin(gathering, SHARING)
+
+    def _ready(self, job: int) -> ReadyKeys:
+        waiting = self.ledger.waiting[job]
+        numbers = waiting.said["epoch"], waiting.said["seq"], waiting.said["attempt"]
+        return read_ready(self.ledger.clients[waiting.client].name, numbers, bytes.fromhex(waiting.keys))
+
+    def _begin(self, gathering: Gathering, phase: str) -> None:
+        """A phase begins: the members are told, and it ends after a while."""
+        gathering.phase, limits = phase, self.ledger.limits
+        seconds = limits.lease if phase == OPENING else limits.lease / PART
+        self.fold.alarm(self.ledger.now + seconds / self.fold.plan.unit, f"{PHASE}{gathering.number}:{phase}")
+        for client in gathering.clients:
+            self.fold.traffic.touch(client)
+
+    # What members say
+
+    def shared(self, client: int, number: int, message: Message) -> str:
+        """A member has dealt shares."""
+        gathering, place = self._place(client, number, SHARING)
+        if gathering is None or place in gathering.sealed:
+            return self._repeated(client)
+        gathering.sealed[place] = _part(message, "shares", SEALED * (len(gathering.clients) - 1))
+        self._advance(gathering)
+        return ""
+
+    def masked(self, client: int, number: int, message: Message) -> str:
+        """A member has sent its update."""
+        gathering, place = self._place(client, number, MASKING)
+        if gathering is None or place in gathering.masked or place not in gathering.sharers:
+            return self._repeated(client)
+        dim = self.fold.plan.initial[gathering.task].numel()
+        _part(message, "words", 4 * dim)
+        gathering.masked[place] = read_words(message, "words")
+        self._advance(gathering)
+        return ""
+
+    def revealed(self, client: int, number: int, message: Message) -> str:
+        """A member has given away its shares; when enough have, the sum is open."""
+        gathering = self.ledger.gatherings.get(number)
+        place = gathering.clients.index(client) if gathering is not None and client in gathering.clients else -1
+        if gathering is None or place not in gathering.survivors or place in gathering.answers:
+            return self._repeated(client)
+        gathering.answers[place] = _part(message, "shares", SHARE * len(gathering.sharers))
+        self.fold.traffic.touch(client)
+        return self._open(gathering)
+
+    def _place(self, client: int, number: int, phase: str) -> tuple[Gathering | None, int]:
+        """The cohort of this number and the client's place in it, if it is in this phase and the client in it."""
+        gathering = self.ledger.gatherings.get(number)
+        if gathering is not None and gathering.phase == phase:
+            for place in self._left(gathering):
+                if gathering.clients[place] == client:
+                    return gathering, place
+        return None, -1
+
+    def _repeated(self, client: int) -> str:
+        self.fold.traffic.changed.add(client)  # it has missed what came since: its assignment goes out again
+        self.ledger.tally.repeated += 1
+        return ""
+
+    # Phases
+
+    def ring(self, key: str) -> None:
+        """A phase has taken long enough."""
+        number, phase = key.removeprefix(PHASE).split(":")
+        gathering = self.ledger.gatherings.get(int(number))
+        if gathering is None or gathering.phase != phase:
+            return
+        if phase != OPENING:
+            self._advance(gathering, late=True)
+        elif not self.fold.plan.agrees[gathering.task]:
+            self._lose(gathering, f"only {len(gathering.answers)} of its members have answered")
+
+    def _left(self, gathering: Gathering) -> list[int]:
+        """The places of those who have not dropped out."""
+        waiting, number = self.ledger.waiting, gathering.number
+        return [n for n, job in enumerate(gathering.jobs) if job in waiting and waiting[job].cohort == number]
+
+    def _advance(self, gathering: Gathering, late: bool = False) -> None:
+        """Go on with a cohort if all that are left are done with its phase, or if it is late."""
+        if gathering.phase == OPENING:
+            return
+        left, sharing = self._left(gathering), gathering.phase == SHARING
+        if not sharing:
+            left = [place for place in left if place in gathering.sharers]
+        done = [place for place in left if place in (gathering.sealed if sharing else gathering.masked)]
+        needed = max(threshold(len(gathering.clients)), self.least)
+        if len(left) < needed or (late and len(done) < needed):
+            self._abort(gathering)
+        elif late or len(done) == len(left):
+            for place in left:
+                if place not in done:
+                    self.again(gathering.jobs[place])
+            if sharing:
+                gathering.sharers = done
+                self._begin(gathering, MASKING)
+            else:
+                self._close(gathering, done)
+
+    def _abort(self, gathering: Gathering) -> None:
+        del self.ledger.gatherings[gathering.number]
+        self.ledger.aborted += 1
+        for place in self._left(gathering):
+            self.again(gathering.jobs[place])
+
+    def _close(self, gathering: Gathering, survivors: list[int]) -> None:
+        """These are in the sum, and their messages are settled."""
+        ledger, masked = self.ledger, gathering.masked
+        gathering.survivors, gathering.masked = survivors, {}
+        ledger.closed[gathering.number] = Cohort(task=gathering.task)
+        self._begin(gathering, OPENING)
+        (name,) = self.fold.locals[gathering.task].sends
+        for place in survivors:
+            job = gathering.jobs[place]
+            waiting, flight = ledger.waiting[job], ledger.flights[job]
+            once = bytes.fromhex(waiting.keys)[KEY : 2 * KEY]
+            vectors = {name: masked[place], ONCE: _bytes(once)}
+            result = wire.Trained(**waiting.said)
+            self.fold.settle(flight, result, waiting.digest, vectors, gathering.number)
+
+    # Opening
+
+    def _open(self, gathering: Gathering) -> str:
+        call = read_call(_raw(gathering.call))
+        if len(gathering.answers) < call.threshold:
+            return ""
+        answers = {place: _raw(answer) for place, answer in gathering.answers.items()}
+        try:
+            masks = left_masks(call, gathering.survivors, gathering.dropped, answers)
+        except TicketError as error:
+            self._lose(gathering, str(error))
+            raise RefusedError("masks", str(error)) from None
+        self._forget(gathering)
+        return self.fold.unmasked(gathering.number, torch.from_numpy(masks.view("int32")))
+
+    def _lose(self, gathering: Gathering, why: str) -> None:
+        self._forget(gathering)
+        self.fold.unopened(gathering.number, why)
+
+    def _forget(self, gathering: Gathering) -> None:
+        del self.ledger.gatherings[gathering.number]
+        for place in gathering.survivors:
+            if place not in gathering.answers:  # it need not answer any more
+                self.fold.traffic.touch(gathering.clients[place])
+
+    def removed(self) -> None:
+        """A client is gone for good, and with it what it could have answered."""
+        for gathering in [*self.ledger.gatherings.values()]:
+            clients, answers = gathering.clients, gathering.answers
+            able = [p for p in gathering.survivors if p in answers or not self.ledger.clients[clients[p]].removed]
+            if gathering.phase == OPENING and len(able) < threshold(len(clients)):
+                self._lose(gathering, "too many of its members were removed")
+
+    def over(self) -> None:
+        """The run has ended: nobody is waited for."""
+        for waiting in [*self.ledger.waiting.values()]:
+            record = self.ledger.clients[waiting.client]
+            record.seq, record.digest, record.verdict = waiting.said["seq"], waiting.digest, "over"
+        self.clear()
+
+    def clear(self) -> None:
+        """There are no cohorts any more."""
+        self.ledger.waiting, self.ledger.ready, self.ledger.gatherings = {}, [], {}
+
+
+def calls_of(ledger: Ledger, client: int, roster: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What a client's assignment says about cohorts, and what goes into its body.
+
+    waits: (seq, attempt) of its result that waits for others.   call: (number, phase, sharers) of its cohort.
+    reveal: (number, survivors, drop-outs) of each sum for which it has not given away its shares.
+    """
+    record, parts = ledger.clients[client], dict[str, bytes]()
+    waits, call = list[int](), list[Any]()
+    for job in record.queue:
+        if job in ledger.waiting:
+            waiting = ledger.waiting[job]
+            waits = [waiting.said["seq"], waiting.said["attempt"]]
+            if waiting.cohort:
+                gathering = ledger.gatherings[waiting.cohort]
+                call = [gathering.number, gathering.phase, gathering.sharers]
+                parts = {CALL: _raw(gathering.call), ROSTER: roster}
+                if gathering.phase == MASKING:
+                    parts[SHARES] = _shares_for(gathering, gathering.clients.index(client))
+    reveal = [
+        [each.number, each.survivors, each.dropped]
+        for each in ledger.gatherings.values()
+        if each.phase == OPENING and client in each.clients and _owes(each, each.clients.index(client))
+    ]
+    return {"attempt": record.attempt, "waits": waits, "call": call, "reveal": reveal}, parts
+
+
+CALL, ROSTER, SHARES = "cohort/call", "cohort/roster", "cohort/shares"  # names of parts of an assignment
+
+
+def _owes(gathering: Gathering, place: int) -> bool:
+    return place in gathering.survivors and place not in gathering.answers
+
+
+def _shares_for(gathering: Gathering, place: int) -> bytes:
+    """What the other sharers have sealed for this member, in the order of their places."""
+    found = []
+    for sharer in gathering.sharers:
+        if sharer != place:
+            at = SEALED * (place - (place > sharer))  # nobody seals shares for itself
+            found.append(_raw(gathering.sealed[sharer][at : at + SEALED]))
+    return b"".join(found)
+
+
+def _part(message: Message, name: str, size: int) -> Vector:
+    """A part of so many bytes and nothing else; raises `RefusedError`."""
+    if message.parts.keys() != {name} or message.parts[name][0] != "bytes":
+        raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected {name}")
+    if message.length(name) != size:
+        raise RefusedError("length", f"{name} has {message.length(name)} bytes, expected {size}")
+    return message.vector(name)
+
+
+def _bytes(raw: bytes) -> Vector:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def _raw(vector: Vector) -> bytes:
+    return bytes(vector.numpy().tobytes())

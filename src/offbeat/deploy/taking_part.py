@@ -1,0 +1,109 @@
+"""A client's part in cohorts, step by step: what it has to write down, and what it then says.
+
+Each step follows from the client's state and the newest assignment, and gives the same bytes whenever it is asked for.
+What a client refuses is decided in `privacy.secure.member`; here it stays silent, and `refused` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from offbeat.core.vectors import Payload
+from offbeat.deploy import effects, wire
+from offbeat.deploy.assignment import Assignment, CohortCall
+from offbeat.deploy.client_state import ClientState, PendingResult
+from offbeat.deploy.masking import PairMasking
+from offbeat.privacy.secure.member import CohortMember, read_member
+from offbeat.privacy.secure.tickets import TicketError
+
+
+class TakingPart:
+    """One client of a run in which clients mask for each other."""
+
+    def __init__(self, pairing: PairMasking) -> None:
+        self.pairing = pairing
+        self.refused = ""  # why it has not done what it was asked for, the last time
+        self.said: tuple[str, bytes] = ("", b"")  # the last step that was told: making it takes a while
+
+    def ready(self, header: wire.Trained, pending: PendingResult, upload: Payload) -> PendingResult:
+        """A result that waits for others. header: of its message."""
+        return self._with_keys(header, replace(pending, words=self.pairing.words(upload)))
+
+    def _with_keys(self, header: wire.Trained, pending: PendingResult) -> PendingResult:
+        member = self.pairing.begin(header, pending.task, pending.words)
+        message = wire.say(header, {"keys": member.own.keys})
+        return replace(pending, message=message, attempt=header.attempt, member=member.to_bytes(), cohort=0)
+
+    # What is written down
+
+    def after(self, state: ClientState, assignment: Assignment) -> ClientState:
+        """The state with what the assignment asks for."""
+        pending, call = state.pending, assignment.call
+        if pending is not None and pending.member:
+            if assignment.attempt > pending.attempt:
+                header = replace(wire.heard(wire.unpack(pending.message)), attempt=assignment.attempt)
+                state = replace(state, pending=self._with_keys(header, pending))
+            elif call is not None and assignment.waits == (pending.seq, pending.attempt):
+                state = self._called(state, pending, call)
+        return self._answered(state, assignment)
+
+    def _called(self, state: ClientState, pending: PendingResult, call: CohortCall) -> ClientState:
+        try:
+            member = self.pairing.join(pending.member, call, state.cohort)
+        except TicketError as error:
+            self.refused = f"cohort {call.number}: {error}"
+            return state
+        pending = replace(pending, member=member.to_bytes(), cohort=call.number)
+        return replace(state, pending=pending, cohort=max(state.cohort, call.number))
+
+    def _answered(self, state: ClientState, assignment: Assignment) -> ClientState:
+        """With what it gives away; parts in sums that nobody asks for any more are forgotten."""
+        members = {}
+        for number, survivors, dropped in assignment.reveal:
+            if number in state.members:
+                members[number] = state.members[number]
+                try:
+                    members[number] = read_member(members[number]).answer(survivors, dropped)[0].to_bytes()
+                except TicketError as error:
+                    self.refused = f"sum {number}: {error}"
+        return state if members == state.members else replace(state, members=members)
+
+    # What is said
+
+    def tell(self, state: ClientState, assignment: Assignment) -> list[effects.Effect]:
+        """What the server has not heard yet."""
+        return [effects.Tell(data, f"{state.nonce}.{name}") for name, data in self._untold(state, assignment)]
+
+    def _untold(self, state: ClientState, assignment: Assignment) -> Iterator[tuple[str, bytes]]:
+        pending, call = state.pending, assignment.call
+        if pending is not None:
+            if not pending.member or assignment.waits != (pending.seq, pending.attempt):
+                yield f"{pending.seq}.{pending.attempt}", pending.message
+            elif call is not None and call.number == pending.cohort:
+                yield from self._step(pending, call)
+        for number, survivors, dropped in assignment.reveal:
+            member = read_member(state.members[number]) if number in state.members else None
+            if member is not None and member.survivors == tuple(sorted(survivors)):
+                shares = member.answer(survivors, dropped)[1]
+                header = wire.Revealed(self.pairing.run, member.own.client, number)
+                yield f"revealed.{number}", wire.say(header, {"shares": shares})
+
+    def _step(self, pending: PendingResult, call: CohortCall) -> Iterator[tuple[str, bytes]]:
+        """The step of a cohort that is asked for."""
+        name = f"{call.phase}.{call.number}"
+        if self.said[0] != name:
+            member = read_member(pending.member)
+            if call.sharers and not member.shares:
+                return  # it has refused
+            self.said = name, self._message(member, pending, call)
+        yield self.said
+
+    def _message(self, member: CohortMember, pending: PendingResult, call: CohortCall) -> bytes:
+        run, client = self.pairing.run, member.own.client
+        if not call.sharers:
+            return wire.say(wire.Dealt(run, client, call.number), {"shares": member.sealed_shares()})
+        masked = member.masked(np.frombuffer(pending.words, dtype="<u4"))
+        return wire.say(wire.Masked(run, client, call.number), {"words": masked.astype("<u4").tobytes()})
