@@ -39,14 +39,18 @@ class Served:
         self.folder, self.names, self.problem = folder, names or NAMES, problem
         self.roster = keys.init(folder / "fed", self.names, tls=False)
         self.broker = Broker(folder / "broker", folder / "fed", sync=False)
-        self.made = Algorithm(options.pop("server", AREA(size=2)), options.pop("local", SGD(lr=0.1)))
+        self.secure = options.pop("secure", None)
+        given = options.pop("server", AREA(size=2)), options.pop("local", SGD(lr=0.1))
+        self.made = Algorithm(*given, secure=self.secure)
         self.options = {"until": Until(updates=10**6), "limits": Limits(patience=6.0), **options}
         self.links: list[Link] = []
         self.tasks: list[asyncio.Task[Any]] = []
 
     def plan(self) -> Plan:
         made = self.made
-        return Plan("run", self.names, made.server, made.locals(1), [self.problem.initial()], **self.options)
+        start, options = self.problem.initial(), {"secure": self.secure, "federation": "fed", **self.options}
+        start = start if self.secure is None else self.secure.round(start)
+        return Plan("run", self.names, made.server, made.locals(1), [start], **options)
 
     async def link(self, name: str) -> Link:
         link = Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
@@ -71,7 +75,7 @@ class Served:
     async def join(self, name: str, **options: Any) -> tuple[RunClient, asyncio.Task[str]]:
         link = await self.link(name)
         number = self.names.index(name)
-        party = Party("run", name, number, [self.problem], self.made.locals(1), 0)
+        party = Party("run", name, number, [self.problem], self.made.locals(1), 0, secure=self.secure)
         client = RunClient(party, link, self.folder / "state" / name, beat=0.5, retry=0.5, **options)
         task = asyncio.create_task(client.run())
         self.tasks.append(task)

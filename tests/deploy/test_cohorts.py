@@ -1,0 +1,330 @@
+"""Clients that mask for each other: what the fold makes of a cohort's messages, and a run over a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from logs import PROBLEM, Log
+from rounds import SIGN, SIGNERS, drawing
+from served import Served, kill, staged, until
+
+from offbeat.algorithms import AREA, FedAST, FedBuff
+from offbeat.core.course import Until
+from offbeat.core.errors import SettingError
+from offbeat.core.server import Algorithm, Server
+from offbeat.core.sums import Secure, SumBound
+from offbeat.deploy.admission import Limits
+from offbeat.deploy.assignment import Models, read_assignment, write_assignment
+from offbeat.deploy.helping import context_of
+from offbeat.deploy.ledger import ClientRecord, Gathering, Ledger
+from offbeat.deploy.membership import openings
+from offbeat.deploy.plan import Plan
+from offbeat.deploy.refold import fingerprint, refold
+from offbeat.local import SGD
+from offbeat.privacy.secure.calls import Call, read_call
+from offbeat.privacy.secure.member import CohortMember, begin
+
+SECURE = Secure(cohort=2, mode="cohort")
+
+
+def plan(server: Server[Any], clients: int = 4, secure: Secure = SECURE) -> Plan:
+    made, names = Algorithm(server, SGD(lr=0.5), secure=secure), [f"c{n}" for n in range(clients)]
+    start, limits = [secure.round(PROBLEM.initial())], Limits(lease=100.0)
+    given = {"until": Until(updates=10**6), "limits": limits, "secure": secure, "federation": "fed"}
+    return Plan("run", names, made.server, made.locals(1), start, **given)  # type: ignore[arg-type]
+
+
+class Talk(Log):
+    """A fold, and clients who say to it what they are told to. Jobs need no training: numbers are given."""
+
+    def __init__(self, server: Server[Any] | None = None, clients: int = 4) -> None:
+        made = plan(server or FedBuff(size=clients), clients)
+        super().__init__(made)
+        self.plan, self.draw, self.members = made, drawing(5), dict[str, CohortMember]()
+        keys = {name: ("", SIGNERS[name].hex(), "") for name in made.roster}
+        for entry in openings(made, keys):
+            self.raw("", entry)
+        self.begin(*made.roster)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.reducer.ledger
+
+    @property
+    def gathering(self) -> Gathering:
+        return [*self.ledger.gatherings.values()][-1]
+
+    @property
+    def call(self) -> Call:
+        return read_call(bytes(self.gathering.call.tolist()))
+
+    def record(self, name: str) -> ClientRecord:
+        return self.ledger.clients[self.reducer.index[name]]
+
+    def ready(self, *names: str, attempt: int = 0, sign: bytes = b"") -> str:
+        code = ""
+        for name in names or self.plan.roster:
+            numbers = (1, self.record(name).seq + 1, attempt)
+            member = begin(context_of(self.plan, 0), name, numbers, sign or SIGN[name], self.draw)
+            self.members[name] = member
+            header = {"epoch": 1, "seq": numbers[1], "job": self.record(name).queue[0], "steps": 1, "attempt": attempt}
+            code = self.add(name, "trained", {"keys": member.own.keys}, **header)
+        return code
+
+    def deal(self, *names: str) -> None:
+        call = self.call
+        for name in names or self.plan.roster:
+            self.members[name] = self.members[name].join(call, SIGNERS)
+            self.add(name, "dealt", {"shares": self.members[name].sealed_shares()}, number=call.number)
+
+    def mask(self, *names: str, value: int = 1) -> None:
+        number = self.gathering.number
+        for name in names or self.plan.roster:
+            told = write_assignment("run", self.ledger, self.reducer.index[name], Models(), lambda *_: None, roster=b"")
+            asked = read_assignment(told).call
+            assert asked is not None
+            others = [place for place in asked.sharers if self.call.members[place].client != name]
+            sealed = [asked.shares[at : at + 82] for at in range(0, len(asked.shares), 82)]
+            self.members[name] = self.members[name].hear(dict(zip(others, sealed, strict=True)))
+            words = self.members[name].masked(np.array([value << SECURE.bits], dtype=np.uint32))
+            self.add(name, "masked", {"words": words.astype("<u4").tobytes()}, number=number)
+
+    def reveal(self, *names: str, flip: int = 0) -> str:
+        gathering, code = self.gathering, ""
+        for name in names:
+            answer = bytearray(self.members[name].answer(gathering.survivors, gathering.dropped)[1])
+            answer[-1] ^= flip
+            code = self.add(name, "revealed", {"shares": bytes(answer)}, number=gathering.number)
+        return code
+
+    def late(self) -> None:
+        """The phase that is on takes too long."""
+        key = f"\0phase:{self.gathering.number}:{self.gathering.phase}"
+        (alarm,) = (number for number, (_, each) in self.ledger.alarms.items() if each == key)
+        self.add("", "rung", alarm=alarm)
+
+    @property
+    def moved(self) -> float:
+        """How far the model has gone from its beginning."""
+        return float(self.reducer.model(0) - self.plan.initial[0])
+
+
+def test_a_sum_is_open_when_enough_of_its_members_have_answered() -> None:
+    talk = Talk()
+    talk.ready()
+    assert [record.verdict for record in talk.ledger.clients] == [""] * 4  # nothing is settled yet
+    talk.deal()
+    talk.mask(value=3)
+    assert [record.verdict for record in talk.ledger.clients] == ["applied"] * 4
+    assert talk.reveal("c2", "c0") == ""
+    assert talk.moved == 0.0
+    assert talk.reveal("c3") == "applied"
+    assert talk.moved == -3.0
+    assert (talk.ledger.gatherings, talk.ledger.closed, talk.ledger.waiting) == ({}, {}, {})
+    assert talk.add("c1", "revealed", {"shares": bytes(132)}, number=1) == ""  # too late, and harmless
+
+
+def test_clients_that_drop_out_before_they_have_sent_are_taken_off_the_sum() -> None:
+    talk = Talk(clients=6)
+    talk.ready()
+    talk.add("c1", "bye", epoch=1)
+    talk.deal("c0", "c2", "c3", "c4", "c5")
+    talk.mask("c0", "c2", "c3", "c5", "c4", value=2)
+    assert talk.gathering.survivors == [0, 2, 3, 4, 5]
+    talk.reveal("c0", "c2", "c3", "c4", "c5")
+    assert talk.moved == -2.0
+    assert talk.record("c1").verdict == ""
+    assert talk.ledger.tally.lost == 1
+
+
+def test_one_who_has_sent_nothing_when_time_is_up_comes_again_with_fresh_keys() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal()
+    talk.mask("c0", "c1", "c3")
+    talk.late()
+    assert (talk.gathering.survivors, talk.gathering.dropped) == ([0, 1, 3], [2])
+    assert talk.record("c2").attempt == 1
+    talk.reveal("c0", "c1", "c3")
+    assert talk.moved == -1.0
+    assert talk.add("c2", "masked", {"words": bytes(4)}, number=1) == ""  # too late
+    talk.ready("c2")  # of the attempt that is over
+    assert talk.ledger.ready == []
+    talk.ready("c2", attempt=1)
+    talk.ready("c0", "c1", "c3")
+    assert [each.client for each in talk.call.members] == ["c2", "c0", "c1", "c3"]
+
+
+@pytest.mark.parametrize("phase", ["sharing", "masking"])
+def test_a_cohort_that_too_few_are_left_of_is_aborted_and_comes_again(phase: str) -> None:
+    talk = Talk()
+    talk.ready()
+    if phase == "masking":
+        talk.deal()
+        talk.mask("c0")
+    talk.add("c2", "bye", epoch=1)
+    assert talk.gathering.phase == phase
+    talk.add("c3", "bye", epoch=1)
+    assert (talk.ledger.gatherings, talk.ledger.aborted) == ({}, 1)
+    assert [talk.record(name).attempt for name in ("c0", "c1")] == [1, 1]
+    talk.ready("c0", "c1", attempt=1)  # nobody else is at work: two are enough
+    talk.deal("c0", "c1")
+    talk.mask("c0", "c1", value=5)
+    assert talk.reveal("c1", "c0") == "applied"
+    assert talk.moved == -5.0
+
+
+def test_a_result_that_waits_for_others_is_not_late_and_one_that_was_left_out_can_be() -> None:
+    talk = Talk()
+    talk.ready("c0", "c1")
+    assert [*talk.reducer.traffic.leases] == [2, 3]
+    talk.ready("c2", "c3")
+    talk.late()
+    assert sorted(talk.reducer.traffic.leases) == [0, 1, 2, 3]
+
+
+def test_a_client_that_says_it_is_ready_with_other_keys_comes_again() -> None:
+    """Its disk was put back: it does not have the first ones any more."""
+    talk = Talk()
+    talk.ready("c0", "c1")
+    talk.ready("c0")
+    assert talk.record("c0").attempt == 1
+    assert talk.ledger.ready == [1]
+
+
+def test_keys_that_others_would_refuse_are_refused() -> None:
+    talk = Talk()
+    assert talk.ready("c0", sign=SIGN["c1"]) == "forged"
+    job = talk.record("c1").queue[0]
+    header = {"epoch": 1, "seq": 1, "job": job, "steps": 1}
+    assert talk.add("c1", "trained", {"keys": bytes(160)}, **header) == "key"
+    assert talk.add("c2", "trained", {"delta": torch.zeros(1)}, **{**header, "job": 2}) == "names"
+    assert [record.verdict for record in talk.ledger.clients] == ["forged", "key", "names", ""]
+
+
+def test_messages_of_a_cohort_that_make_no_sense_change_nothing() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal("c0")
+    before = talk.gathering.sealed[0]
+    for kind, part, size in (("dealt", "shares", 246), ("masked", "words", 4), ("revealed", "shares", 132)):
+        for number in (0, 1, 2, 1 << 50):
+            talk.add("c0", kind, {part: bytes(size)}, number=number)
+    assert talk.add("c1", "dealt", {"shares": bytes(7)}, number=1) == "length"
+    assert talk.add("c1", "dealt", {"words": bytes(246)}, number=1) == "names"
+    assert talk.gathering.sealed == {0: before}
+    talk.deal("c1", "c2", "c3")
+    assert talk.add("c1", "masked", {"words": bytes(5)}, number=1) == "length"
+    talk.mask()
+    assert talk.reveal("c0", "c1", "c2") == "applied"
+
+
+def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal()
+    talk.mask()
+    assert talk.reveal("c0", "c1", "c2", flip=1) == "masks"
+    assert (talk.moved, talk.ledger.unopened, talk.ledger.stopped) == (0.0, 1, "")
+    talk.ready()
+    assert talk.gathering.number == 2
+
+
+def test_under_area_a_sum_that_is_lost_ends_the_run() -> None:
+    talk = Talk(AREA(size=4))
+    talk.ready()
+    talk.deal()
+    talk.mask()
+    talk.add("", "removed", client=1)
+    assert talk.ledger.stopped == ""  # three can open it
+    talk.add("", "removed", client=2)
+    assert "its clients have moved on" in talk.ledger.stopped
+
+
+def test_a_sum_is_opened_by_members_that_have_been_away() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal()
+    talk.mask()
+    for name in talk.plan.roster:
+        talk.add(name, "bye", epoch=1)
+    assert talk.moved == 0.0
+    assert talk.reveal("c0", "c1", "c2") == "applied"
+    assert talk.moved == -1.0
+
+
+def test_a_closed_sum_that_nobody_opens_is_given_up_after_a_lease_unless_clients_remember_it() -> None:
+    for server, stays in ((FedBuff(size=4), 0), (AREA(size=4), 1)):
+        talk = Talk(server)
+        talk.ready()
+        talk.deal()
+        talk.mask()
+        talk.late()
+        assert len(talk.ledger.closed) == stays
+        assert talk.ledger.stopped == ""
+
+
+def test_nothing_of_a_cohort_is_left_when_the_run_is_over_or_was_restored() -> None:
+    for entry in ({"kind": "halted", "reason": "enough"}, {"kind": "restored", "epoch": 7}):
+        talk = Talk()
+        talk.ready()
+        talk.deal("c0")
+        talk.add("", **entry)  # type: ignore[arg-type]
+        assert (talk.ledger.gatherings, talk.ledger.waiting, talk.ledger.ready) == ({}, {}, [])
+        assert {record.verdict for record in talk.ledger.clients} == ({"over"} if talk.ledger.stopped else {""})
+
+
+def test_other_keys_of_a_client_make_void_what_it_has_signed() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.add("", "rekeyed", client=3, account="", sign=SIGNERS["c9"].hex(), seal="")
+    assert talk.record("c3").attempt == 1
+    talk.deal("c0", "c1", "c2")
+    assert talk.gathering.sharers == [0, 1, 2]
+
+
+# What is refused before a run begins
+
+
+def test_what_a_cohort_cannot_do_is_refused_by_name() -> None:
+    bounded = Secure(cohort=2, mode="cohort", bits=10, bound=SumBound(1.0, 1.0, 3))
+    for server, secure, said in (
+        (FedBuff(size=5), SECURE, "each of the 4 clients is in a sum once"),
+        (FedBuff(size=4), bounded, "nobody could add the noise"),
+        (FedAST(requests=4, size=2, aggregate=FedBuff(size=2)), SECURE, "clients that wait for others in one task"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            plan(server, secure=secure)
+
+
+# Over a broker
+
+
+def test_a_run_over_a_broker_needs_no_helper_and_area_s_sum_is_exact(tmp_path: Path) -> None:
+    """The server crashes in the middle of it, and one client leaves and comes back."""
+
+    async def act(served: Served) -> None:
+        server, task = await served.serve()
+        clients = [await served.join(name) for name in served.names]
+        await until(lambda: server.ledger.tally.updates >= 9)
+        await kill(server, task)
+        server, task = await served.serve()
+        goes, going = clients[1]
+        goes.leave()
+        await going
+        clients[1] = await served.join(served.names[1])
+        await asyncio.wait_for(task, 60)
+        for _, ends in clients:
+            assert await asyncio.wait_for(ends, 60) == ""
+        ledger, link = server.ledger, await served.link("server")
+        assert fingerprint(await refold(link, served.plan(), ledger.position)) == fingerprint(ledger)
+        assert (ledger.unopened, ledger.closed) == (0, {})
+        y = sum(client.core.state.memory[0]["y"] for client, _ in clients if client.core.state)
+        torch.testing.assert_close(y, 3 * (ledger.server.model.vector + ledger.server.u), atol=1e-12, rtol=0)
+
+    staged(Served(tmp_path, server=AREA(size=3), secure=SECURE, until=Until(updates=30)), act)
