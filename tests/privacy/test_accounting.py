@@ -7,7 +7,16 @@ import math
 import pytest
 from scipy import integrate, stats
 
-from offbeat.privacy.accounting import column_norm, delta_of, epsilon_of, mu_of, multiplier_for, toeplitz
+from offbeat.privacy.accounting import (
+    column_norm,
+    delta_of,
+    epsilon_of,
+    mu_of,
+    multiplier_for,
+    sampled_epsilon,
+    steps_within,
+    toeplitz,
+)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
@@ -51,3 +60,50 @@ def test_the_matrix_of_correlated_noise_squares_to_prefix_sums(bands: int) -> No
     square = [sum(c[j] * c[k - j] for j in range(k + 1)) for k in range(bands)]
     assert square == pytest.approx([1.0] * bands)
     assert column_norm(bands) == pytest.approx(math.sqrt(sum(each**2 for each in c)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "z", "steps", "delta"),
+    [
+        (0.01, 1.0, 1000, 1e-5),
+        (0.1, 1.0, 100, 1e-5),
+        (0.5, 2.0, 10, 1e-6),
+        (0.002, 0.6, 3000, 1e-6),
+        (0.2, 4.0, 5000, 1e-5),
+        (0.05, 1.1, 1, 1e-5),
+        (0.9, 1.0, 3, 1e-5),
+        (0.03, 0.5, 20, 1e-4),
+        (1e-4, 1.0, 100, 1e-5),
+        (1.0, 5.0, 10, 1e-5),
+    ],
+)
+def test_poisson_samples_cost_what_dp_accounting_says(rate: float, z: float, steps: int, delta: float) -> None:
+    dp = pytest.importorskip("dp_accounting")
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), steps)
+    assert sampled_epsilon(rate, z, steps, delta) == pytest.approx(accountant.get_epsilon(delta), abs=1e-3)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
+def test_one_step_on_a_poisson_sample_costs_the_integral_of_the_densities(rate: float) -> None:
+    """δ(ε) of the mixture against the normal law and the other way round, by quadrature."""
+    z, delta = 0.8, 1e-4
+    epsilon = sampled_epsilon(rate, z, 1, delta)
+
+    def mixture(x: float) -> float:
+        return (1 - rate) * float(stats.norm.pdf(x, 0, z)) + rate * float(stats.norm.pdf(x, 1, z))
+
+    found = []
+    for p, q in ((mixture, lambda x: stats.norm.pdf(x, 0, z)), (lambda x: stats.norm.pdf(x, 0, z), mixture)):
+        gap = lambda x, p=p, q=q: max(0.0, p(x) - math.exp(epsilon) * q(x))  # noqa: E731
+        found.append(integrate.quad(gap, -12, 13, limit=2000, points=[*range(-4, 6)])[0])
+    assert max(found) <= delta * (1 + 1e-6)
+    assert max(found) == pytest.approx(delta, rel=1e-2)
+
+
+def test_steps_within_an_epsilon_are_the_most_that_keep_it() -> None:
+    most = steps_within(0.1, 1.0, 8.0, 1e-5)
+    assert sampled_epsilon(0.1, 1.0, most, 1e-5) <= 8.0 < sampled_epsilon(0.1, 1.0, most + 1, 1e-5)
+    assert steps_within(0.1, 0.1, 0.5, 1e-5) == 0

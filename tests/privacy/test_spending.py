@@ -41,3 +41,36 @@ def test_a_run_without_privacy_has_spent_nothing_that_could_be_told(tmp_path: Pa
     Experiment.parse(FILE).run(tmp_path / "run", progress=False)
     with pytest.raises(FolderError, match="no finished run with a"):
         spending(tmp_path / "run")
+
+
+DP = {"lr": 0.5, "steps": 5, "batch": 32, "clip": 1.0, "noise": {"multiplier": 1.0, "epsilon": 4.0}}
+
+
+def test_it_says_what_each_client_has_spent_of_its_own_budget(tmp_path: Path) -> None:
+    table = {**FILE, "algorithm": {"fedbuff": {"size": 3, "local": {"dp-sgd": DP}}}, "until": {"updates": 10**6}}
+    results = Experiment.parse(table).run(tmp_path / "run", progress=False)
+    assert results[0].stopped == "privacy budget"
+    (found,) = spending(tmp_path / "run")
+    assert all(steps % 5 == 0 and 3.5 < (epsilon or 0.0) <= 4.0 for steps, epsilon in found.clients.values())
+    code, out, _ = offbeat("privacy", str(tmp_path / "run"))
+    assert code == 0
+    assert "unit: one sample at one client" in out
+    told = json.loads(offbeat("privacy", str(tmp_path / "run"), "--json").out)
+    assert told["runs"][0]["clients"]["0"]["samples"] > 0
+
+
+def test_several_tasks_are_told_one_by_one_and_together(tmp_path: Path) -> None:
+    task = {"data": "digits", "local": {"sgd": {"lr": 0.1, "batch": 16}}}
+    table = {
+        "clients": {"count": 6},
+        "task": {"one": task, "two": task},
+        "timing": {"exponential": {"rate": 1.0}},
+        "algorithm": {"fedast": {"requests": 6, "size": 3}},
+        "privacy": PRIVACY,
+        "until": {"updates": 10**6},
+    }
+    Experiment.parse(table).run(tmp_path / "run", progress=False)
+    out = offbeat("privacy", str(tmp_path / "run")).out
+    assert "for every client, over all tasks together" in out
+    assert "task one: 4 sums, at most 2 contributions of a client, epsilon 8" in out
+    assert "6 clients: 4 contributions each" in out

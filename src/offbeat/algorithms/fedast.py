@@ -21,7 +21,7 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.problem import Problem
-from offbeat.core.server import Combines, Commands, Model, Stepping, View
+from offbeat.core.server import SPENT, Combines, Commands, Model, Stepping, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
@@ -43,11 +43,18 @@ class TaskState(State):
     coming: int = 1  # b_m from the next round on
     gathered: int = 0  # updates of the present round
     flying: int = 0  # requests on their way
+    working: list[int] = field(default_factory=list)  # the clients that have them, where each may have one
     active: bool = False
     recent: list[Vector] = field(default_factory=list)  # the last V updates
     scale: float = 1.0  # of the variance: η_c · η_s · τ of the last update, if it counts
     spreads: Vector | None = None  # sum of the variances of this period, where their mean counts
     spread_count: int = 0
+
+    def landed(self, client: int) -> None:
+        """A request is not on its way any more."""
+        self.flying -= 1
+        if client in self.working:
+            self.working.remove(client)
 
 
 @dataclass
@@ -206,7 +213,7 @@ class FedAST(Stepping[FedASTState]):
     def arrived(self, state: FedASTState, update: Update, view: View) -> Commands:
         m = update.job.task
         task = state.tasks[m]
-        task.flying -= 1
+        task.landed(update.job.client)
         if self.allocation != "static":
             self._note(task, update)
         version = task.inner.model.version
@@ -230,7 +237,7 @@ class FedAST(Stepping[FedASTState]):
 
     def sealed(self, state: FedASTState, job: Job, view: View) -> Commands:
         m, task = job.task, state.tasks[job.task]
-        task.flying -= 1
+        task.landed(job.client)
         said = list(self.inner(m, task.size).sealed(task.inner, job, view))
         yield from self._own(m, said)
         self._gather(task, task.inner.model.version, 1)
@@ -245,8 +252,7 @@ class FedAST(Stepping[FedASTState]):
         yield from self._horizon(state, task, view)
 
     def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
-        task = state.tasks[job.task]
-        task.flying -= 1
+        state.tasks[job.task].landed(job.client)
         yield from self._follow(state, job.task, [], view)
 
     def rang(self, state: FedASTState, key: str, view: View) -> Commands:
@@ -298,6 +304,7 @@ class FedAST(Stepping[FedASTState]):
 
     def report(self, state: FedASTState) -> Mapping[str, Any]:
         return {
+            **super().report(state),
             "tasks": [
                 {
                     "requests": t.requests,
@@ -395,7 +402,7 @@ class FedAST(Stepping[FedASTState]):
     def _drop(self, state: FedASTState, m: int, view: View) -> Commands:
         """The task is over; its requests go to the others in proportion to what they have."""
         gone = state.tasks[m]
-        gone.active, gone.flying, gone.recent = False, 0, []
+        gone.active, gone.flying, gone.working, gone.recent = False, 0, [], []
         first = self.first(state)
         weights = {k: float(state.tasks[k].requests or share) for k, share in first.items()}
         yield from self._share(state, weights, f"task {m} is done", view)
@@ -415,9 +422,27 @@ class FedAST(Stepping[FedASTState]):
         if template is None:
             model = task.inner.model
             template = Send(-1, {"model": model.vector}, model.version, lr=self.inner(m).local_lr(task.inner))
-        for client in view.available(max(count, 0)):
+        limited = self.guard is not None and self.guard.limits
+        for client in self._admitted(task, count, view) if limited else view.available(max(count, 0)):
             task.flying += 1
             yield template._replace(client=client, task=m)
+        if limited and task.active and not task.flying and self._spent(m, task, view):
+            yield Stop(m, SPENT)
+            yield from self._drop(state, m, view)
+
+    def _admitted(self, task: TaskState, count: int, view: View) -> Sequence[int]:
+        """Up to so many clients that may contribute to a task and do not work for it, drawn uniformly."""
+        assert self.guard is not None
+        model, busy = task.inner.model, set(task.working)
+        free = [c for c in view.everyone() if c not in busy and self.guard.admits(model, c)]
+        chosen = view.rng.sample(free, count)
+        task.working = [*task.working, *chosen]
+        return chosen
+
+    def _spent(self, m: int, task: TaskState, view: View) -> bool:
+        """Whether too few clients may still contribute to a task."""
+        inner = self.inner(m, task.size)
+        return inner.spent(task.inner, view, inner.lacking(task.inner))
 
     # A task's own server
 

@@ -130,6 +130,7 @@ class Tally(State):
     staleness_max: int = 0
     tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
     notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
+    spent: dict[int, dict[int, int]] = field(default_factory=dict)  # task -> client -> steps of its own budget
 
     def arrived(self, task: int, staleness: int) -> None:
         self.updates += 1
@@ -141,6 +142,10 @@ class Tally(State):
             mine = self.tasks[task] = [0, 0]
         mine[0] += 1
         mine[1] += staleness
+
+    def spend(self, task: int, client: int, steps: int) -> None:
+        mine = self.spent.setdefault(task, {})
+        mine[client] = mine.get(client, 0) + steps
 
     def note(self, name: str, value: float) -> None:
         total, most = self.notes.get(name, (0.0, value))
@@ -256,6 +261,7 @@ class Course(Generic[F]):
         self.watch(watchers)
         self.terms = terms or [(0.0, _FOREVER)] * len(locals_)
         self.notes = [local.notes for local in locals_]
+        self.budgeted = [local.by_sample for local in locals_]
         self.optimised = isinstance(server, Stepping) and server.optimiser is not None
         self.listens = type(server).measured is not Server.measured
         self.spans = [local.averaged if server.rebases else None for local in locals_]
@@ -326,6 +332,8 @@ class Course(Generic[F]):
         tally.arrived(task, staleness)
         for name in self.notes[task]:
             tally.note(name, float(update.vectors[name]))
+        if self.budgeted[task]:
+            tally.spend(task, job.client, job.steps)
         if self.secure is not None:
             self._seal(self.secure, flight, update, moved, staleness, result)
         else:

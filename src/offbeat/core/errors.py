@@ -5,6 +5,7 @@ OffbeatError
 ├── DataError          a data file that is missing, truncated or not what it claims to be
 ├── ModelError         a model that cannot be one flat vector: running statistics, no parameters
 ├── DivergedError      a client's result is not finite
+├── SpentError         a job would exceed a client's own privacy budget
 ├── TrainingError      a training loop of the user's own failed
 ├── FolderError        a run folder or checkpoint that cannot be read
 ├── WorkerError        worker processes die again and again
@@ -45,6 +46,10 @@ class ModelError(OffbeatError):
 
 class DivergedError(OffbeatError):
     """A client's result is not finite."""
+
+
+class SpentError(OffbeatError):
+    """A job would exceed what is left of a client's own privacy budget."""
 
 
 class TrainingError(OffbeatError):

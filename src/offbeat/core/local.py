@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil
 from typing import ClassVar, Self
 
@@ -14,9 +15,12 @@ from offbeat.core.compressor import Compressor
 from offbeat.core.errors import Checked, Count, Positive, SettingError, Share
 from offbeat.core.events import Job
 from offbeat.core.problem import Countable, Numbers, Oracle, Problem
-from offbeat.core.random import bits, unit
+from offbeat.core.random import bits, box_muller, draw, finer, system_bits, unit
 from offbeat.core.vectors import Payload, Vector, descend
 
+STEPS_SPENT = (
+    "spent"  # in a client's memory: its local steps so far, which count as soon as what they gave is written down
+)
 Carry = dict[str, Vector]  # what a client keeps from one local step to the next, by name, [n, d] each
 
 
@@ -30,6 +34,7 @@ class Work:
     jobs: what the server asked for, a job a client.
     shared: how many numbers of a vector, the first ones, are the server's to see; None: all of them.
     packed: whether compressed vectors are wanted as bytes, as they travel, instead of as what comes out of them.
+    secret: whether what has to be secret is drawn from the operating system, as in real runs, instead of from the keys.
     between: told by a trainer that makes all steps of a job in one call how many it has made so far; says whether to go
         on. None: to the end.
     """
@@ -45,6 +50,7 @@ class Work:
     jobs: Sequence[Job] = ()
     shared: int | None = None
     packed: bool = False
+    secret: bool = False
     between: Callable[[int], bool] | None = None
 
     def gradient(self, w: Vector, sample: int = 0) -> Vector:
@@ -101,9 +107,26 @@ class Work:
     def uniform(self, like: Vector, sample: int) -> Vector:
         """Numbers in (0, 1) of this shape [n, d], the clients' own: for randomised rounding and the like."""
         counters = torch.arange(like.shape[-1], device=like.device) + ((1 << 62) + (sample << 40))
+        return unit(bits(self._keys(like.device), counters), like.dtype)
+
+    def random_bits(self, count: int, purpose: int) -> torch.Tensor:
+        """So many whole numbers of 64 random bits for each client in this step, [n, count]; secret in real runs."""
+        if self.secret:
+            return system_bits(len(self.jobs) * count).view(len(self.jobs), count)
+        own = draw(self._keys(), (3 << 61) + (purpose << 40) + self.step)
+        return bits(own, torch.arange(count))
+
+    def normal(self, count: int) -> Vector:
+        """So many standard normal numbers for each client in this step, [n, count], in double precision."""
+        half = -(-count // 2)
+        high, low, angle = self.random_bits(3 * half, 1).view(-1, 3, half).unbind(1)
+        pairs = box_muller(finer(high, low).T, unit(angle).T).T  # by columns: the clients' numbers stay apart
+        return pairs[:, :count]
+
+    def _keys(self, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The clients' keys as a column."""
         given = self.keys if isinstance(self.keys, Vector) else torch.from_numpy(np.asarray(self.keys, dtype=np.int64))
-        keys = given.to(like.device).view(-1, 1)
-        return unit(bits(keys, counters), like.dtype)
+        return given.to(device).view(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -176,6 +199,18 @@ class Local(Checked):
     def private(self, name: str) -> bool:
         """Whether what a client remembers under this name is its own affair: no server's state has to agree with it."""
         return False
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether it needs the gradients of single samples."""
+        return False
+
+    def allowance(self, samples: int, batch: int | None) -> int | None:
+        """How many local steps a client with so many samples may make in all; None: as many as it likes.
+
+        What it has made is in its memory, under the name `STEPS_SPENT`. A job that would exceed it is refused.
+        """
+        return None
 
     def init(self, work: Work) -> Carry:
         """What the first step starts from."""
@@ -315,6 +350,13 @@ class Wrapper(Local):
     def private(self, name: str) -> bool:
         return self.inner.private(name)
 
+    @property
+    def by_sample(self) -> bool:
+        return self.inner.by_sample
+
+    def allowance(self, samples: int, batch: int | None) -> int | None:
+        return self.inner.allowance(samples, batch)
+
     def personal(self, w: Vector, work: Work, steps: int) -> Vector:
         return self.inner.personal(w, work, steps)
 
@@ -338,6 +380,18 @@ def batch_size(local: Local, problem: Problem, client: int, place: int | None = 
             raise SettingError(f"batch has {len(given)} sizes, and client {client} none; give one for each client")
         return int(given[client])
     return given
+
+
+def allowed_steps(local: Local, problem: Problem) -> Callable[[int], int] | None:
+    """How many local steps a client may make in all, by its number; None: as many as it likes."""
+    if not local.by_sample:
+        return None
+
+    def allowed(client: int) -> int:
+        found = local.allowance(_samples(problem, client, local.label), batch_size(local, problem, client))
+        return 1 << 62 if found is None else found
+
+    return cache(allowed)
 
 
 def planned_steps(local: Local, problem: Problem) -> Sequence[int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -39,6 +39,28 @@ class Oracle(Protocol):
 
     def loss(self, w: Vector, step: int, sample: int = 0) -> torch.Tensor:
         """Stochastic losses, [n]."""
+
+
+@runtime_checkable
+class BySample(Protocol):
+    """An oracle that knows the gradients of single samples.
+
+    sizes: how many samples each client has.   expected: how many of them a mini-batch has on average.
+    """
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    @property
+    def expected(self) -> Sequence[int]: ...
+
+    def noised(
+        self, w: Vector, step: int, chosen: torch.Tensor, shorten: Callable[[Vector], Vector], noise: Vector
+    ) -> Vector:
+        """Gradients at w from the sum of the chosen samples' shortened ones and noise, [n, d].
+
+        chosen: which samples of each client, [n, most samples].   noise: [n, d], of the sum.
+        """
 
 
 class ClientTask(Protocol):

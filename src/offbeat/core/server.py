@@ -495,6 +495,11 @@ class Algorithm:
             raise SettingError(
                 "secure and robust: a robust rule compares single updates, which no server is shown; keep one of them"
             )
+        if self._guard is not None and self.server.several:
+            raise SettingError(
+                "secure and privacy: whoever opens sums keeps one budget a client, not one for each task; keep one of "
+                "the two tables, or train the tasks one at a time"
+            )
         name, order = type(self.server).__name__, type(self.server).__mro__
 
         def depth(what: str) -> int:

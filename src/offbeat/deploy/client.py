@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from offbeat.core.errors import DivergedError, SettingError
+from offbeat.core.errors import DivergedError, SettingError, SpentError
 from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
@@ -384,6 +384,8 @@ class RunClient:
             reason = str(error)
             if isinstance(error, DivergedError):
                 log.warning("%s: job %d has diverged: %s", self.party.client, job.id, reason)
+            elif isinstance(error, SpentError):
+                log.warning("%s refuses job %d: %s", self.party.client, job.id, reason)
             else:
                 log.exception("%s: job %d failed", self.party.client, job.id)
                 reason = f"{type(error).__name__}: {error}"

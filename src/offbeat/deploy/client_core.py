@@ -4,7 +4,8 @@ The rules, before the code:
 
 1. A result is written to disk, with the memory that goes with it, before it is sent (`Save` before `Tell`). The same
    bytes are sent again until the assignment shows their verdict. One message is under way at a time.
-2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job.
+2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job. Only what a client has
+   spent of its own privacy budget (`STEPS_SPENT`) moves on when a result is written down, whatever its verdict will be.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
@@ -30,6 +31,7 @@ from math import isfinite
 from typing import TypeAlias
 
 from offbeat.core.events import Job
+from offbeat.core.local import STEPS_SPENT
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
@@ -463,7 +465,7 @@ class ClientCore:
             pending = self.part.ready(header, pending, done.upload)
         else:
             pending = replace(pending, message=wire.say(header, upload, self.dtype))
-        return self._keep(replace(state, seq=state.seq + 1, pending=pending))
+        return self._keep(replace(_charged(state, job.task, moved), seq=state.seq + 1, pending=pending))
 
     # What we do
 
@@ -557,6 +559,13 @@ class ClientCore:
     def _exit(self, error: str) -> list[Effect]:
         self.over = True
         return [effects.Interrupt(False), effects.Exit(error)]
+
+
+def _charged(state: ClientState, task: int, moved: Payload | None) -> ClientState:
+    """The same with what this result has spent."""
+    if moved is None or STEPS_SPENT not in moved:
+        return state
+    return replace(state, memory={**state.memory, task: {**state.memory[task], STEPS_SPENT: moved[STEPS_SPENT]}})
 
 
 def _told(number: float) -> bool:

@@ -73,6 +73,7 @@ class ClientRecord(State):
     known_nonce: str = ""  # which copy of the client that was
     resync: dict[int, Payload] | None = field(default_factory=dict)  # task -> the memory it is to begin with then
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
+    exhausted: list[int] = field(default_factory=list)  # tasks for which its own privacy budget is spent
     cancelled: list[int] = field(default_factory=list)  # its jobs that were cancelled since its last settled message
     attempt: int = 0  # where clients mask for each other, what its next result has to say at least: keys serve once
 

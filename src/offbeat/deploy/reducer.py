@@ -33,6 +33,7 @@ from offbeat.core.course import Course
 from offbeat.core.errors import DivergedError, FolderError
 from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.metric import Metric, in_order, own_metric
+from offbeat.core.server import SPENT
 from offbeat.core.state import copied
 from offbeat.core.sums import Cohort
 from offbeat.core.vectors import Payload, Vector
@@ -441,6 +442,7 @@ class Reducer(Course[SentJob]):
             record.verdict, record.attempt = error.code, 0
             record.refused += 1
             flight = self.ledger.flights.get(result.job)
+            self._spend_refused(client, result, flight)
             if flight is not None and flight.job.client == client and error.code not in WAITS:
                 self.lose(flight, f"refused: {error.code}")
                 if error.code != "slot":
@@ -449,6 +451,20 @@ class Reducer(Course[SentJob]):
         finally:
             record.cancelled = []  # whatever it sends next, it sends with its assignment as it is now in sight
         return APPLIED
+
+    def _spend_refused(self, client: int, result: wire.Trained, flight: SentJob | None) -> None:
+        """A client that keeps a budget has charged itself; if the job is not known any more, for any of its tasks."""
+        for task, budgeted in enumerate(self.budgeted):
+            if budgeted and not result.error and (flight is None or flight.job.task == task):
+                self.ledger.tally.spend(task, client, result.steps)
+
+    def _exhaust(self, client: int, task: int) -> None:
+        """A client says that its own budget for a task is spent; when all say so of all tasks, the run is over."""
+        ledger, record = self.ledger, self.ledger.clients[client]
+        record.exhausted = sorted({*record.exhausted, task})
+        here = [each for each in ledger.clients if not each.removed]
+        if all(len(each.exhausted) == len(self.budgeted) for each in here) and not ledger.stopped:
+            self.end(SPENT)
 
     def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
         """Whether this message has had its verdict."""
@@ -477,6 +493,8 @@ class Reducer(Course[SentJob]):
             ledger.clients[client].failed += 1
             self.lose(flight, f"failed: {wire.writable(result.error[:200])}")
             self._strike(client)
+            if self.budgeted[job.task] and result.error.startswith(SPENT):
+                self._exhaust(client, job.task)
             return False
         if job.hold and job.task not in ledger.clients[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")

@@ -7,12 +7,24 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from offbeat.core.errors import DivergedError
+from offbeat.core.errors import DivergedError, SpentError
 from offbeat.core.events import Job
-from offbeat.core.local import Local, Work, batch_size
+from offbeat.core.local import STEPS_SPENT, Local, Work, allowed_steps, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.vectors import Payload
+
+
+def check_allowance(problem: Problem, local: Local, job: Job, memory: Payload) -> None:
+    """Raise if a job would take more local steps than this client may make with its data."""
+    allowed = allowed_steps(local, problem)
+    if allowed is None:
+        return
+    spent, most = int(memory[STEPS_SPENT]), allowed(job.client)
+    if spent + job.steps > most:
+        raise SpentError(
+            f"privacy budget: {spent:,} of {most:,} local steps are spent, and this job would take {job.steps:,}"
+        )
 
 
 class Training:
@@ -29,6 +41,7 @@ class Training:
         go_on: Callable[[int], bool] | None = None,
     ) -> None:
         """go_on: asked between steps that are made in one call, with their number so far: whether to make another."""
+        check_allowance(problem, local, job, memory)
         own = signed(key(seed, SAMPLE, job.client, job.number, job.task))
         device = problem.initial().device
         self.job, self.local, self.steps = job, local, 0
@@ -45,6 +58,7 @@ class Training:
             accumulate=local.accumulate,
             jobs=[job],
             packed=True,
+            secret=True,
             between=self._between,
         )
         self.carry = local.init(self.work)

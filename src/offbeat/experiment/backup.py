@@ -44,6 +44,7 @@ from offbeat.watch.files import EXPERIMENT
 FORMAT = "offbeat backup 2"
 MANIFEST = "backup.json"
 OWN = (NAME, "log.tail", "log.tail.old")  # of one server: a restored one has another name, and the whole log
+_BUDGETS = ("dp-sgd", "DPSGD")  # names of what clients keep budgets for
 KEPT = ("LOG", "BODY", "MIRROR")  # streams whose messages are saved; the others fill again by themselves
 _FRAME = struct.Struct("<QII")  # number, bytes of the subject and of the content
 
@@ -92,10 +93,10 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
         if await _exists(link, f"LOG-{run}"):
             raise OffbeatError(f"the broker has {run} already; to replace it, `offbeat runs delete {run}` first")
         saved = json.loads((place / EXPERIMENT).read_text(encoding="utf-8"))
-        if "privacy" in saved.get("experiment", {}):
+        if "privacy" in saved.get("experiment", {}) or any(name in json.dumps(saved) for name in _BUDGETS):
             raise OffbeatError(
-                f"{run} has a [privacy] table: what was released since the backup would be forgotten, and its clients "
-                "would spend more than they were promised; begin another run"
+                f"{run} has a [privacy] table or dp-sgd: what was released since the backup would be forgotten, and "
+                "its clients would spend more than they were promised; begin another run"
             )
         subjects, chain = _verified(link, place, run, int(about["records"]))
         await link.make_board()

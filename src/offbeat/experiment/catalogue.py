@@ -42,6 +42,7 @@ from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
 from offbeat.privacy import attack, rules
 from offbeat.privacy.attack import Kind, own_attack
+from offbeat.privacy.dp_sgd import DPSGD
 from offbeat.privacy.rules import Rule
 from offbeat.problems.metrics import NAMED, Score
 from offbeat.problems.objective import LOSSES, Objective
@@ -192,6 +193,7 @@ register(
         "scaffold": trainers.Scaffold,
         "maml": trainers.MAML,
         "moreau": trainers.Moreau,
+        "dp-sgd": DPSGD,
     },
     "offbeat.locals",
     functions=loop_or_factory,

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError
-from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of
+from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of, sampled_epsilon
+from offbeat.privacy.dp_sgd import rate
 from offbeat.watch.results import Result
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Of one run. kept: what its server has reported.   real: whether it was a real run."""
+    """Of one run with a [privacy] table.
+
+    kept: what its server has reported.   real: whether it was a real run.   tasks: their names, if there are several.
+    """
 
     name: str
     kept: Mapping[str, Any]
     real: bool
+    tasks: Sequence[str] = ()
 
     @property
     def clients(self) -> dict[str, tuple[int, float]]:
-        """By client, how often it has contributed and its ε; recomputed, not read."""
+        """By client, how often it has contributed over all tasks and its ε; recomputed, not read."""
         return {client: (count, self._epsilon(count)) for client, count in self.kept["contributions"].items()}
 
     def _epsilon(self, count: int) -> float:
@@ -49,14 +54,17 @@ class Spending:
         secret = f"from a secret that only the {'helper has' if sealed else 'servers can open'}"
         drawn = secret if self.real else "from the run's seed, so that this simulation hides nothing"
         cap = f"{kept['participations']} times"
+        over = f" to each of {len(self.tasks)} tasks" if self.tasks else ""
         return [
-            f"{self.name}: ({most:.4g}, {kept['delta']:g})-differentially private for every client",
-            f"  at most ({kept['limit']:.4g}, {kept['delta']:g}) when a client has contributed {cap}",
+            f"{self.name}: ({most:.4g}, {kept['delta']:g})-differentially private for every client"
+            f"{', over all tasks together' if self.tasks else ''}",
+            f"  at most ({kept['limit']:.4g}, {kept['delta']:g}) when a client has contributed {cap}{over}",
             *(f"  {_each(n, count)}, epsilon {self._epsilon(count):.4g}" for count, n in by_count),
+            *self._by_task(),
             "What it rests on",
             f"  unit: all contributions of one client, replaced by zeros; each has length {kept['clip']:g} at most",
             f"  noise: Gaussian, {noise}, drawn {drawn}",
-            f"  participation: at most once in a sum, {cap} in all, {kept['separation']} or more sums apart; "
+            f"  participation: at most once in a sum, {cap} in all{over}, {kept['separation']} or more sums apart; "
             f"{kept['releases']} sums were released",
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
@@ -65,23 +73,98 @@ class Spending:
             "  and the choice of settings by them",
         ]
 
+    def _by_task(self) -> list[str]:
+        pairs = zip(self.tasks, self.kept.get("tasks", ()), strict=False)
+        return [
+            f"  task {name}: {task['releases']} sums, at most {max(task['contributions'].values(), default=0)} "
+            f"contributions of a client, epsilon {self._epsilon(max(task['contributions'].values(), default=0)):.4g}"
+            for name, task in pairs
+        ]
+
+
+@dataclass(frozen=True)
+class LocalSpending:
+    """Of one run whose clients train by dp-sgd, for one task."""
+
+    name: str
+    kept: Mapping[str, Any]
+    real: bool
+
+    @property
+    def clients(self) -> dict[str, tuple[int, float | None]]:
+        """By client, its local steps and its ε; None: how many samples it has is not known here."""
+        return {client: (own["steps"], self._epsilon(own)) for client, own in self.kept["clients"].items()}
+
+    def _epsilon(self, own: Mapping[str, Any]) -> float | None:
+        if "samples" not in own:
+            return None
+        drawn = rate(own["samples"], own["batch"])
+        return sampled_epsilon(drawn, self.kept["multiplier"], own["steps"], self.kept["delta"])
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """For --json."""
+        spent = {client: {**self.kept["clients"][client], "epsilon": eps} for client, (_, eps) in self.clients.items()}
+        return {"run": self.name, **self.kept, "unit": "sample", "clients": spent}
+
+    @property
+    def lines(self) -> list[str]:
+        """What a reviewer is told."""
+        kept, found = self.kept, self.clients
+        known = [eps for _, eps in found.values() if eps is not None]
+        drawn = (
+            "from each client's operating system"
+            if self.real
+            else "from the run's seed, so that this simulation hides nothing"
+        )
+        steps = "all local steps behind what the server has received" if self.real else "all local steps"
+        return [
+            f"{self.name}: ({max(known, default=0.0):.4g}, {kept['delta']:g})-differentially private for every sample"
+            if known or not found
+            else f"{self.name}: at most ({kept['limit']:g}, {kept['delta']:g})-differentially private for every sample",
+            f"  at most ({kept['limit']:g}, {kept['delta']:g}): a client refuses jobs beyond that",
+            *(f"  client {c}: {n:,} local steps, epsilon {_shown(eps)}" for c, (n, eps) in found.items()),
+            "What it rests on",
+            "  unit: one sample at one client, added or removed; against everybody, the servers included",
+            f"  noise: Gaussian, standard deviation {kept['multiplier']:.4g} x {kept['clip']:g} in every coordinate of",
+            f"  the sum of a step's clipped gradients, drawn {drawn}",
+            "  sampling: in a step every sample is drawn independently with probability batch over samples, in secret",
+            f"  accounting: privacy loss distribution of the Poisson-sampled Gaussian mechanism, over {steps}",
+            "What it does not cover",
+            "  how many samples a client has; metrics measured on clients' data; other runs on the same data, and the",
+            "  choice of settings by them",
+        ]
+
+
+def _shown(epsilon: float | None) -> str:
+    return "known to the client alone, which has its data" if epsilon is None else f"{epsilon:.4g}"
+
 
 def _each(clients: int, contributions: int) -> str:
     many = f"{contributions} contribution{'' if contributions == 1 else 's'}"
     return f"1 client: {many}" if clients == 1 else f"{clients} clients: {many} each"
 
 
-def of_results(results: Iterable[Result]) -> list[Spending]:
-    """Of those that have a [privacy] table."""
-    kept = [(result, (result.server or {}).get("privacy")) for result in results]
-    return [Spending(result.name, each, result.real is not None) for result, each in kept if each is not None]
+def of_results(results: Iterable[Result]) -> list[Spending | LocalSpending]:
+    """Of those that have a [privacy] table, or clients with budgets of their own."""
+    found = list[Spending | LocalSpending]()
+    for result in results:
+        said, real = result.server or {}, result.real is not None
+        names = [task.name for task in result.tasks] if len(result.tasks) > 1 else []
+        if "privacy" in said:
+            found.append(Spending(result.name, said["privacy"], real, names))
+        for task, kept in enumerate(said.get("local_privacy", ())):
+            if kept is not None:
+                name = f"{result.name}, task {names[task]}" if names else result.name
+                found.append(LocalSpending(name, kept, real))
+    return found
 
 
-def spending(folder: Path) -> list[Spending]:
+def spending(folder: Path) -> list[Spending | LocalSpending]:
     """Of every finished run in a folder."""
     from offbeat.experiment import runs
 
     found = of_results(runs.open(folder))
     if not found:
-        raise FolderError(f"{folder}: no finished run with a [privacy] table")
+        raise FolderError(f"{folder}: no finished run with a [privacy] table or dp-sgd")
     return found

@@ -47,6 +47,11 @@ class Descent(Local):
         """What makes a step of a gradient; None: plain descent."""
         return self.optimiser
 
+    @property
+    def longest(self) -> float | None:
+        """How long the gradient of a step may be."""
+        return self.clip
+
     @cached_property
     def plain(self) -> bool:
         """Whether a step is w ← w − lr · gradient and nothing else."""
@@ -122,8 +127,8 @@ class Descent(Local):
     def shaped(self, w: Vector, gradient: Vector) -> Vector:
         """A gradient clipped and, unless the optimiser decouples it, with the decay."""
         g = gradient
-        if self.clip is not None:
-            g = g * (self.clip / torch.clamp(lengths(g), min=self.clip))
+        if (longest := self.longest) is not None:
+            g = g * (longest / torch.clamp(lengths(g), min=longest))
         if self.clip_value is not None:
             g = torch.clamp(g, -self.clip_value, self.clip_value)
         if self.decay and not (self.rule is not None and self.rule.decoupled):

@@ -8,7 +8,8 @@ The rules, before the code:
    the same grid: what is released is then a function of the exact sum plus real noise, whatever floating point does.
    It is divided by a fixed number, never by how many came.
 3. A client contributes at most once to a sum, to `participations` sums in all, and skips `separation` − 1 sums between
-   two. It is given no work that could break this. A contribution that does is an error, and never counts.
+   two. It is given no work that could break this. A contribution that does is an error, and never counts. Each of
+   several tasks has such a ledger; a client's contributions to all of them compose.
 4. The contribution is charged when it is collected: before the sum that it is part of can be released.
 5. Under secure aggregation a client does rule 1 itself, and whoever opens the sum adds the noise, in multiples of the
    unit of the sum (`core/sums.py`): the server is charged for what it has not seen, and sees released sums only.
@@ -17,6 +18,7 @@ The rules, before the code:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -186,8 +188,10 @@ class Privacy(Guard):
     # What is said of it
 
     def report(self, models: Sequence[Model]) -> Mapping[str, Any]:
-        past = models[0].contributions or Contributions()
-        count = {str(client): past.count[client] for client in sorted(past.count)}
+        pasts = [model.contributions or Contributions() for model in models]
+        tasks = [self._kept(past.count, past.releases, past.sealed) for past in pasts]
+        total = sum((Counter(past.count) for past in pasts), Counter[int]())
+        whole = self._kept(total, sum(past.releases for past in pasts), any(past.sealed for past in pasts))
         return {
             "privacy": {
                 "clip": self.clip,
@@ -196,12 +200,19 @@ class Privacy(Guard):
                 "participations": self.noise.participations,
                 "separation": self.separation,
                 "bands": self.bands,
-                "releases": past.releases,
-                "sealed": past.sealed,
-                "contributions": count,
-                "limit": self.spent(self.noise.participations),
-                "spent": max((self.spent(k) for k in set(count.values())), default=0.0),
+                "limit": self.spent(len(models) * self.noise.participations),
+                **whole,
+                **({"tasks": tasks} if len(models) > 1 else {}),
             }
+        }
+
+    def _kept(self, count: Mapping[int, int], releases: int, sealed: bool) -> dict[str, Any]:
+        """What a ledger says."""
+        return {
+            "releases": releases,
+            "sealed": sealed,
+            "contributions": {str(client): count[client] for client in sorted(count)},
+            "spent": max((self.spent(k) for k in set(count.values())), default=0.0),
         }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from offbeat.core.random import box_muller, unit
+from offbeat.core.random import box_muller, finer, unit
 from offbeat.core.vectors import Vector
 
 
@@ -15,12 +15,3 @@ def keyed_normal(key: bytes, count: int) -> Vector:
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     drawn = torch.frombuffer(bytearray(stream.update(bytes(24 * half))), dtype=torch.int64).view(3, half)
     return box_muller(finer(drawn[0], drawn[1]), unit(drawn[2]))[:count]
-
-
-def finer(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Numbers in (0, 1] from 104 random bits each, for lengths of pairs of normal numbers.
-
-    With 52 bits a length takes few values beyond seven standard deviations, and none beyond 8.6: one pair in 3e10 would
-    be wider apart from the next possible one than the grid of what is released, and tell which sum it was added to.
-    """
-    return (unit(high) - 0.5 * 2.0**-52) + unit(low) * 2.0**-52

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.criteria import fixed
+from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Server, Stepping
@@ -38,9 +40,7 @@ def _robust(server: Server[Any], robust: Robust) -> Server[Any]:
 def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]:
     name = type(server).__name__
     if server.several:
-        raise SettingError(
-            f"privacy: {name} trains several tasks, and budgets by task are not there yet; train them one at a time"
-        )
+        return _private_tasks(server, privacy, clients)
     if not isinstance(server, Stepping) or not _releases(server) or len(server.reads) != 1:
         raise SettingError(
             f"privacy: an update must count in one sum and never again, and {name} uses it otherwise; use fedbuff, "
@@ -58,6 +58,23 @@ def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]
             f"privacy: sums of {size} updates with separation = {privacy.separation} need {size * privacy.separation} "
             f"clients, and there are {clients}; a client counts once in a sum. Give a smaller size"
         )
+    return replace(server, guard=privacy)
+
+
+def _private_tasks(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]:
+    """FedAST, each of whose tasks has a ledger."""
+    name = type(server).__name__
+    if not isinstance(server, FedAST):
+        raise SettingError(f"privacy: {name} goes by what single clients report; use fedast, or one task at a time")
+    if server.allocation != "static":
+        raise SettingError(
+            f'privacy: allocation = "{server.allocation}" goes by the variance of updates without noise, and everybody '
+            'sees who is given work; use allocation = "static"'
+        )
+    given = server.size if server.size is not None else max(1, round(server.total / server.ratio))
+    sizes = (given,) if isinstance(given, int) else tuple(given.values() if isinstance(given, Mapping) else given)
+    for m, size in enumerate(sizes):
+        _private(server.inner(m, size), privacy, clients)  # as if it were alone
     return replace(server, guard=privacy)
 
 

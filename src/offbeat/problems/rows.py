@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from offbeat.core.problem import Numbers
-from offbeat.core.random import draw
+from offbeat.core.random import bits, draw
 from offbeat.core.vectors import Vector, descend
 from offbeat.data.lazy import Read
 from offbeat.problems.apart import ClientAlone
@@ -23,6 +23,7 @@ from offbeat.problems.shards import Draws
 if TYPE_CHECKING:
     from offbeat.problems.supervised import Supervised
 
+_TOGETHER = 1 << 23  # numbers in the gradients of single samples that are computed at once
 _FULL = 1 << 20  # numbers the masks of gradients over whole data, like an independent mini-batch
 
 Batch = tuple[Tensor, ...]  # the objective's columns [n, b, ...], and last the weights of the samples [n, b]
@@ -128,6 +129,40 @@ class Rows:
     def client(self, row: int) -> ClientAlone:
         """The model and the samples of one client, for a training loop of the user's own."""
         return ClientAlone(self, row)
+
+    # Sample by sample
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return [int(size) for size in self.shards.sizes[self.which]]
+
+    @property
+    def expected(self) -> Sequence[int]:
+        return self.sizes if self.draws is None else [min(self.draws.batch, size) for size in self.sizes]
+
+    def noised(
+        self, w: Vector, step: int, chosen: Tensor, shorten: Callable[[Vector], Vector], noise: Vector
+    ) -> Vector:
+        p, total = self.problem, noise.to(w.device, torch.float64)
+        rows, places = (part.numpy() for part in chosen.nonzero(as_tuple=True))
+        indices = torch.from_numpy(self.shards.order[self.shards.starts[self.which[rows]] + places]).to(p.device)
+        at = torch.from_numpy(rows).to(p.device)
+        masks = self._sample_masks(step, rows, places)
+        most = max(1, _TOGETHER // w.shape[1])
+        for first in range(0, len(rows), most):
+            part = slice(first, first + most)
+            slopes = p.sample_slopes(w[at[part]], *p.samples(indices[part, None]), *(mask[part] for mask in masks))
+            total = total.index_add(0, at[part], shorten(slopes).double())
+        over = torch.tensor(self.expected, device=w.device, dtype=torch.float64).unsqueeze(1)
+        g = (total / over).to(w.dtype)
+        return (g + p.l2 * w if p.l2 else g) * self.shares.unsqueeze(1)
+
+    def _sample_masks(self, step: int, rows: np.ndarray, places: np.ndarray) -> tuple[Tensor, ...]:
+        """What the masks of single samples are drawn from, for a model that drops."""
+        if not self.problem.flat.random:
+            return ()
+        own = draw(np.asarray(self.keys, dtype=np.int64), (5 << 60) + step)
+        return (torch.from_numpy(bits(own[rows], places.astype(np.int64))).to(self.problem.device),)
 
     # Gathering
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from offbeat.core.errors import DataError, SettingError, positive
 from offbeat.core.local import Local
@@ -336,6 +337,8 @@ class Supervised:
 
     def pair(self, local: Local) -> Local:
         """The local trainer as this model needs it, see `offbeat.problems.parted`."""
+        if local.by_sample:
+            self.check_by_sample(local.label)
         return parted(local, self.flat, self.name)
 
     @property
@@ -435,6 +438,40 @@ class Supervised:
         values = total(found, weights)
         g = torch.autograd.grad((values * shares).sum(), w)[0]  # no client's value depends on another's vector
         return g.add_(w.detach() * shares.unsqueeze(1), alpha=self.l2) if self.l2 else g
+
+    def sample_slopes(self, w: Vector, *given: Tensor) -> Vector:
+        """The gradients [k, d] of single samples' losses, each at its own w: columns [k, 1, ...], and masks' keys."""
+        if self.closed is not None:
+            x, y = given
+            return self.closed.gradient(w, x, y, torch.ones(len(w), 1, device=w.device))
+        with self.flat.together():
+            rows: Vector = vmap(grad(self._one))(w, *given)
+        return rows
+
+    def _one(self, w: Vector, *given: Tensor) -> Tensor:
+        """A sample's loss."""
+        key = None
+        if self.flat.random:
+            *given, key = given  # type: ignore[assignment]
+        found: Tensor = self.flat.apply(w, self.objective.values, *given, key=key)
+        return found.sum()
+
+    def check_by_sample(self, label: str) -> None:
+        """Raise `SettingError` where a sample has no gradient of its own."""
+        layers = zip(self.flat.module.named_modules(), self.flat.modes, strict=True)
+        mixing = [name for (name, layer), training in layers if training and isinstance(layer, _BatchNorm)]
+        if self.flat.running is not None or mixing:
+            raise SettingError(
+                f"{label}: a layer of {self.name} ({', '.join(mixing) or 'with running statistics'}) mixes samples, so "
+                'that none has a gradient of its own; use GroupNorm or LayerNorm, or statistics = "frozen"'
+            )
+        if self.objective.form != "each":
+            raise SettingError(
+                f"{label}: the loss {self.objective.name} of {self.name} gives a mean over a batch or counts samples "
+                "unlike; use a loss that gives one value a sample, without weights"
+            )
+        if self.unstackable:
+            raise SettingError(f"{label}: {self.name} gives no gradients of single samples: {self.unstackable}")
 
     @property
     def own(self) -> bool:

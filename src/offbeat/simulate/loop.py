@@ -9,11 +9,11 @@ from typing import Any
 from offbeat.core.course import Course, Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Send, Started, Update
-from offbeat.core.local import Local, planned_steps
+from offbeat.core.local import Local, allowed_steps, planned_steps
 from offbeat.core.metric import in_order
 from offbeat.core.periods import multiple
 from offbeat.core.problem import Problem
-from offbeat.core.server import Server
+from offbeat.core.server import SPENT, Server
 from offbeat.core.state import exchange
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector, materialise, stacked
@@ -74,7 +74,8 @@ class Simulation(Course[Flight]):
         self.computing = Computing(self.world, firsts, executor, seed, until)
         wires = [local.wire(p.dim) for local, p in zip(locals_, problems, strict=True)]
         planned = [planned_steps(local, p) for local, p in zip(locals_, problems, strict=True)]
-        self.traffic = SimulatedTraffic(self.world, clock, locals_, wires, [bool(m) for m in firsts], planned)
+        allowed = [allowed_steps(local, p) for local, p in zip(locals_, problems, strict=True)]
+        self.traffic = SimulatedTraffic(self.world, clock, locals_, wires, [bool(m) for m in firsts], planned, allowed)
         super().__init__(
             self.world,
             server,
@@ -162,6 +163,8 @@ class Simulation(Course[Flight]):
                 world.now = time
                 if flight.lost:
                     self.lose(flight, flight.lost)
+                    if flight.lost == SPENT and not world.stopped and self.traffic.exhausted():
+                        self.end(SPENT)
                     continue
                 result = flight.result
                 if result is None or result[1] or computing.error is not None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappush
 from math import ulp
 
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
-from offbeat.core.server import cannot_hold
+from offbeat.core.server import SPENT, cannot_hold
 from offbeat.simulate.world import ARRIVE, FLIP, Flight, World, made
 from offbeat.timing.base import Clock
 
@@ -21,6 +21,7 @@ class SimulatedTraffic:
 
     wires: bytes of a download and of an upload, by task.   chained: by task, whether clients have a memory, so that a
     client's next job builds on its last.   planned: by task, how many steps each client's jobs have, if they differ.
+    allowed: by task, how many steps a client may make in all; None: any number.
     """
 
     def __init__(
@@ -31,10 +32,11 @@ class SimulatedTraffic:
         wires: Sequence[tuple[int, int]],
         chained: Sequence[bool],
         planned: Sequence[Sequence[int] | None],
+        allowed: Sequence[Callable[[int], int] | None],
     ) -> None:
         self.world, self.clock, self.locals = world, clock, locals_
         self.planned, self.paced = planned, [local.paced for local in locals_]
-        self.wires, self.chained = wires, chained
+        self.wires, self.chained, self.allowed = wires, chained, allowed
         self.absent: list[Flight] = []  # work that nobody is there to do
 
     def push(self, time: float, kind: int, ref: int | str) -> None:
@@ -82,7 +84,10 @@ class SimulatedTraffic:
         start = ready if ready > free else free
         end = start + compute
         arrive = end + upload
-        flight = Flight(job, payload, now, ready, free, start, end, arrive, upload, "dropped" if lost else "")
+        fate = "dropped" if lost else ""
+        if self.allowed[task] is not None and self.refuses(client, task, steps):
+            fate, lost = SPENT, True
+        flight = Flight(job, payload, now, ready, free, start, end, arrive, upload, fate)
         world.free[client] = end
         if hold:
             flight.held, flight.arrive = True, _NEVER
@@ -101,6 +106,24 @@ class SimulatedTraffic:
         if not flight.held:
             world.counter = counter = world.counter + 1
             heappush(world.heap, (flight.arrive, ARRIVE, counter, number))
+
+    def refuses(self, client: int, task: int, steps: int) -> bool:
+        """Whether so many steps more would exceed a client's own budget, with those that it is at work on."""
+        allowed = self.allowed[task]
+        if allowed is None:
+            return False
+        coming = [f.job.steps for f in self._flights(client) if f.job.task == task and not f.lost]
+        return self.world.tally.spent.get(task, {}).get(client, 0) + sum(coming) + steps > allowed(client)
+
+    def exhausted(self) -> bool:
+        """Whether every job is refused from now on, for want of budgets."""
+        if None in self.allowed or any(not flight.lost for flight in self.world.flights.values()):
+            return False
+        return all(
+            self.refuses(client, task, local.steps if (planned := self.planned[task]) is None else planned[client])
+            for task, local in enumerate(self.locals)
+            for client in range(len(self.world.free))
+        )
 
     def land(self, job: Job) -> None:
         """The job is no longer in flight."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from offbeat.core.errors import DivergedError, InterruptedRunError
 from offbeat.core.watcher import Watcher
+from offbeat.privacy.dp_sgd import local_ledger
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
@@ -117,6 +118,10 @@ def summary(
     tally, measurements = world.tally, recorder.measurements
     several = len(simulation.problems) > 1
     said = dict(simulation.server.report(world.server))
+    parts = zip(simulation.locals, simulation.problems, strict=True)
+    own = [local_ledger(local, problem, tally.spent.get(task, {})) for task, (local, problem) in enumerate(parts)]
+    if any(own):
+        said["local_privacy"] = own
     goals = () if several or evaluate is None else evaluate.goals(simulation.metrics[0][0], simulation.until)
     return Result(
         algorithm,

@@ -1,0 +1,107 @@
+"""Differential privacy for several tasks: each has a ledger, and a client's total is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from worlds import through_text
+
+from offbeat.algorithms import AREA, FedAST
+from offbeat.core.course import Until
+from offbeat.core.errors import SettingError
+from offbeat.core.server import Algorithm
+from offbeat.experiment.experiment import Experiment
+from offbeat.local import SGD
+from offbeat.privacy.differential import Noise, Privacy
+from offbeat.privacy.protect import guarded
+from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.run import prepare
+from offbeat.timing import Exponential, OnOff, Times
+from offbeat.watch.history import History
+
+PRIVACY = Privacy(clip=1.0, noise=Noise(participations=4, multiplier=1.0))
+UNEVEN = Times(Exponential(tuple(0.2 * 2.0**i for i in range(8))))
+ROUGH = Times(Exponential(1.0), presence=OnOff(on=20.0, off=5.0), dropout=0.2)
+TASKS: dict[str, Any] = {
+    "fedbuff": FedAST(requests=10, size=3),
+    "area": FedAST(requests=6, size=2, aggregate=AREA(size=2)),
+    "ratio": FedAST(requests=8, ratio=4.0, versions=6, lr=0.5),
+}
+
+
+def simulated(server: Any, timing: Times, watchers: Any = (), world: Any = None, updates: int = 10**6) -> Any:
+    problems = [Quadratic(8, dim=2, seed=seed) for seed in range(2)]
+    until = Until(time=3000.0, updates=updates)
+    algorithm = Algorithm(guarded(server, None, PRIVACY, 8), SGD(lr=0.05))
+    return prepare(problems, algorithm, timing, until, watchers=watchers, world=world, executor="serial")
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("timing", [UNEVEN, ROUGH], ids=["uneven", "rough"])
+def test_each_task_has_a_ledger_that_its_events_confirm(name: str, timing: Times) -> None:
+    history = History(keep_events=True)
+    run = simulated(TASKS[name], timing, [history])
+    world = run.run()
+    for task, model in enumerate(run.server.models(world.server)):
+        rows = [row for row in history.events if row.event == "Arrived" and row.task == task]
+        assert model.contributions.count == Counter(row.client for row in rows)
+        assert max(model.contributions.count.values()) <= 4
+        if name == "fedbuff":  # every three of them are a sum
+            assert all(
+                len({row.client for row in rows[at : at + 3]}) == len(rows[at : at + 3])
+                for at in range(0, len(rows), 3)
+            )
+    assert world.stopped or timing is ROUGH
+    if name != "ratio" and timing is UNEVEN:
+        assert set(world.finished.values()) == {"privacy budget"}
+
+
+def test_the_total_over_tasks_composes_and_is_no_less_than_any_task_s() -> None:
+    run = simulated(TASKS["fedbuff"], UNEVEN)
+    kept = run.server.report(run.run().server)["privacy"]
+    for client, total in kept["contributions"].items():
+        assert total == sum(task["contributions"].get(client, 0) for task in kept["tasks"])
+    assert kept["spent"] == pytest.approx(PRIVACY.spent(max(kept["contributions"].values())))
+    assert kept["spent"] > max(task["spent"] for task in kept["tasks"])
+    assert kept["limit"] == pytest.approx(PRIVACY.spent(8))
+
+
+def test_a_run_of_several_tasks_goes_on_where_it_was_saved() -> None:
+    whole, part = simulated(TASKS["fedbuff"], UNEVEN, updates=40).run(), simulated(TASKS["fedbuff"], UNEVEN, updates=40)
+    part.advance(23)
+    again = simulated(TASKS["fedbuff"], UNEVEN, world=through_text(part.world), updates=40).run()
+    models = [[task.inner.model.vector.tolist() for task in world.server.tasks] for world in (whole, again)]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (FedAST(size=3, allocation="dynamic"), "variance of updates without noise"),
+        (FedAST(size=9), "need 9 clients"),
+        (FedAST(requests=400, ratio=37.0), "need 11 clients"),
+    ],
+)
+def test_what_would_tell_more_or_could_never_be_filled_is_refused(server: Any, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        guarded(server, None, PRIVACY, 8)
+
+
+FILE: dict[str, Any] = {
+    "clients": {"count": 6},
+    "task": {name: {"data": "digits", "local": {"sgd": {"lr": 0.1, "batch": 16}}} for name in ("one", "two")},
+    "timing": {"exponential": {"rate": 1.0}},
+    "algorithm": {"fedast": {"requests": 6, "size": 3}},
+    "privacy": {"clip": 1.0, "noise": {"epsilon": 4.0, "participations": 2}},
+    "until": {"updates": 40},
+}
+
+
+def test_a_file_with_several_tasks_runs_and_secure_sums_with_it_are_refused() -> None:
+    Experiment.parse(FILE)
+    with pytest.raises(SettingError, match="keep one of the two tables"):
+        Experiment.parse({**FILE, "secure": {"cohort": 3}}).algorithms  # noqa: B018
+    with pytest.raises(SettingError, match="use fedast"):
+        Experiment.parse({**FILE, "algorithm": {"sync-st": {}}}).algorithms  # noqa: B018
