@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
+from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -11,12 +14,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from offbeat.core.state import Tensors, dump, load
 from offbeat.core.vectors import materialise
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session
 from offbeat.models.lora import LoRA
-from offbeat.problems.compiled import SIZES, Compiled, cut
+from offbeat.problems.compiled import CACHE, SIZES, Compiled, cut, known_seconds, remember
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.world import World
 
 
 def made(model: nn.Module | None = None, **options) -> Supervised:
@@ -199,3 +205,59 @@ def test_a_compiled_run_has_the_events_of_one_that_is_not(lora: dict, monkeypatc
     for events, model in ends[1:]:
         assert events == ends[0][0]
         torch.testing.assert_close(torch.as_tensor(model), torch.as_tensor(ends[0][1]), rtol=1e-4, atol=1e-5)
+
+
+AUTO = {
+    "until": {"updates": 40},
+    "executor": "batched",
+    "compile": "auto",
+    "problem": {"data": "digits", "clients": 6, "model": {"mlp": {"hidden": [8]}}},
+    "timing": {"exponential": {"rate": {"normal": [10, 5], "min": 1}}},
+    "algorithm": {"area": {"size": 2, "local": {"sgd": {"lr": 0.1, "steps": 2, "batch": 4}}}},
+}
+
+
+def started(table: dict, world: World | None = None) -> Simulation:
+    session = Session(Experiment.parse(table))
+    simulation = session.simulation(session.experiment.runs[0], (), world)
+    next(simulation.steps())
+    return simulation
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ({}, "not compiled: local steps would take about "),
+        ({"executor": "serial"}, "not compiled: clients are computed by serial"),
+        ({"until": {"loss": 0.1}}, "not compiled: how long the run will be is not known"),
+        ({"problem": {"data": "digits", "clients": 6}}, "not compiled: digits has a faster form of its own"),
+        ({"until": {"time": 1e6}}, "compiled: local steps would take about "),
+    ],
+    ids=["short", "serial", "unknown", "softmax", "long"],
+)
+def test_compile_auto_says_what_it_does_and_why(own: dict, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervised.compile, "__defaults__", ("eager",))
+    simulation = started({**AUTO, **own})
+    assert simulation.compiling.startswith(reason), simulation.compiling
+    assert simulation.world.compiled is (not reason.startswith("not"))
+
+
+def test_what_compile_auto_has_chosen_holds_for_the_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervised.compile, "__defaults__", ("eager",))
+    long = {**AUTO, "until": {"time": 1e6}}
+    for table, other in ((long, AUTO), (AUTO, long)):  # by itself, the resumed run would choose otherwise
+        world = load(*saved(started(table).world))
+        assert started(other, world).world.compiled is world.compiled is (table is long)
+
+
+def saved(world: World) -> tuple[Any, dict[str, torch.Tensor]]:
+    tensors = Tensors()
+    return json.loads(json.dumps(dump(world, tensors))), tensors.table
+
+
+def test_the_time_that_compiling_took_is_remembered_with_its_results(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert known_seconds("net") is None
+    for seconds in (40.0, 9.0):
+        remember("net", seconds)
+    assert known_seconds("net") == pytest.approx(12.0)  # from the cache

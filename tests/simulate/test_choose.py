@@ -37,7 +37,7 @@ def test_auto_tries_both_ways_and_says_what_it_found(local: object) -> None:
 @pytest.mark.parametrize(("alone", "together", "name"), [(1.0, 0.5, "batched"), (0.5, 1.0, "serial")])
 def test_the_faster_way_is_taken(alone: float, together: float, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {False: alone * 1e-4, True: together * 1e-4}
-    monkeypatch.setattr(choose, "_trial", lambda problem, local, clients, stacked: times[stacked])
+    monkeypatch.setattr(choose, "trial", lambda problem, local, clients, stacked: times[stacked])
     made = executor("auto", [softmax()], [SGD(lr=0.1, steps=10)]).settle()
     assert (made.name, made.stacked) == (name, name == "batched")
     assert made.reason.endswith(
@@ -49,12 +49,12 @@ def test_the_faster_way_is_taken(alone: float, together: float, name: str, monke
 def test_a_difference_that_may_be_chance_does_not_count(
     problem: Supervised, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "_trial", lambda p, local, clients, stacked: 1.1e-4 if stacked else 1e-4)
+    monkeypatch.setattr(choose, "trial", lambda p, local, clients, stacked: 1.1e-4 if stacked else 1e-4)
     assert executor("auto", [problem], [SGD(lr=0.1)]).settle().name == name
 
 
 def test_what_needs_no_trial_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(choose, "_trial")
+    monkeypatch.delattr(choose, "trial")
     assert executor("auto", [Quadratic(5)], [SGD(lr=0.1)]).settle().reason == "batched: known without a trial"
     assert executor("auto", [softmax(1)], [SGD(lr=0.1)]).settle().name == "batched"
     assert executor("auto", [softmax()]).settle().name == "batched"
@@ -80,7 +80,7 @@ def test_a_heavy_step_is_not_tried_stacked(monkeypatch: pytest.MonkeyPatch) -> N
         assert not stacked
         return 7e-3
 
-    monkeypatch.setattr(choose, "_trial", trial)
+    monkeypatch.setattr(choose, "trial", trial)
     made = executor("auto", [problem], [SGD(lr=0.1)]).settle()
     assert made.reason == "serial: a local step takes 7 ms, of which stacking would save little"
 

@@ -220,7 +220,8 @@ class Experiment(Checked):
     device: cpu, cuda or cuda:N.
     precision: of matrix products and convolutions in training: "tf32" is faster on a GPU and has three decimal digits,
         "bf16" (autocast) has two; vectors, sums and evaluations are in single precision.
-    compile: compile the local steps of stacked clients, for a few sizes of batches: pays in long runs of networks.
+    compile: compile the local steps of stacked clients, for a few sizes of batches: pays in long runs of networks;
+        "auto": where it does.
     memory: bytes that one batch of stacked clients may take; default: 1e9, on a GPU a tenth of its memory.
     theory: also print what the papers' theorems would choose.
     privacy: differential privacy of the clients in what the server releases: clipping, noise, budgets; by default none.
@@ -245,7 +246,7 @@ class Experiment(Checked):
     ray: str | None = None
     device: str = "cpu"
     precision: Precision = "single"
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
     memory: Positive | None = None
     theory: bool = False
     privacy: Privacy | None = None

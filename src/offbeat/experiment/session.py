@@ -53,14 +53,14 @@ class Session:
         experiment, seed = self.experiment, spec.seed
         device, samples = experiment.device, experiment.evaluate.samples
         precision = experiment.precision
-        which = (repr(experiment.tasks), seed, device, samples, precision == "bf16", experiment.compile)
+        which = (repr(experiment.tasks), seed, device, samples, precision == "bf16", experiment.compile is True)
         if which not in self._problems:
             while len(self._problems) >= self._most:
                 del self._problems[next(iter(self._problems))]
             tasks = enumerate(experiment.tasks)
             self._problems[which] = [task.build(number, seed, device, samples, precision) for number, task in tasks]
             for problem in self._problems[which]:
-                if experiment.compile and isinstance(problem, Supervised):
+                if experiment.compile is True and isinstance(problem, Supervised):
                     problem.compile()
         made = self._problems[which]
         if experiment.attack:
@@ -127,6 +127,7 @@ class Session:
             terms=[(task.opens, task.closes) for task in experiment.tasks],
             arenas=arenas,
             attacks=experiment.attack,
+            weigh=experiment.compile == "auto" and arenas is None,  # the runs of a program are too entangled
         )
 
     def computing(self, spec: Spec) -> AbstractContextManager[None]:

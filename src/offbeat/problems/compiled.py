@@ -12,7 +12,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ log = logging.getLogger("offbeat.problems")
 SIZES = (8, 16, 32)
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _SHARE = 1 / 4  # of a GPU's memory for one call
+_CACHED = 0.3  # of the seconds that compiling took at first: what it takes with its results in the cache
 _CALLS = 10  # that follow each other in one graph, at most
 
 
@@ -50,14 +53,33 @@ def cut(rows: int, sizes: Sequence[int] = SIZES) -> Iterator[int]:
         rows -= chosen
 
 
+def known_seconds(fingerprint: str) -> float | None:
+    """How long it will take to compile what was compiled before, from the cache; None: nobody has compiled it here."""
+    with suppress(OSError, ValueError):
+        return float(_note(fingerprint).read_text("utf-8")) * _CACHED
+    return None
+
+
+def remember(fingerprint: str, seconds: float) -> None:
+    """Note what compiling took, the longest time of all: later ones find it in the cache."""
+    with suppress(OSError):
+        if seconds > (known_seconds(fingerprint) or 0.0) / _CACHED:
+            _note(fingerprint).write_text(f"{seconds:.1f}", "utf-8")
+
+
+def _note(fingerprint: str) -> Path:
+    return Path(os.environ.get(CACHE) or root() / "compiled") / f"seconds-{fingerprint}"
+
+
 class Compiled:
     """Calls `function` on tensors of n rows each; its result has n rows, and no row depends on another.
 
-    backend: of torch.compile.   seconds: what it took to compile each size.   reason: why it is not compiled.
+    backend: of torch.compile.   fingerprint: under which its time is noted.   seconds: what it took to compile each
+    size.   reason: why it is not compiled.
     """
 
-    def __init__(self, function: Callable[..., Tensor], backend: str = "inductor") -> None:
-        self.function, self.backend = function, backend
+    def __init__(self, function: Callable[..., Tensor], backend: str = "inductor", fingerprint: str = "") -> None:
+        self.function, self.backend, self.fingerprint = function, backend, fingerprint
         self.seconds: dict[int, float] = {}
         self.reason = ""
         self._clear()
@@ -70,7 +92,8 @@ class Compiled:
         self.pool: Any = None
 
     def __getstate__(self) -> dict[str, Any]:  # what is compiled stays in its process
-        return {"function": self.function, "backend": self.backend, "seconds": {}, "reason": ""}
+        given = {"function": self.function, "backend": self.backend, "fingerprint": self.fingerprint}
+        return {**given, "seconds": {}, "reason": ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -145,6 +168,8 @@ class Compiled:
             compiled(*wide, *constants)
         self.seconds[size] = self.seconds.get(size, 0.0) + time.perf_counter() - began
         log.info("compiled for %d clients in %.1f s", size, time.perf_counter() - began)
+        if self.fingerprint:
+            remember(self.fingerprint, sum(self.seconds.values()))
 
         def run(*arguments: Tensor) -> Tensor:
             with torch.no_grad():

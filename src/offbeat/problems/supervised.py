@@ -238,14 +238,33 @@ class Supervised:
 
     def compile(self, backend: str = "inductor") -> None:
         """From now on, stacked clients' gradients and plain steps are compiled, see `Compiled`."""
-        if self.closed is not None or self.adds or self.own:
-            return  # they have a form of their own, which is faster
+        if self.has_own_form:
+            return
         if self.unstackable:
             log.warning("%s is not compiled, because its clients cannot be stacked: %s", self.name, self.unstackable)
             return
-        self.replay = Compiled(self.slopes, backend)
+        noted = self.fingerprint if backend == "inductor" else ""
+        self.replay = Compiled(self.slopes, backend, noted)
         if isinstance(self.train, Stored) and self.flat.running is None:
-            self.replay_step = Compiled(self.advanced, backend)
+            self.replay_step = Compiled(self.advanced, backend, noted)
+
+    @property
+    def has_own_form(self) -> bool:
+        """Whether many clients have a closed form or kernels of their own, which are faster than what is compiled."""
+        return self.closed is not None or self.adds or self.own
+
+    @cached_property
+    def compiled_form(self) -> Supervised:
+        """The same problem, compiled: for some of the runs that share it."""
+        other = copy.copy(self)
+        other.compile()
+        return other
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for problems that are probably compiled to the same, in this process and in others."""
+        what = (type(self.flat.module).__qualname__, self.dim, self.flat.size, self.flat.autocast, self.device.type)
+        return "-".join(map(str, (*what, torch.__version__)))
 
     @property
     def compiled(self) -> str:
@@ -347,7 +366,9 @@ class Supervised:
         if self.flat.constants:
             return id(self)
         parts = repr(self.parts_given)
-        return (type(self), id(self.data), _function(self.flat.module), parts, self.objective, self.l2, self.device)
+        compiled = isinstance(self.replay, Compiled)
+        function = _function(self.flat.module)
+        return (type(self), id(self.data), function, parts, self.objective, self.l2, self.device, compiled)
 
     def union(self, problems: Sequence[Supervised]) -> Supervised:
         """One problem with the clients of all these, which are of equal kin; for oracles, not for measuring."""

@@ -103,18 +103,18 @@ def _faster(problems: Sequence[Problem], locals_: Sequence[Local]) -> tuple[bool
         return known, "known without a trial"
     alone = together = 0.0
     for problem, local in models:
-        one = _trial(problem, local, 1, stacked=False)
+        one = trial(problem, local, 1, stacked=False)
         if not known and problem.device.type == "cpu" and one > _HEAVY:
-            return known, f"a local step takes {_short(one)}, of which stacking would save little"
+            return known, f"a local step takes {short(one)}, of which stacking would save little"
         if one * clients > _SECONDS:
-            return known, f"a local step takes {_short(one)}, too long for a trial"
+            return known, f"a local step takes {short(one)}, too long for a trial"
         alone += local.steps * one
-        together += local.steps * _trial(problem, local, clients, stacked=True)
+        together += local.steps * trial(problem, local, clients, stacked=True)
     stacked = together < alone * _CLEARLY if known else together * _CLEARLY < alone
-    return stacked, f"{_short(together)} an update stacked by {clients}, {_short(alone)} one by one"
+    return stacked, f"{short(together)} an update stacked by {clients}, {short(alone)} one by one"
 
 
-def _trial(problem: Supervised, local: Local, clients: int, stacked: bool) -> float:
+def trial(problem: Supervised, local: Local, clients: int, stacked: bool) -> float:
     """Seconds of one client's local step, the quickest of a few tries."""
     way, arenas = Executor(stacked), Arenas()
     model = problem.initial()
@@ -141,7 +141,10 @@ def _trial(problem: Supervised, local: Local, clients: int, stacked: bool) -> fl
     return min(tries) / (clients * steps)
 
 
-def _short(seconds: float) -> str:
+def short(seconds: float) -> str:
+    """A time as people read it."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
     if seconds >= 1:
         return f"{seconds:.2g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"

@@ -19,6 +19,8 @@ from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.privacy.attack import Adversary, Plot
+from offbeat.problems.supervised import Supervised
+from offbeat.simulate.compiling import worth
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arena, Arenas
@@ -52,8 +54,10 @@ class Simulation(Course[Flight]):
         arenas: Arenas | None = None,
         adversary: Adversary | None = None,
         secure: Secure | None = None,
+        weigh: bool = False,
     ) -> None:
         self.problems, self.clock, self.seed = problems, clock, seed
+        self.weigh, self.compiling = weigh, ""  # why local steps are compiled or not, if that is weighed
         self.every, self.judged = every, personal
         self.clients = problems[0].clients
         for problem in problems:
@@ -100,11 +104,31 @@ class Simulation(Course[Flight]):
             self.begin(initial)
             self._compute_with(executor, arenas)
         else:
+            if world.compiled is not None:
+                self._compile(world.compiled, "as the run began")
             self._compute_with(executor.settle(), arenas)
+
+    def _settle(self) -> None:
+        """Choose how jobs are computed, now that the first ones are there."""
+        world, chosen = self.world, self.executor.settle()
+        if self.weigh:
+            alone = f"clients are computed by {chosen.name}"
+            found = worth(self.problems, self.locals, world, self.until) if chosen.stacked else (False, alone)
+            self._compile(*found)
+        if chosen is not self.executor or world.compiled:
+            self._compute_with(chosen, self.rows)
+            world.executor = chosen.name
+
+    def _compile(self, compile: bool, reason: str) -> None:
+        self.world.compiled = compile
+        self.compiling = f"{'' if compile else 'not '}compiled: {reason}"
+        if compile:
+            self.problems = [p.compiled_form if isinstance(p, Supervised) else p for p in self.problems]
 
     def _compute_with(self, executor: Executor, arenas: Arenas | None = None) -> None:
         """Have jobs computed like this. Where they are stacked, vectors are rows and may be lazy."""
-        self.executor = self.computing.executor = executor
+        self.executor, self.rows = executor, arenas
+        self.computing.executor = executor
         self.arenas: list[Arena | None] = [None] * len(self.problems)
         if executor.stacked:
             rows = Arenas() if arenas is None else arenas
@@ -140,9 +164,7 @@ class Simulation(Course[Flight]):
         if world.events == 0:
             self.handle(Started())
             events -= 1
-            if (chosen := self.executor.settle()) is not self.executor:
-                self._compute_with(chosen)
-                world.executor = chosen.name
+            self._settle()
         heap, flights, computing = world.heap, world.flights, self.computing
         last = world.events + events
         while not world.stopped and world.events < last:

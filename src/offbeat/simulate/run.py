@@ -70,6 +70,7 @@ def prepare(
     terms: Sequence[tuple[float, float]] = (),
     arenas: Arenas | None = None,
     attacks: Sequence[Attack] = (),
+    weigh: bool = False,
 ) -> Simulation:
     """A run that has not begun, or with a saved `world` one that goes on where it was.
 
@@ -77,6 +78,7 @@ def prepare(
     executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share, with their `arenas`.
     terms: by task, the times from which and until which it is there.
     attacks: who forges messages and who hurries; `poisoned` changes what attackers train on.
+    weigh: compile local steps if that pays, see `offbeat.simulate.compiling`.
     """
     problems = problem if isinstance(problem, Sequence) else [problem]
     evaluated = Evaluate.of(evaluate)
@@ -121,6 +123,7 @@ def prepare(
         arenas,
         adversary,
         algorithm.secure,
+        weigh,
     )
     simulation.world.executor = simulation.executor.name
     return simulation

@@ -114,3 +114,4 @@ class World(RunState):
     pending: list[PendingEvaluation] = field(default_factory=list)
     plots: dict[int, Plot] = field(default_factory=dict)  # task -> what attackers know and have done
     executor: str = ""  # what it began with: another one would round differently
+    compiled: bool | None = None  # whether local steps are, if that was weighed

@@ -151,8 +151,9 @@ def summary(
 
 
 def _compiled(simulation: WatchedRun) -> list[str]:
-    """What was compiled, and how long that took."""
-    return [said for problem in simulation.problems if (said := getattr(problem, "compiled", ""))]
+    """Why local steps are compiled or not, where that was weighed; what was compiled, and how long that took."""
+    said = [getattr(problem, "compiled", "") for problem in simulation.problems]
+    return [each for each in (getattr(simulation, "compiling", ""), *said) if each]
 
 
 def _task(simulation: WatchedRun, recorder: Recorder | History, task: int, said: Mapping[str, Any]) -> TaskResult:
