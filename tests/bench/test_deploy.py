@@ -82,7 +82,7 @@ def test_of_clients_that_do_not_all_fit_into_memory_some_have_work_at_a_time(mon
 def test_numbers_that_mean_nothing_are_refused() -> None:
     assert (
         offbeat("bench", "deploy", "--clients", "1,x").err
-        == "offbeat: --clients 1,x: give whole numbers, with commas\n"
+        == "offbeat: --clients 1,x: expected whole numbers, separated by commas\n"
     )
     with pytest.raises(SettingError, match="must be positive"):
         deploy.bench([0], [2600], 1.0)

@@ -79,4 +79,5 @@ def test_an_unknown_workload_is_refused() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    assert offbeat("bench", "W5", "--device", "abacus").err == "offbeat: device = 'abacus': is not there; use 'cpu'\n"
+    err = offbeat("bench", "W5", "--device", "abacus").err
+    assert err == "offbeat: device = 'abacus': is not available; use 'cpu'\n"

@@ -39,7 +39,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(size: in
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("offbeat: ")
     if size > 2600:  # else there was not even room for the experiment
-        assert f"no room to write in {folder}; make room and continue with `offbeat resume`" in err
+        assert f"no space left in {folder}; free space and continue with `offbeat resume`" in err
         assert offbeat("resume", folder).code == 0
         assert record(folder / "area-0") == record(tmp_path / "whole" / "out" / "area-0")
 
@@ -62,7 +62,7 @@ def test_a_run_that_does_nothing_but_evaluate_ends_when_it_is_asked_to(tmp_path:
 def test_more_clients_at_work_than_there_are_are_refused(setting: str, tmp_path: Path) -> None:
     code, _, err = run(tmp_path, DIGITS, "--set", setting)
     if "unknown" not in err:  # AREA has no such setting
-        assert (code, err) == (1, "offbeat: concurrency = 6: there are 5 clients; give at most that many\n")
+        assert (code, err) == (1, "offbeat: concurrency = 6: there are 5 clients; use at most that many\n")
 
 
 def test_a_server_without_a_local_trainer_is_one_line() -> None:

@@ -57,7 +57,7 @@ IMPOSSIBLE = {
     "algorithm.area.label='../x'": "label = '../x': it names a folder; use letters, digits and - _ . + only",
     "algorithm=[]": "the experiment needs at least one [algorithm.LABEL] or [[algorithm]] table",
     "problem.model=lenet5": "lenet5 needs images of at least 12 pixels a side, not 8; use mlp or softmax",
-    "problem.model=nowhere:make": "problem.model: no module 'nowhere'; it is looked for beside the experiment file",
+    "problem.model=nowhere:make": "problem.model: no module 'nowhere'; it was not found next to the experiment file",
 }
 
 WRONG_TYPES = {

@@ -120,7 +120,7 @@ REFUSED = {
     "nois": '"problem.nois" = [1]',
     "sweep, area, lr = -1, seed 0: ": '"algorithm.*.local.sgd.lr" = [0.1, -1.0]',
     "lr = fast": '"algorithm.*.local.sgd.lr" = ["fast"]',
-    "'fedbuf' chooses nothing in a list of area, fedasync": '"algorithm.fedbuf.size" = [1]',
+    "'fedbuf' matches none of area, fedasync": '"algorithm.fedbuf.size" = [1]',
     "name a key of an algorithm, as in algorithm.*.lr": "algorithm = [1]",
     "name a key of an algorithm, as in algorithm.area.lr": '"algorithm.area" = [1]',
     "trials is the same for all runs; set it outside": "trials = [1, 2]",

@@ -79,4 +79,4 @@ def test_a_sweep_has_processes_of_its_own(tmp_path: Path) -> None:
     file.write_text(DIGITS + "\n[sweep]\nseed = [0, 1]\n")
     outcome = offbeat("sweep", file, "--workers", "1", "--out", tmp_path / "out", "--set", "executor=processes")
     assert outcome.code == 1
-    assert "a sweep has processes of its own" in outcome.err
+    assert "a sweep has its own processes" in outcome.err

@@ -126,7 +126,7 @@ def test_work_for_clients_that_are_not_there_is_lost_after_the_handler_in_the_or
 
 @IN_BOTH
 def test_a_server_that_answers_every_such_loss_with_more_work_is_stopped_by_an_error(course: Any) -> None:
-    with pytest.raises(HandlerError, match="Relentless keeps sending work to clients that are not there"):
+    with pytest.raises(HandlerError, match="Relentless keeps sending work to clients that are offline"):
         course(Relentless({0: [send(1)]}), there=[0])
 
 

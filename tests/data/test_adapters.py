@@ -287,7 +287,7 @@ def test_scikit_learn_s_data_sets_are_taken_as_they_come() -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "nothing": (lambda: None, "a NoneType is no data set"),
+    "nothing": (lambda: None, "a NoneType is not a data set"),
     "iterator": (lambda: iter([(X[0], 1)]), "can only be gone through; give a map-style data set"),
     "no target": (lambda: {"x": X, "price": Y}, "which column is the target.*there are x, price"),
     "unequal": (lambda: {"x": X, "y": Y[:9]}, "unlike numbers of samples: x 60, y 9"),
@@ -296,7 +296,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "empty test": (lambda: ((X, Y), (X[:0], Y[:0])), "the test set is empty"),
     "no clients": (dict, "there is no client"),
     "empty client": (lambda: {"a": (X, Y), "b": (X[:0], Y[:0])}, "client 'b' has no samples; leave it out"),
-    "wrong client": (lambda: {"a": (X, Y), "b": 3}, "client 'b': a int is no data set"),
+    "wrong client": (lambda: {"a": (X, Y), "b": 3}, "client 'b': a int is not a data set"),
     "other columns": (
         lambda: {"a": (X, Y), "b": {"x": X, "z": Y}},
         "client 'b' has the columns x, z, and 'a' has x, y",

@@ -80,7 +80,7 @@ def test_owners_are_the_values_of_a_column(column: str, names: tuple[str, ...]) 
 
 
 def test_what_cannot_be_split_by_is_named() -> None:
-    with pytest.raises(SettingError, match=r"'several' is \[4\] a sample, which is no class to split by; name another"):
+    with pytest.raises(SettingError, match=r"'several' is \[4\] a sample, not a class to split by; name another"):
         split(Dirichlet(0.3), made("several"), 4)
     with pytest.raises(DataError, match="no column 'sites'; did you mean 'site'"):
         split(Dirichlet(0.3, by="sites"), made("price"), 4)

@@ -196,7 +196,7 @@ def test_more_clients_than_samples_are_refused(split):
 
 
 def test_an_empty_set_is_refused():
-    with pytest.raises(SettingError, match="no sample to split"):
+    with pytest.raises(SettingError, match="cannot split an empty data set"):
         Dirichlet(0.1, per_client=3)(np.array([], np.int64), 2, rng())
 
 

@@ -370,5 +370,5 @@ def test_a_roster_grows_and_nobody_is_on_it_twice(tmp_path: Path) -> None:
     assert keys.read_creds(tmp_path / "fed" / "b.creds").client == "b"
     with pytest.raises(SettingError, match="already"):
         keys.add(tmp_path / "fed", ["b"])
-    with pytest.raises(FolderError, match="holds keys already"):
+    with pytest.raises(FolderError, match="already holds keys"):
         keys.init(tmp_path / "fed", ["c"])

@@ -97,7 +97,7 @@ def test_a_run_is_saved_to_a_file_and_goes_on_from_it_on_another_broker(tmp_path
         (tmp_path / "experiment.json").write_text("{}")
         said = offbeat("backup", tmp_path / "run", file, *words, first.url)
         assert (said.code, "records" in said.out) == (0, True), said.err
-        assert "is there already" in offbeat("backup", tmp_path / "run", file, *words, first.url).err
+        assert "already exists" in offbeat("backup", tmp_path / "run", file, *words, first.url).err
         assert "runs delete run" in offbeat("restore", file, "--out", out, *words, first.url).err
     damaged = bytearray(file.read_bytes())
     damaged[damaged.rindex(b"OBS1") + 90] ^= 1  # of a record
@@ -107,7 +107,7 @@ def test_a_run_is_saved_to_a_file_and_goes_on_from_it_on_another_broker(tmp_path
         assert (said.code, "was changed or is damaged: LOG" in said.err) == (1, True), said.err
         said = offbeat("restore", file, "--out", out, *words, second.url)
         assert said.code == 0, said.err
-        assert "is there already" in offbeat("restore", file, "--out", out, *words, second.url).err
+        assert "already exists" in offbeat("restore", file, "--out", out, *words, second.url).err
         shutil.rmtree(tmp_path / "run")
         (out / "run").replace(tmp_path / "run")
         assert asyncio.run(play(second.url, made + 20)) == made + 20

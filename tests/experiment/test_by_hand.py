@@ -108,7 +108,7 @@ def test_the_mean_of_areas_models_is_that_of_an_unbroken_run(tmp_path: Path) -> 
 
 
 def test_it_goes_on_with_the_same_objects_only(stopped: Path) -> None:
-    with pytest.raises(ob.OffbeatError, match="made from Python objects; give them: resume"):
+    with pytest.raises(ob.OffbeatError, match="made from Python objects; pass them: resume"):
         ob.resume(stopped)
     other = ob.Algorithm(ob.AREA(size=5), ob.SGD(lr=0.1))
     with pytest.raises(ob.OffbeatError, match=r"was made with algorithm = .*size=4.*, not .*size=5"):

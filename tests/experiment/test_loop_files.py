@@ -152,7 +152,7 @@ WRONG = {
     'algorithm.area.local={ "mytraining:train" = { memory = { m = "all" } } }': 'memory.m = "all": expected a whole',
     'algorithm.area.local={ "mytraining:train" = { generator = 1 } }': "generator: the job has that already",
     "algorithm.area.local=mytraining:trai": "the module 'mytraining' has no 'trai'; did you mean 'train'?",
-    "algorithm.area.local=mytraining:LR": "mytraining:LR is a float, neither a class nor a function",
+    "algorithm.area.local=mytraining:LR": "mytraining:LR is a float, not a class or function",
     'algorithm.favano.local={ "mytraining:stops" = { steps = 3 } }': "and mytraining:stops cannot be stopped",
     'algorithm.quafl={ local = "mytraining:train" }': "QuAFL recalls work that is under way, and mytraining:train",
     'algorithm.asysg={ lr = 0.1, local = "mytraining:train" }': "AsySG reads 'gradient' but mytraining:train",

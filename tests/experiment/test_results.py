@@ -155,7 +155,7 @@ def test_what_cannot_be_plotted_is_said(grid: Results, monkeypatch: pytest.Monke
     with pytest.raises(SettingError, match="loss was never a finite number"):
         Results([broken], grid.folder).plot("loss")
     many = Results([replace(grid[0], algorithm=str(at)) for at in range(25)], grid.folder)
-    with pytest.raises(SettingError, match="25 lines are more than the 24 that can be told apart"):
+    with pytest.raises(SettingError, match="25 lines are more than the 24 that can be distinguished"):
         many.plot()
     assert "<svg" not in many._repr_html_() + Results([broken], grid.folder)._repr_html_()
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)

@@ -72,7 +72,7 @@ def test_the_best_of_the_last_rung_is_judged(tmp_path: Path) -> None:
 
 
 def test_seeds_that_tune_and_judge_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="seed 1 is for tuning and for judging"):
+    with pytest.raises(SettingError, match="seed 1 is used for tuning and for evaluation"):
         tune(tmp_path / "t", seed=1)
     assert not (tmp_path / "t").exists()
 

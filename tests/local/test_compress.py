@@ -209,7 +209,7 @@ REFUSED = [AsFedAvg(), FedAsyncMixing(), Favano(), QuAFL(), LocalOnly()]
 
 @pytest.mark.parametrize("server", REFUSED, ids=lambda it: type(it).__name__)
 def test_servers_that_read_models_are_refused(server: Any) -> None:
-    with pytest.raises(SettingError, match="compress: it works on differences, and what SGD sends here is none"):
+    with pytest.raises(SettingError, match="compress: it compresses differences, and what SGD sends here is none"):
         Algorithm(server, SGD(0.1, compress=Signs()))
 
 

@@ -80,7 +80,7 @@ def test_options_reach_the_model():
         ("resnet18-gn", COLOUR, {"groups": 5}, "groups = 5: has to divide"),
         ("lstm", GREY, {}, "takes windows of tokens"),
         ("lstm", TEXT, {"layers": 0}, "layers = 0"),
-        ("nowhere.at_all:make", GREY, {}, "no module 'nowhere.at_all'; it is looked for beside"),
+        ("nowhere.at_all:make", GREY, {}, "no module 'nowhere.at_all'; it was not found next to"),
         (":make", GREY, {}, "unknown; known: cifar-cnn"),
         ("torch.nn:Liner", GREY, {}, "the module 'torch.nn' has no 'Liner'"),
         ("torch:pi", GREY, {}, "not callable"),

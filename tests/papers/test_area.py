@@ -174,7 +174,7 @@ def test_the_mean_of_the_models_is_that_of_the_path(size: Any) -> None:
 
 
 def test_fedast_does_not_forget_a_mean_in_silence() -> None:
-    with pytest.raises(SettingError, match="average: FedAST gives the models of its tasks alone"):
+    with pytest.raises(SettingError, match="average: FedAST only returns the models of its tasks"):
         FedAST(requests=4, aggregate=AREA(average=True))
 
 

@@ -265,7 +265,7 @@ def test_a_client_that_comes_back_within_a_round_is_not_counted_again() -> None:
 
 
 def test_more_results_than_clients_are_refused_unless_clients_repeat() -> None:
-    with pytest.raises(SettingError, match=r"size = 6: a round needs so many clients, and there are 5"):
+    with pytest.raises(SettingError, match=r"size = 6: a round needs that many clients, and there are 5"):
         run(Line([0.0] * 5), DeFedAvgIID(size=6), HALF, FIVE, Until(versions=1))
     assert run(Line([0.0] * 5), DeFedAvgIID(size=6, repeat=True), HALF, FIVE, Until(versions=1)).world.now == 3.2
 

@@ -184,7 +184,7 @@ def test_a_function_gets_all_outputs_and_says_which_way_is_better() -> None:
     def worst(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets).abs().max()
 
-    with pytest.raises(SettingError, match=r"worst does not say which way is better; write worst\.higher = True"):
+    with pytest.raises(SettingError, match=r"worst does not say which direction is better; write worst\.higher = True"):
         scores([worst], "mse")
     worst.higher = False  # type: ignore[attr-defined]
     (score,) = scores([worst], "mse")
@@ -253,7 +253,7 @@ def test_a_torchmetric_that_keeps_all_outputs_is_refused_with_the_remedy(torchme
         scores([torchmetrics.AUROC(task="binary")], "bce")
     with pytest.raises(SettingError, match="of pearsoncorrcoef is not a sum"):
         scores([torchmetrics.PearsonCorrCoef()], "mse")
-    with pytest.raises(SettingError, match="does not say which way is better"):
+    with pytest.raises(SettingError, match="does not say which direction is better"):
         scores([torchmetrics.ConfusionMatrix(task="binary")], "bce")
 
 

@@ -182,4 +182,4 @@ def test_numbers_out_of_all_proportion_are_damage(folder: Path) -> None:
     table = pq.read_table(path)
     at = table.column_names.index("client")
     write_table(table.set_column(at, "client", pa.array([2**31 - 1] * len(table), pa.int32())), path)
-    assert "client has numbers out of all proportion" in said(write(folder))
+    assert "client has implausible numbers" in said(write(folder))

@@ -62,7 +62,7 @@ def test_a_changed_file_is_not_the_suite(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with (place / "tasks.toml").open("a") as file:
         file.write("\n# easier\n")
     monkeypatch.setattr(definition, "files", lambda package: tmp_path)
-    with pytest.raises(FolderError, match=r"tasks.toml is not as it was frozen"):
+    with pytest.raises(FolderError, match=r"tasks.toml differs from the frozen version"):
         definition.load("v1")
     assert set(json.loads((place / definition.DIGESTS).read_text())) == set(definition.FILES)
 

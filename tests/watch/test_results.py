@@ -127,7 +127,7 @@ def test_the_model_is_read_from_the_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"rubbish")
     with pytest.raises(FolderError, match=r"model.safetensors is damaged"):
         _ = Result.from_json(RUN, tmp_path).model
-    with pytest.raises(FolderError, match="its model was not kept"):
+    with pytest.raises(FolderError, match="its model was not saved"):
         _ = Result.from_json(RUN).model
 
 

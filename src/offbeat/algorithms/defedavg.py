@@ -124,8 +124,8 @@ class DeFedAvgIID(Stepping[DeFedAvgIIDState]):
     def resize(self, state: DeFedAvgIIDState, clients: int) -> None:
         if clients < self.size and not self.repeat:
             raise SettingError(
-                f"size = {self.size}: a round needs so many clients, and there are {clients}; lower it, or let clients "
-                "train several times on a model, repeat = true"
+                f"size = {self.size}: a round needs that many clients, and there are {clients}; lower it, or let "
+                "clients train several times on a model, repeat = true"
             )
 
     def started(self, state: DeFedAvgIIDState, view: View) -> Commands:

@@ -121,13 +121,13 @@ class FedAST(Stepping[FedASTState]):
         if self.allocation == "demonstration" and self.ratio != int(self.ratio):
             raise SettingError(f"ratio = {self.ratio}: requests move in packets of so many; give a whole number")
         if self.aggregate is not None and self.server is not None:
-            raise SettingError("server: the tasks have servers of their own, aggregate; give them the optimiser")
+            raise SettingError("server: each task has its own server, aggregate; set the optimiser there")
         if self.aggregate is not None and self.aggregate.concurrency is not None:
             raise SettingError(
                 f"aggregate.concurrency = {self.aggregate.concurrency}: requests say how many clients work"
             )
         if isinstance(self.aggregate, AREA) and self.aggregate.average:
-            raise SettingError("aggregate.average: FedAST gives the models of its tasks alone; leave it out")
+            raise SettingError("aggregate.average: FedAST only returns the models of its tasks; leave it out")
         if isinstance(self.aggregate, Restarting) and self.aggregate.stop:
             raise SettingError("aggregate.stop: FedAST queues jobs at clients and stops none; leave it out")
 
@@ -228,9 +228,7 @@ class FedAST(Stepping[FedASTState]):
 
     def adds(self, task: int = 0) -> int | None:
         if self.allocation != "static":
-            raise SettingError(
-                f'allocation = "{self.allocation}": it goes by single updates, which [secure] shows nobody'
-            )
+            raise SettingError(f'allocation = "{self.allocation}": it goes by single updates, which [secure] hides')
         if self.size is None:
             raise SettingError("size: [secure] needs one that stays; give each task its size instead of a ratio")
         return self.inner(task, _of(self.size, task)).adds()

@@ -55,7 +55,7 @@ class LocalOnly(Flow[OneModel]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server is not None:
-            raise SettingError("server: there is no server step here that an optimiser could make; leave it out")
+            raise SettingError("server: this algorithm takes no server step for an optimiser; leave it out")
 
     def pair(self, local: Local) -> Local:
         return Apart.around(local)

@@ -156,7 +156,7 @@ def bench(
         if name not in known:
             raise unknown("workload", name, known)
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise SettingError(f"device = {device!r}: is not there; use 'cpu'")
+        raise SettingError(f"device = {device!r}: is not available; use 'cpu'")
     chosen = [known[name] for name in names or known if names or _there(known[name], device)]
     for workload in chosen:
         if not _there(workload, device):

@@ -23,8 +23,10 @@ def bench(
     turns: Annotated[
         int | None, typer.Option(min=1, help="Number of turns of each contender. Default: as the workload has it.")
     ] = None,
-    clients: Annotated[str, typer.Option(help="deploy: numbers of clients, with commas.")] = "1,8,64,1000",
-    sizes: Annotated[str, typer.Option("--bytes", help="deploy: bytes of an update, with commas.")] = "2600,4000000",
+    clients: Annotated[str, typer.Option(help="deploy: numbers of clients, separated by commas.")] = "1,8,64,1000",
+    sizes: Annotated[
+        str, typer.Option("--bytes", help="deploy: bytes per update, separated by commas.")
+    ] = "2600,4000000",
     seconds: Annotated[float, typer.Option(help="deploy: seconds that each number and size is measured.")] = 5.0,
     simulated: Annotated[int, typer.Option(min=0, help="deploy: simulated clients of one server; 0: none.")] = 10_000,
     markdown: Annotated[bool, typer.Option("--markdown", help="deploy: print the table of docs/deploy.md.")] = False,
@@ -40,8 +42,9 @@ def bench(
 
     Contenders take turns, each in its own process. The check column shows that they did the same work.
 
-    `deploy` measures a real federation instead: a broker, a server and clients on this machine, beside an echo through
-    the same broker; then one server alone with very many simulated clients. It takes less than ten minutes.
+    `deploy` measures a real federation instead: a broker, a server and clients on this machine, and for
+    comparison an echo through the same broker; then one server alone with very many simulated clients. It takes less
+    than ten minutes.
 
     `secure` measures what secure aggregation with a helper adds to an update of a million numbers.
     """
@@ -96,4 +99,4 @@ def _numbers(name: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise SettingError(f"--{name} {text}: give whole numbers, with commas") from None
+        raise SettingError(f"--{name} {text}: expected whole numbers, separated by commas") from None

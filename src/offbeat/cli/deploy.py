@@ -17,7 +17,7 @@ from offbeat.core.errors import SettingError, not_installed
 Url = Annotated[
     str,
     typer.Option(
-        "--nats", metavar="URL", help="Address of the broker, tls://host:4222; of a cluster several, with commas."
+        "--nats", metavar="URL", help="Address of the broker, tls://host:4222; for a cluster, a comma-separated list."
     ),
 ]
 Keys = Annotated[Path, typer.Option("--keys", metavar="FILE", help="Credentials file.")]
@@ -31,7 +31,9 @@ Folder = Annotated[
 Metrics = Annotated[
     int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port. Default: off.")
 ]
-Lease = Annotated[float, typer.Option(help="Seconds that a job may take, from when its client could start it.")]
+Lease = Annotated[
+    float, typer.Option(help="Maximum duration of a job in seconds, from when its client could start it.")
+]
 Patience = Annotated[float, typer.Option(help="Seconds without a heartbeat after which a client counts as gone.")]
 Norm = Annotated[
     str,
@@ -256,7 +258,7 @@ def helper(
     log_format: LogFormat = None,
     until_closed: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Open sums of clients' updates in runs with [secure], as a second party beside the server. Runs until Ctrl-C."""
+    """Open sums of clients' updates in runs with [secure], as a second party. Runs until Ctrl-C."""
     with needs_deploy():
         from offbeat.experiment import helping
     helping.help_runs(
@@ -272,7 +274,7 @@ def helper(
 
 def doctor(
     keys: Keys,
-    file: Annotated[Path | None, typer.Argument(help="Experiment file to try out, too. Default: none.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Experiment file to check as well. Default: none.")] = None,
     nats: Url = BROKER,
     data: Data = "",
     holdout: Holdout = 0.2,
@@ -335,7 +337,7 @@ def list_runs(
     nats: Url = BROKER,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a federation: active, abandoned (nobody serves them) and over."""
+    """List the runs of a federation: active, abandoned (not served) and over."""
     if context.invoked_subcommand is not None:
         return
     if keys is None:
@@ -352,7 +354,7 @@ def list_runs(
 
 @runs.command()
 def stop(run: Annotated[str, typer.Argument(help="Name of the run.")], keys: Keys, nats: Url = BROKER) -> None:
-    """End a run. Its server writes the results; sites leave a run that nobody serves."""
+    """End a run. Its server writes the results; sites leave a run that is not served."""
     print(_admin().stop(run, keys, nats))
 
 
@@ -363,7 +365,7 @@ def delete(
     nats: Url = BROKER,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove everything that the broker has of a run: log, updates, assignments, models and clients' copies."""
+    """Delete a run from the broker: log, updates, assignments, models and clients' copies."""
 
     def sure() -> None:
         if not yes:
@@ -375,9 +377,9 @@ def delete(
 
 
 def retire(client: Annotated[str, typer.Argument(help="Name of the client.")], keys: Keys, nats: Url = BROKER) -> None:
-    """Remove a client from the run for good, for example if its memory is lost.
+    """Permanently remove a client from the run, for example if its memory is lost.
 
-    What it has contributed is taken out where the algorithm keeps it apart (AREA, SCAFFOLD, MIFA, CA2FL, ACE, AFA-CS);
+    Its contribution is taken out if the algorithm tracks it separately (AREA, SCAFFOLD, MIFA, CA2FL, ACE, AFA-CS);
     otherwise it stays in the model.
     """
     _admin().retire(client, keys, nats)
@@ -387,7 +389,7 @@ def retire(client: Annotated[str, typer.Argument(help="Name of the client.")], k
 def backup(
     run: Run, file: Annotated[Path, typer.Argument(help="Tar file to write.")], keys: Keys, nats: Url = BROKER
 ) -> None:
-    """Write a run to a file, also while it goes on: the server's folder, then the log with all updates."""
+    """Back up a run to a file, even while it is active: the server's folder, then the log with all updates."""
     print(f"{file}: {_admin().backup(run, file, keys, nats):,} records")
 
 
@@ -397,7 +399,7 @@ def restore(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to put the run folder into.")],
     nats: Url = BROKER,
 ) -> None:
-    """Put a run back on a broker and on disk, once its log is verified. Overwrites nothing."""
+    """Restore a run from a backup to a broker and to disk, after verifying its log. Overwrites nothing."""
     folder, records = _admin().restore(file, out, keys, nats)
     print(f"{folder}: {records:,} records; continue with `offbeat serve … --out {out}`")
 
@@ -410,13 +412,13 @@ def replay(
     ] = None,
     nats: Url = BROKER,
 ) -> None:
-    """Fold the log of a finished real run again and check that the state is the same, bit for bit."""
+    """Replay the log of a finished real run and check that the state is the same, bit for bit."""
     entries, fingerprint = _library().replay(run, keys, nats)
     print(f"{run}: {entries:,} entries give the same state, {fingerprint[:16]}")
 
 
 def trace(run: Run, out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("trace.csv")) -> None:
-    """Turn the measured times of a real run into a trace, for [timing] trace = { file = "FILE" }."""
+    """Turn the measured times of a real run into a timing trace, for [timing] trace = { file = "FILE" }."""
     from offbeat.experiment import export as library
 
     rows = library.trace(run, out)
@@ -434,7 +436,7 @@ def export(
         ),
     ] = "safetensors",
 ) -> None:
-    """Write the model of a run, finished or not, and a model card beside it."""
+    """Export the model of a run, finished or not, with a model card."""
     from offbeat.experiment import export as library
 
     tensors = library.export(run, file, to)

@@ -15,7 +15,7 @@ keys = typer.Typer(help="Manage the keys, roster and broker configuration of a f
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation's keys.")]
 Clients = Annotated[str, typer.Option(help="Names of the clients, separated by commas.")]
 Nats = Annotated[
-    str, typer.Option("--nats", help="Address of the running broker, which is told at once. Default: none is.")
+    str, typer.Option("--nats", help="Address of a running broker to notify at once. Default: notify none.")
 ]
 
 
@@ -42,7 +42,7 @@ def init(
 
 @keys.command()
 def add(folder: Folder, clients: Clients, nats: Nats = "") -> None:
-    """Add clients to the federation. A run that is under way goes on."""
+    """Add clients to the federation. An active run continues."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     identities.add(folder, _names(clients))
@@ -63,7 +63,7 @@ def helper(folder: Folder, nats: Nats = "") -> None:
 
 @keys.command()
 def remove(folder: Folder, clients: Clients, nats: Nats = "") -> None:
-    """Remove clients from the federation for good. A run that is under way goes on without them."""
+    """Permanently remove clients from the federation. An active run continues without them."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     identities.remove(folder, _names(clients))
@@ -90,7 +90,7 @@ def rotate(
 
 @keys.command()
 def revoke(folder: Folder, clients: Clients, nats: Nats = "") -> None:
-    """Refuse clients' keys from now on, for example after a theft. `offbeat keys rotate` lets them in again."""
+    """Revoke clients' keys, for example after a theft. `offbeat keys rotate` lets them in again."""
     with needs_deploy():
         from offbeat.deploy import keys as identities
     identities.revoke(folder, _names(clients))

@@ -16,7 +16,7 @@ def list_(
         str | None,
         typer.Argument(
             help="algorithms, server-optimisers, locals, optimisers, schedules, compressors, models, data, losses, "
-            "metrics, splits or timing. Default: all."
+            "metrics, splits, timing, rules or attacks. Default: all."
         ),
     ] = None,
 ) -> None:

@@ -16,7 +16,7 @@ def new(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     kind: Annotated[Kind, typer.Option(help="Kind of task.")] = "classification",
 ) -> None:
-    """Write a project of your own that runs at once: experiment file, data loader, model and README."""
+    """Create a project that runs as it is: experiment file, data loader, model and README."""
     from offbeat.experiment import project
 
     for path in project.create(folder, kind):
@@ -29,7 +29,7 @@ def check(
         Path | None, typer.Argument(help="Experiment file in TOML. Default: the embedded demonstration.")
     ] = None,
     set_: Set = None,
-    seconds: Annotated[float, typer.Option(help="Seconds that each algorithm is tried.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to try each algorithm.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Try an experiment briefly: what would run, how long it takes, how much memory, and what looks wrong.

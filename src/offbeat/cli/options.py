@@ -32,7 +32,7 @@ Ray = Annotated[
     typer.Option(
         "--ray",
         metavar="HOST:PORT",
-        help="Spread the runs over this Ray cluster; auto: the one that is found. Default: this machine.",
+        help="Spread the runs over this Ray cluster; auto: detect it. Default: this machine.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")]

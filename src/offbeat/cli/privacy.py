@@ -13,7 +13,7 @@ def privacy(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of experiments or single runs.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
-    """Say what each client has spent of its privacy budget, and what the claim rests on."""
+    """Print what each client has spent of its privacy budget, and the assumptions behind it."""
     from offbeat.experiment.spending import spending
 
     found = [each for folder in runs for each in spending(folder)]

@@ -39,17 +39,17 @@ def suite(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells at once, each in a process. Default: one per core, on a GPU one.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="With verify: judging seeds to run again.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="With verify: evaluation seeds to repeat.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder to write. Default: runs/suite-VERSION-SCALE-TIME.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the benchmark suite: frozen tasks and clocks, and your method beside the others, tuned alike.
+    """Run the benchmark suite: frozen tasks and clocks, your method and the others, all tuned alike.
 
-    Ctrl-C saves the active runs; `offbeat resume DIR` continues them. `offbeat suite verify RESULT` runs the judging
-    seeds of a result file again and compares.
+    Ctrl-C saves the active runs; `offbeat resume DIR` continues them. `offbeat suite verify RESULT` repeats evaluation
+    seeds of a result file and compares.
     """
     from offbeat.experiment.overrides import parse
     from offbeat.suite import run as library
@@ -110,7 +110,7 @@ def _verify(path: Path | None, own: tuple[str, ...], only: tuple[str, ...], seed
     from offbeat.suite.verify import verify
 
     if path is None:
-        raise SettingError("name the result to check: offbeat suite verify result.json")
+        raise SettingError("name the result to verify: offbeat suite verify result.json")
     found = verify(result.read(path), own, only, seeds, device)
     for line in [*found.notes, *found.wrong]:
         print(f"offbeat: {line}", file=sys.stderr)

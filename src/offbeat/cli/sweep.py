@@ -23,9 +23,9 @@ def sweep(
     best: Annotated[
         str | None,
         typer.Option(
-            help="Rank by a metric (accuracy, loss), by the time to a value of the task's own metric (time:0.8) or of "
+            help="Rank by a metric (accuracy, loss), by the time to a value of the task's main metric (time:0.8) or of "
             "another one (time:rmse:0.5), or by finish, the time when the last of several tasks reached its target. "
-            "Default: finish with several tasks, else the task's own metric."
+            "Default: finish with several tasks, else the task's main metric."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -18,7 +18,9 @@ theory = typer.Typer(
 )
 
 Clients = Annotated[int, typer.Option(help="Number of clients, n.")]
-Rates = Annotated[str, typer.Option(help="Messages per client and unit of time, λ: one number, or n with commas.")]
+Rates = Annotated[
+    str, typer.Option(help="Messages per client and unit of time, λ: one number, or n separated by commas.")
+]
 Smoothness = Annotated[float, typer.Option(help="Largest curvature, L.")]
 Steps = Annotated[int, typer.Option(help="Local steps per job.")]
 Sigma = Annotated[float, typer.Option(help="Noise of a mini-batch gradient, E|g − ∇f_i|² = σ².")]
@@ -206,7 +208,7 @@ def _numbers(name: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise SettingError(f"{name} = {text!r}: one number, or several with commas between them") from None
+        raise SettingError(f"{name} = {text!r}: expected one number, or several separated by commas") from None
 
 
 def _concurrency(concurrency: int | None, clients: int) -> int | None:

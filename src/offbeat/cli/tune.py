@@ -25,7 +25,7 @@ def tune(
             "--for",
             metavar="CRITERION",
             help="What is best: the time to a value (time:accuracy=0.8), or a metric at the end. "
-            "Default: the task's own metric.",
+            "Default: the task's main metric.",
         ),
     ] = None,
     set_: Set = None,
@@ -43,7 +43,7 @@ def tune(
     ray: Ray = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune each algorithm of a file with the same budget, then judge the best settings on other seeds.
+    """Tune each algorithm of a file with the same budget, then evaluate the best settings on other seeds.
 
     Settings are tried by successive halving: short runs of all, longer ones of the best third. Ctrl-C saves the
     active runs; `offbeat resume DIR` continues them.
@@ -79,7 +79,7 @@ def show(found: Tuned, as_json: bool) -> None:
     if as_json:
         print(json_text(found.to_json()))
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption="means of the judging seeds ± 95 %")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption="means of the evaluation seeds ± 95 %")
     for name in ("algorithm", "best settings", "tried", found.by, "seeds"):
         table.add_column(name, justify="left" if name in ("algorithm", "best settings") else "right", overflow="fold")
     for label, (judged, reached, seeds) in found.judged().items():

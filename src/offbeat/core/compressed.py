@@ -95,7 +95,7 @@ def compressed(local: Local) -> Local:
     made = Compressed.around(local)
     if not made.moves:
         raise SettingError(
-            f"compress: it works on differences, and what {local.label} sends here is none: "
+            f"compress: it compresses differences, and what {local.label} sends here is none: "
             f"{', '.join(local.sends) or 'nothing'}; leave compress out, or use another server"
         )
     return made

@@ -567,7 +567,7 @@ class Course(Generic[F]):
         most, self.losing = len(self.absent) + _MOST, True
         for count, flight in enumerate(self.absent):  # it grows if the server answers with more
             if count == most:
-                raise HandlerError(f"{type(self.server).__name__} keeps sending work to clients that are not there")
+                raise HandlerError(f"{type(self.server).__name__} keeps sending work to clients that are offline")
             self.lost(flight, "absent")
         self.absent.clear()
         self.losing = False

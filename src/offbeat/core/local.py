@@ -167,7 +167,7 @@ class Local(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs is not None and self.steps != 1:
-            raise SettingError(f"steps = {self.steps}: epochs = {self.epochs:g} says how many; keep one")
+            raise SettingError(f"steps = {self.steps}: epochs = {self.epochs:g} already sets the number; keep one")
         if self.accumulate > 1 and self.batch is None:
             raise SettingError(f"accumulate = {self.accumulate}: without batch, one gradient sees all data; give batch")
 
@@ -411,5 +411,5 @@ def _epochs(local: Local, problem: Problem, client: int) -> int:
 
 def _samples(problem: Problem, client: int, setting: str) -> int:
     if not isinstance(problem, Countable):
-        raise SettingError(f"{setting}: how many samples the clients of {problem.name} have is not known here")
+        raise SettingError(f"{setting}: the clients' numbers of samples in {problem.name} are not known here")
     return problem.samples_of(client)

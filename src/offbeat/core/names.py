@@ -80,7 +80,7 @@ def find(base: Any, name: str, where: str) -> Any:
             _check_kind(base, found, f"{where}: {name}")
         elif base in _FUNCTIONS:
             if not callable(found):
-                raise SettingError(f"{where}: {name} is a {type(found).__name__}, neither a class nor a function")
+                raise SettingError(f"{where}: {name} is a {type(found).__name__}, not a class or function")
             return _FUNCTIONS[base](found, name)
         return found
     known = members(base)
@@ -113,7 +113,7 @@ def import_name(name: str, where: str) -> Any:
         missing = getattr(error, "name", None)
         if missing is not None and path.split(".")[0] == missing.split(".")[0]:
             raise SettingError(
-                f"{where}: no module {path!r}; it is looked for beside the experiment file, in the working folder and "
+                f"{where}: no module {path!r}; it was not found next to the experiment file, in the working folder or "
                 f"among the installed packages"
             ) from None
         raise SettingError(f"{where}: the module {path!r} cannot be imported ({error})") from error

@@ -534,5 +534,5 @@ def _check(wanter: str, wanted: Sequence[str], giver: str, given: Sequence[str])
     if lacking:
         raise SettingError(
             f"{wanter} {', '.join(map(repr, lacking))} but {giver} only {', '.join(map(repr, given))}: "
-            f"these two do not belong together"
+            f"they cannot be combined"
         )

@@ -283,7 +283,7 @@ def _not_samples(given: Any) -> DataError:
             f"a {kind} can only be gone through; give a map-style data set, with len() and [i], or list(…) of it"
         )
     return DataError(
-        f"a {kind} is no data set; give arrays, (x, y), columns by name, a table, or anything with len() and [i]"
+        f"a {kind} is not a data set; pass arrays, (x, y), columns by name, a table, or anything with len() and [i]"
     )
 
 

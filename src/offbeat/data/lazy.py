@@ -80,7 +80,7 @@ class Items(ItemReader):
         for name, first in self.rows.items():
             values = found.get(name)
             if not isinstance(values, Tensor):
-                raise DataError(f"{name!r} is not there or no number in samples {which[0]} to {which[-1]}")
+                raise DataError(f"{name!r} is missing or not a number in samples {which[0]} to {which[-1]}")
             if values.shape[1:] != first.shape:
                 raise _unlike(name, which[0], values[0], first)
             if values.dtype != first.dtype:

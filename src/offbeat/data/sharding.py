@@ -35,7 +35,7 @@ def _labels(split: Split, data: Dataset) -> Labels:
         return data.train.column(name)
     if shape := data.train.shape(name):
         raise SettingError(
-            f"{name!r} is {list(shape)} a sample, which is no class to split by; name another column, by=…, or use iid"
+            f"{name!r} is {list(shape)} a sample, not a class to split by; name another column, by=…, or use iid"
         )
     values = data.train.column(name)
     numbers = name == data.target and data.classes is None and name not in data.train.words

@@ -173,7 +173,7 @@ def _samples(labels: Labels, clients: int, owner: Labels | None, repeated: bool 
         raise SettingError(f"{clients} clients: a split needs at least one")
     samples = np.arange(len(labels)) if owner is None else np.flatnonzero(owner >= 0)
     if not len(samples):
-        raise SettingError("there is no sample to split: the data set is empty")
+        raise SettingError("cannot split an empty data set")
     if clients > len(samples) and not repeated:
         raise SettingError(f"{clients} clients, but only {len(samples)} samples; use as many clients or fewer")
     return samples

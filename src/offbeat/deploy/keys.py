@@ -336,7 +336,7 @@ def init(
     if not clients:
         raise SettingError("clients = []: name at least one")
     if (folder / ROSTER).exists():
-        raise FolderError(f"{folder} holds keys already; name another folder, or add to it with `offbeat keys add`")
+        raise FolderError(f"{folder} already holds keys; name another folder, or add to it with `offbeat keys add`")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         ca = _new_certificates(folder, hosts) if tls else ""
@@ -365,7 +365,7 @@ def add_helper(folder: Path) -> Roster:
     """Keys for the helper; the file of every client in the folder gets its public key, and has to be sent out again."""
     with _changing(folder) as (made, roster):
         if roster.helper is not None:
-            raise SettingError(f"{folder} has a helper already")
+            raise SettingError(f"{folder} already has a helper")
         made.accounts[HELPER] = jwt.new_seed(jwt.ACCOUNT)
         creds = _new_creds(made, HELPER, read_creds(folder / SERVER).ca, roster)
         _write_creds(folder / f"{HELPER}.creds", creds)
@@ -454,8 +454,8 @@ def _check_new(clients: Sequence[str], known: Mapping[str, Member] | Sequence[st
             raise SettingError(f"client {client!r}: the federation's own files have this name; choose another")
         if client in known:
             if isinstance(known, Mapping) and known[client].state == REMOVED:
-                raise SettingError(f"{client} is on the roster already, and was removed; choose another name")
-            raise SettingError(f"{client} is on the roster already; `offbeat keys rotate` gives it other keys")
+                raise SettingError(f"{client} was on the roster and was removed; choose another name")
+            raise SettingError(f"{client} is already on the roster; `offbeat keys rotate` replaces its keys")
     names = [name.lower() for name in (*known, *clients)]
     if len(set(names)) != len(names):
         raise SettingError(f"clients = {list(clients)}: names that differ in capitals only are one file on some disks")

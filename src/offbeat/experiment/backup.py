@@ -55,7 +55,7 @@ async def backup(link: Link, folder: Path, file: Path) -> int:
     if identity is None:
         raise FolderError(f"{folder} is not the folder of a real run")
     if file.exists():
-        raise FolderError(f"{file} is there already; name another file")
+        raise FolderError(f"{file} already exists; name another file")
     run = identity.run
     with tempfile.TemporaryDirectory(dir=file.absolute().parent) as name:
         place = Path(name)
@@ -87,7 +87,7 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
         about = _unpacked(link, file, place)
         run, folder = str(about["run"]), out / Path(str(about["label"])).name
         if folder.exists():
-            raise FolderError(f"{folder} is there already; name another folder with --out")
+            raise FolderError(f"{folder} already exists; name another folder with --out")
         if (out / EXPERIMENT).exists() and (out / EXPERIMENT).read_bytes() != (place / EXPERIMENT).read_bytes():
             raise FolderError(f"{out} holds another experiment; name another folder with --out")
         if await _exists(link, f"LOG-{run}"):

@@ -122,7 +122,7 @@ _RENAMED = {"every": "size", "per_round": "sampled"}  # settings of algorithms t
 def _check_unique(labels: Sequence[str]) -> None:
     for name in labels:
         if labels.count(name) > 1:
-            raise SettingError(f"two algorithms have the label {name!r}: give each its own")
+            raise SettingError(f"two algorithms have the label {name!r}: use another for one of them")
 
 
 def _labels(tables: Sequence[Any]) -> list[str]:
@@ -172,7 +172,7 @@ def read_tasks(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(name, str) or not name:
             raise SettingError(f'{where}[{at}]: name missing; give each task its own, such as name = "mnist"')
         if name in found:
-            raise SettingError(f"two tasks are called {name!r}: give each its own name")
+            raise SettingError(f"two tasks are called {name!r}: rename one")
         found[name] = table
     return found
 
@@ -191,7 +191,7 @@ def _task(name: str, table: Any, clients: int) -> Task:
     if not isinstance(table, Mapping):
         raise SettingError(f"{where} = {schema.shown(table)}: expected a table")
     if "clients" in table:
-        raise SettingError(f"{where}.clients: all tasks have the same ones; write count in [clients]")
+        raise SettingError(f"{where}.clients: all tasks share their clients; write count in [clients]")
     own = [setting.name for setting in schema.settings(Task)]
     problem = read_problem({**{k: v for k, v in table.items() if k not in own}, "clients": clients}, where)
     settings = schema.arguments(Task, {k: v for k, v in table.items() if k in own}, where)
@@ -296,7 +296,7 @@ class Experiment(Checked):
         share = 1.0 if self.clients is None else self.clients.available
         if share != 1.0 and not isinstance(self.timing, Untimed):
             if not isinstance(self.timing, Times) or self.timing.available != 1.0:
-                raise SettingError("clients.available and timing.available both say who takes work; keep one")
+                raise SettingError("clients.available and timing.available both set who takes work; keep one")
             object.__setattr__(self, "timing", replace(self.timing, available=share))
 
     def _check_secure(self, secure: Secure) -> None:

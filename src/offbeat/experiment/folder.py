@@ -108,7 +108,7 @@ def _saved(folder: Path, name: str, kind: type[Any] = dict) -> Any:
             return kind(content.get(name) or ())
     except (OSError, ValueError, TypeError, AttributeError):
         pass
-    raise FolderError(f"{path} is damaged; start the experiment anew in another folder")
+    raise FolderError(f"{path} is damaged; start the experiment again in another folder")
 
 
 def write_report(folder: Path, experiment: Experiment, table: str, errors: Sequence[str]) -> None:

@@ -80,9 +80,9 @@ class Grid:
         put(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
         if key == "seed":
             if path != key:
-                raise SettingError(f"sweep.{path}: seeds are an axis of their own")
+                raise SettingError(f"sweep.{path}: seeds are a separate axis")
             if self.experiment.trials > 1:
-                raise SettingError("sweep.seed and trials both say which seeds there are; keep one")
+                raise SettingError("sweep.seed and trials both set the seeds; keep one")
             for value in values:
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise SettingError(f"sweep.seed holds {value!r}: seeds are whole numbers")

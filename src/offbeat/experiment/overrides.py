@@ -113,6 +113,6 @@ def _put(node: Any, path: Sequence[str], value: Any, said: str, top: bool = Fals
     if not rest:
         raise SettingError(f"{said}: {head!r} is a whole table; name the key in it, as in {head}.lr=0.1")
     if not chosen:
-        raise SettingError(f"{said}: {head!r} chooses nothing in a list of {', '.join(known)}")
+        raise SettingError(f"{said}: {head!r} matches none of {', '.join(known)}")
     for each in chosen:
         _put(each, rest, value, said)

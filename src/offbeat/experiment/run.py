@@ -122,9 +122,9 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise SettingError(f"algorithm = {algorithm!r}: pair it with a local trainer, Algorithm(server, SGD(lr=0.1))")
     if not isinstance(until, Until):
-        raise SettingError(f"until = {until!r}: say when the run ends, as in Until(time=10.0)")
+        raise SettingError(f"until = {until!r}: set when the run ends, as in Until(time=10.0)")
     if hasattr(timing, "per"):
-        raise SettingError(f"timing = {timing!r}: that is one part of a timing model; give Times({timing!r})")
+        raise SettingError(f"timing = {timing!r}: this is one part of a timing model; use Times({timing!r})")
     problems = problem if isinstance(problem, Sequence) else [problem]
     by_hand = ByHand(problems, algorithm, timing, until, seed, Evaluate.of(evaluate), tuple(terms))
     history = History(keep_events)
@@ -232,7 +232,7 @@ def resume_by_hand(
     """Continue a run whose objects were made by hand; they are given again, and must be the same."""
     if problem is None or algorithm is None or timing is None:
         raise FolderError(
-            f"{folder} was made from Python objects; give them: resume(folder, problem, algorithm, timing)"
+            f"{folder} was made from Python objects; pass them: resume(folder, problem, algorithm, timing)"
         )
     evaluate = saved["evaluate"]
     if evaluate is not None:

@@ -143,7 +143,7 @@ class ClientProcesses:
             if process.poll() is not None:
                 self.deaths += 1
                 if self.deaths > 3 * len(self.shares) + 100:
-                    raise OffbeatError(f"the clients keep dying; see {self.folder / 'clients' / '*.log'}")
+                    raise OffbeatError(f"the client processes keep ending; see {self.folder / 'clients' / '*.log'}")
                 if process.returncode > 0:
                     log = self.folder / "clients" / f"{self.shares[at][0]}.log"
                     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -102,7 +102,7 @@ class Session:
         """One run of a program whose runs share executors and arenas."""
         made = self._executor(spec, self.problems(spec), world, tried=False).settle()
         if isinstance(made, Workers):
-            raise SettingError(f"executor = {made.name!r}: a sweep has processes of its own; set its workers instead")
+            raise SettingError(f"executor = {made.name!r}: a sweep has its own processes; set its workers instead")
         return self._make(spec, watchers, world, executor(made), arenas)
 
     def _make(

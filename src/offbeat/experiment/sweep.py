@@ -74,7 +74,7 @@ def check(grid: Grid) -> None:
     """Find mistakes before anything is written."""
     experiment = grid.experiment
     if experiment.executor in ("processes", "ray") or experiment.workers is not None:
-        raise SettingError("a sweep has processes of its own: leave out executor and workers, and say --workers N")
+        raise SettingError("a sweep has its own processes: leave out executor and workers, and use --workers N")
     if experiment.device == "cpu":  # on a GPU it would cost more than it saves
         with closing(Session(experiment)) as session:
             session.check()

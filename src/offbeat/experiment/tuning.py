@@ -144,7 +144,7 @@ def resume(folder: Path, *, progress: bool = True) -> Tuned:
         asked = json.loads((folder / TUNING).read_text(encoding="utf-8"))
         table, options = asked["experiment"], TuneOptions(**asked["options"])
     except (OSError, ValueError, KeyError, TypeError):
-        raise FolderError(f"{folder / TUNING} is damaged; start anew in another folder") from None
+        raise FolderError(f"{folder / TUNING} is damaged; start again in another folder") from None
     return work(folder, _Plan(table, options), progress)
 
 
@@ -243,7 +243,7 @@ class _Plan:
         first = self.experiment.seed + _SEEDS_APART if options.seed is None else options.seed
         self.tuning = list(range(first, first + options.seeds))
         if both := sorted(set(self.seeds) & set(self.tuning)):
-            raise SettingError(f"seed {both[0]} is for tuning and for judging; choose tuning seeds that are apart")
+            raise SettingError(f"seed {both[0]} is used for tuning and for evaluation; choose other tuning seeds")
         self._limits = [name for name in ("time", "updates", "versions") if getattr(self.experiment.until, name)]
         if not self._limits and len(self.lengths(options.budget)) > 1:
             raise SettingError("halving shortens runs, and until has no time, updates or versions; set one, or rungs=1")

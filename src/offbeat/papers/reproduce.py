@@ -147,7 +147,7 @@ def _read(folder: Path) -> tuple[Request, float]:
         wall = float(asked.pop("wall_s", 0.0))
         return Request(**{**asked, "only": tuple(asked["only"] or ()), "set": tuple(asked["set"])}), wall
     except (ValueError, KeyError, TypeError):
-        raise FolderError(f"{path} is damaged; start anew in another folder") from None
+        raise FolderError(f"{path} is damaged; start again in another folder") from None
 
 
 def _so_far(runs: Mapping[str, Sequence[Result]]) -> str:

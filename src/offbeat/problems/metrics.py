@@ -421,7 +421,7 @@ class Whole(Score):
         better = getattr(function, "higher", None) if higher is None else higher
         if better is None:
             raise SettingError(
-                f"metrics: {called} does not say which way is better; write {called}.higher = True, or False"
+                f"metrics: {called} does not say which direction is better; write {called}.higher = True, or False"
             )
         part = getattr(function, "share", False) if share is None else share
         self._is(function=function, name=called, higher=bool(better), share=bool(part))

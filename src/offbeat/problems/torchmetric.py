@@ -28,7 +28,7 @@ class TorchMetric(Score):
         self._check(metric, called)
         if better is None:
             raise SettingError(
-                f"metrics: {kind} does not say which way is better; use TorchMetric({kind}(…), higher=…)"
+                f"metrics: {kind} does not say which direction is better; use TorchMetric({kind}(…), higher=…)"
             )
         bounds = getattr(metric, "plot_lower_bound", None), getattr(metric, "plot_upper_bound", None)
         shapes = {key: default.shape for key, default in metric._defaults.items()}

@@ -43,7 +43,7 @@ def curves(results: Sequence[Result], metric: str | None = None, against: str = 
         raise unknown("axis", against, AGAINST)
     names = {name for result in results for m in result.history for name in m.metrics}
     if not names:
-        raise SettingError("there is nothing to plot: no run has an evaluation")
+        raise SettingError("nothing to plot: no run has an evaluation")
     wanted = results[0].own.name if metric is None else metric
     if wanted not in names:
         raise unknown("metric", wanted, names)
@@ -58,7 +58,7 @@ def curves(results: Sequence[Result], metric: str | None = None, against: str = 
             grouped.setdefault(label, []).append(clean(x, y))
     bands = {label: found for label, each in grouped.items() if (found := band(each)) is not None}
     if not bands:
-        raise SettingError(f"there is nothing to plot: {wanted} was never a finite number")
+        raise SettingError(f"nothing to plot: {wanted} was never a finite number")
     known = {m.name: m for result in results for task in result.tasks for m in task.measured}
     title = "virtual time" if against == "time" and any(result.real is None for result in results) else against
     return Curves(bands, known.get(wanted, Metric(wanted)), title)
@@ -73,7 +73,7 @@ def plot(found: Curves, ax: Axes | None = None) -> Axes:
         raise not_installed("a plot needs matplotlib", "plots") from None
     if len(found.bands) > LOOKS:
         remedy = "plot a part of the results, such as results[:24], or write a report"
-        raise SettingError(f"{len(found.bands)} lines are more than the {LOOKS} that can be told apart; {remedy}")
+        raise SettingError(f"{len(found.bands)} lines are more than the {LOOKS} that can be distinguished; {remedy}")
     if ax is None:
         ax = plt.subplots(layout="constrained")[1]
     many = len(found.bands) > len(COLOURS)

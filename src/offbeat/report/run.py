@@ -143,7 +143,7 @@ def _plausible(columns: Columns) -> Columns:
     """The columns, unless they hold numbers so large (flipped bits) that memory would run out."""
     for name, most in (("client", 10**7), ("task", 10**4), ("job", 10**9)):
         if name in columns and len(columns[name]) and not -1 <= columns[name].min() <= columns[name].max() < most:
-            raise ValueError(f"{name} has numbers out of all proportion")
+            raise ValueError(f"{name} has implausible numbers")
     return columns
 
 

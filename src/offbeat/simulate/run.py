@@ -95,7 +95,7 @@ def prepare(
         evaluated.goals(metrics[0][0], until)  # refuses a target that is none
     asked = getattr(algorithm.server, "concurrency", None)
     if isinstance(asked, int) and asked > problems[0].clients:
-        raise SettingError(f"concurrency = {asked}: there are {problems[0].clients} clients; give at most that many")
+        raise SettingError(f"concurrency = {asked}: there are {problems[0].clients} clients; use at most that many")
     locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)

@@ -182,7 +182,7 @@ def load(version: str = "v1", scale: Scale = "full", own: Sequence[SuiteMethod] 
     digests = {name: hashlib.sha256(texts[name]).hexdigest() for name in FILES}
     frozen = json.loads(texts[DIGESTS])
     if changed := [name for name in FILES if frozen.get(name) != digests[name]]:
-        raise FolderError(f"suite {version}: {', '.join(changed)} is not as it was frozen; install offbeat anew")
+        raise FolderError(f"suite {version}: {', '.join(changed)} differs from the frozen version; reinstall offbeat")
     tasks, clocks, methods, protocol = (tomllib.loads(texts[name].decode("utf-8")) for name in FILES)
     chosen = {**protocol[scale]}
     wanted = chosen.get("methods", list(methods))

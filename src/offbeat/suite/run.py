@@ -84,7 +84,7 @@ def read_request(folder: Path) -> SuiteRequest:
         lists = {name: tuple(asked[name]) for name in ("own", "settings", "only")}
         return SuiteRequest(asked["version"], asked["scale"], device=asked["device"], **lists)
     except (OSError, ValueError, KeyError, TypeError):
-        raise FolderError(f"{folder / REQUEST} is damaged; start anew in another folder") from None
+        raise FolderError(f"{folder / REQUEST} is damaged; start again in another folder") from None
 
 
 def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None) -> Suite:

@@ -49,9 +49,9 @@ class Times(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compute is None and self.network is None and self.trace is None:
-            raise SettingError("nothing takes any time; give a compute time or a network")
+            raise SettingError("nothing takes any time; set a compute time or a network")
         if self.speeds is not None and self.compute is None and self.trace is None:
-            raise SettingError(f"speeds = {self.speeds!r}: there is no compute time for them to stretch; give one")
+            raise SettingError(f"speeds = {self.speeds!r}: there is no compute time for them to scale; set one")
         if self.dropout >= 1:
             raise SettingError(f"dropout = {self.dropout!r}: must be a probability below 1")
 

@@ -156,7 +156,7 @@ def restore(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] |
             problems.append(f"{path.name}: {error}")
     if problems:
         raise FolderError(
-            f"no checkpoint in {folder} can be read ({'; '.join(problems)}); delete it to start this run anew"
+            f"no checkpoint in {folder} can be read ({'; '.join(problems)}); delete it to restart this run"
         )
     return None
 

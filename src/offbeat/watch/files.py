@@ -172,7 +172,7 @@ def room(folder: Path) -> Iterator[None]:
         if not full and not any(f"(os error {code})" in str(error) for code in _NO_ROOM):  # as safetensors says it
             raise
         raise FolderError(
-            f"no room to write in {folder}; make room and continue with `offbeat resume`: everything until the last "
+            f"no space left in {folder}; free space and continue with `offbeat resume`: everything until the last "
             f"checkpoint is kept"
         ) from None
 

@@ -40,7 +40,7 @@ class RunFolder:
         try:
             return Result.from_json(value, self.path)
         except FolderError as error:
-            raise FolderError(f"{path} is damaged: {error}; delete it to do this run anew") from None
+            raise FolderError(f"{path} is damaged: {error}; delete it to repeat this run") from None
 
     @property
     def generated(self) -> str:

@@ -309,7 +309,7 @@ class Result:
         """The final model of each task, by its name, read when first asked for."""
         path = None if self.folder is None else self.folder / MODEL
         if path is None or not path.exists():
-            raise FolderError(f"{self.name}: its model was not kept")
+            raise FolderError(f"{self.name}: its model was not saved")
         found = _read_tensors(path)
         return {task.name: found[task.name] for task in self.tasks} if self.several else found
 
@@ -338,7 +338,7 @@ class Result:
             vector = torch.cat([vector, self._own_part(number, client)])
         if problem is None:
             if self.problems is None:
-                raise SettingError(f"{self.name}: what it was trained on is not known here; give problem=")
+                raise SettingError(f"{self.name}: its problem is not known here; pass problem=")
             problem = self.problems()[number]
         return trained(problem, vector)
 
