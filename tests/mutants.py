@@ -6,7 +6,7 @@ process: it exchanges the code of one function and runs the tests that call it, 
 What is outside functions, such as the default of a setting, is changed in a process that imports the file anew. One
 that takes too much CPU time counts as killed where it does so in fewer tests than it should: it loops.
 
-`--out FILE` keeps what was found. A second call with it tries only those again that survived.
+`--out FILE` keeps what was found, and a second call goes on with it. With `--again` it tries survivors again.
 """
 
 from __future__ import annotations
@@ -147,11 +147,13 @@ def _outside(code: CodeType) -> Any:
 class Host:
     """A pytest plugin: once the tests are collected, it forks for every mutant."""
 
-    def __init__(self, mutants: list[Mutant], out: Path | None, calls: Path | None) -> None:
+    def __init__(self, mutants: list[Mutant], out: Path | None, calls: Path | None, again: bool) -> None:
         self.mutants, self.out, self.calls = mutants, out, calls
         self.found: dict[str, str] = {}
         if out is not None and out.exists():
             self.found = dict(json.loads(line) for line in out.read_text().splitlines())
+        if again:
+            self.found = {name: outcome for name, outcome in self.found.items() if outcome != "SURVIVES"}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of the tests, the mutants."""
@@ -161,7 +163,7 @@ class Host:
         if self.calls is not None and not known:
             self.calls.write_text(json.dumps(self.called))
         for number, mutant in enumerate(self.mutants, 1):
-            if self.found.get(mutant.name, "SURVIVES") == "SURVIVES":
+            if mutant.name not in self.found:
                 self.found[mutant.name] = self.outcome(session, mutant)
                 if self.out is not None:
                     with self.out.open("a") as file:
@@ -303,13 +305,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--out", type=Path, help="keep what was found here, and go on with it")
     parser.add_argument("--calls", type=Path, help="keep the first pass here, and use it again")
+    parser.add_argument("--again", action="store_true", help="try those in --out again that survived")
     given = parser.parse_args()
     os.chdir(ROOT)
     files = [p for folder in FOLDERS for p in sorted((SOURCE / folder).glob("*.py")) if given.only in str(p)]
     trees = {path: ast.parse(path.read_text()) for path in files}
     every = [(path, at) for path, tree in trees.items() for at in range(len(list(places(tree))))]
     chosen = random.Random(given.seed).sample(every, min(given.n, len(every)))
-    host = Host([Mutant(path, trees[path], at) for path, at in chosen], given.out, given.calls)
+    host = Host([Mutant(path, trees[path], at) for path, at in chosen], given.out, given.calls, given.again)
     paths = [p for t in TESTS for p in (sorted((ROOT / "tests" / t).glob("test_*.py")) or [ROOT / "tests" / t])]
     tests = [str(path.relative_to(ROOT)) for path in paths if path.name not in LONG]
     ended = pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", *tests], plugins=[host])

@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core.errors import Count, Fraction, NotNegative, Positive, SettingError, Share
 from offbeat.core.optimiser import Moments, ServerOptimiser
-from offbeat.core.vectors import Vector, alike, dot, materialise, norm
+from offbeat.core.vectors import Vector, alike, dot, materialise
 
 TINY = 1e-8  # ε of HeLoCo
 
@@ -125,29 +125,32 @@ class HeLoCo(LookAhead):
         return replace(self, blocks=blocks)
 
     def way(self, direction: Vector, moments: Moments, t: int) -> tuple[Vector, dict[str, Vector]]:
-        return super().way(self.whole(direction, moments["m"]), moments, t)
-
-    def whole(self, direction: Vector, m: Vector) -> Vector:
-        """Δ̂, block by block."""
-        if len(self.blocks) < 2:
-            return self.corrected(direction, m)
-        pairs = zip(*(torch.split(materialise(each), list(self.blocks)) for each in (direction, m)), strict=True)
-        return alike(direction, torch.cat([self.corrected(mine, its) for mine, its in pairs]))
+        return super().way(self.corrected(direction, moments["m"]), moments, t)
 
     def corrected(self, direction: Vector, m: Vector) -> Vector:
-        """Δ̂ of a block."""
-        length, momentum = norm(direction), norm(m)
+        """Δ̂, block by block; a GPU is waited for once, and not for every number of every block."""
+        if len(self.blocks) < 2:
+            a, b = self.shares(dot(direction, direction), dot(direction, m), dot(m, m))
+            return a * direction + b * m if b else direction
+        pairs = list(zip(*(torch.split(materialise(v), list(self.blocks)) for v in (direction, m)), strict=True))
+        sums = torch.stack([torch.dot(*two) for x, y in pairs for two in ((x, x), (x, y), (y, y))]).view(-1, 3)
+        shares = [self.shares(*each) for each in sums.tolist()]
+        parts = [torch.add(a * x, y, alpha=b) if b else x for (x, y), (a, b) in zip(pairs, shares, strict=True)]
+        return alike(direction, torch.cat(parts))
+
+    def shares(self, square: float, inner: float, momentum_square: float) -> tuple[float, float]:
+        """a and b of Δ̂ = a·Δ + b·m, given ‖Δ‖², ⟨Δ, m⟩ and ‖m‖² of a block."""
+        length, momentum = sqrt(square), sqrt(momentum_square)
         if min(length, momentum) < TINY:  # nothing to correct, or by
-            return direction
-        cosine, conf = dot(direction, m) / (length * momentum), length / (length + self.doubt * momentum)
+            return 1.0, 0.0
+        cosine, conf = inner / (length * momentum), length / (length + self.doubt * momentum)
         if cosine >= self.aligned:
-            return direction
+            return 1.0, 0.0
         if cosine < 0:
-            part = min(-self.shrink * cosine * conf, self.most)
-            return direction - (part * cosine * length / momentum) * m
+            return 1.0, -min(-self.shrink * cosine * conf, self.most) * cosine * length / momentum
         part = min(self.turn * (1.0 - cosine) * conf, 1.0)
-        mixed = ((1.0 - part) / length) * direction + (part / momentum) * m
-        return (length / max(norm(mixed), TINY)) * mixed
+        mixed = sqrt((1.0 - part) ** 2 + part**2 + 2.0 * part * (1.0 - part) * cosine)  # at least √½: 0 ≤ c
+        return (1.0 - part) / mixed, part * length / (mixed * momentum)
 
 
 @dataclass(frozen=True)
