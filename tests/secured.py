@@ -57,6 +57,8 @@ class Secured(Broken):
         self.question = b""
         self.opened: dict[str, frozenset[str]] = {}  # a message's key -> the sum it was opened in
         self.sent: dict[str, bytes] = {}  # a message's key -> what it has masked
+        if self.plan.pairwise:
+            self.witness.late = 60.0  # a result waits for others, who may be away
         self.uploads: dict[bytes, Payload] = {}  # by the words that are masked
         self.answers: dict[tuple[str, int], bytes] = {}  # (client, number of a sum) -> what it has given away
         keys = {name: ("", SIGNS[name].hex(), seal.hex()) for name, seal in SEALS.items()}
@@ -106,6 +108,16 @@ class Secured(Broken):
             if self.chance("curious call", 0.2):
                 self.ask_again(node)
         super().obey_client(node, effect)
+
+    def contradict(self, name: str, data: bytes) -> None:
+        """As elsewhere, under a number that is settled: a message that waits for others is not, though it is stored."""
+        message = wire.unpack(data)
+        record = None if self.core is None else self.core.ledger.clients[self.core.reducer.index[name]]
+        waits = self.plan.pairwise and message.kind == "trained"
+        if not waits or (
+            record is not None and (record.epoch, record.seq) >= (message.header["epoch"], message.header["seq"])
+        ):
+            super().contradict(name, data)
 
     def note_revealed(self, name: str, data: bytes) -> None:
         """Nobody may give away two things for one sum."""

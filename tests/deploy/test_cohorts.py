@@ -328,3 +328,20 @@ def test_a_run_over_a_broker_needs_no_helper_and_area_s_sum_is_exact(tmp_path: P
         torch.testing.assert_close(y, 3 * (ledger.server.model.vector + ledger.server.u), atol=1e-12, rtol=0)
 
     staged(Served(tmp_path, server=AREA(size=3), secure=SECURE, until=Until(updates=30)), act)
+
+
+def test_a_client_says_that_its_numbers_were_cut_and_the_run_counts_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(served: Served) -> None:
+        server, task = await served.serve()
+        for name in served.names:
+            await served.join(name)
+        await asyncio.wait_for(task, 60)
+        assert server.ledger.tally.cut > 0
+
+    secure = Secure(cohort=2, mode="cohort", bits=30)
+    options = {"server": FedBuff(size=2), "local": SGD(lr=0.9), "until": Until(updates=6)}
+    staged(Served(tmp_path, secure=secure, **options), act)
+    assert "numbers of job" in caplog.text
+    assert "give fewer secure.bits than 30" in caplog.text

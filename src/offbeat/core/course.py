@@ -56,7 +56,7 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal, Metric, goal
 from offbeat.core.server import Server, Stepping, View, answers
 from offbeat.core.state import State
-from offbeat.core.sums import Cohort, Secure, words
+from offbeat.core.sums import Cohort, Secure, encoder, words
 from offbeat.core.vectors import Vector, alike, marked, materialise
 from offbeat.core.watcher import ARRIVED, CANCELLED, EventRow, Measurement, Watcher
 
@@ -125,6 +125,7 @@ class Tally(State):
     updates: int = 0
     lost: int = 0
     cancelled: int = 0
+    cut: int = 0  # updates of which a part was lost, because its numbers were too large for `secure.bits`
     computed: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
@@ -374,7 +375,9 @@ class Course(Generic[F]):
     def collect(self, cohort: Cohort, update: Update, result: Any) -> None:
         """Put the numbers of an update into a sum."""
         assert self.secure is not None
-        (name,) = self.locals[update.job.task].sends
+        local = self.locals[update.job.task]
+        (name,), exact = local.sends, encoder(local)
+        self.state.tally.cut += exact is not None and exact.lost(materialise(update[name])) > 0
         cohort.add(update.job.client, words(update[name], self.secure.unit))
 
     def unmask(self, number: int) -> None:

@@ -508,6 +508,11 @@ class Algorithm:
         # what a class makes of updates it must make of sums, too
         changed = min(map(depth, ("arrived", "counts", "aggregate"))) < depth("summed")
         size = None if changed else self.server.adds(task)
+        if size is None and name == "FedAsync":
+            raise SettingError(
+                "secure: FedAsync steps with every single update (K = 1), and no single one is shown; with a step for "
+                f"every K updates it is FedBuff: use that, with size = K ({self.secure.cohort} or more) and K times lr"
+            )
         if size is None:
             raise SettingError(
                 f"secure: {name} makes more of single updates than their sum, and no single one is shown; use FedBuff, "

@@ -171,9 +171,25 @@ class Encoded(Wrapper):
         most, unit, bound = self.largest, self.secure.unit, self.secure.bound
         if bound is not None:
             return shortened(meant, bound.clip, unit)
-        q = torch.floor(meant.double() / unit + uniform.double()).clamp(-most, most)
+        q = torch.floor(meant.double() / unit + uniform.double()).clamp(-most, most)  # `lost` counts what is cut
         finite = torch.isfinite(meant).all(dim=-1, keepdim=True)
         return torch.where(finite, (q * unit).to(meant.dtype), meant)
+
+    def lost(self, sent: Vector) -> int:
+        """Numbers of a message that were too large, so that a part of them is lost: nothing remembers it."""
+        (name,) = self.sends
+        if self.moves[name] is not None or self.secure.bound is not None:
+            return 0
+        return int((sent.abs() >= self.largest * self.secure.unit).sum())
+
+
+def encoder(local: Local) -> Encoded | None:
+    """What puts the messages of this local trainer into fixed point, if something does."""
+    while not isinstance(local, Encoded):
+        if not isinstance(local, Wrapper):
+            return None
+        local = local.inner
+    return local
 
 
 def shortened(rows: Vector, most: float, spacing: float) -> Vector:

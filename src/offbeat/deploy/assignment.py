@@ -69,7 +69,7 @@ class Assignment(AssignmentHeader):
     models: Mapping[str, bytes]  # by digest
     # where clients mask for each other:
     attempt: int = 0  # the least that its next result, if it waits for others, is to say
-    waits: tuple[int, ...] = ()  # (seq, attempt) of its result that waits for others
+    waits: str = ""  # the digest of its message that waits for others
     call: CohortCall | None = None  # to a cohort
     reveal: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] = ()  # (sum, survivors, drop-outs), not answered
 
@@ -204,7 +204,7 @@ def _assignment(message: Message) -> Assignment:
         judge=tuple((_whole(number), _whole(task), _text(name)) for number, task, name in h["judge"]),
         models={name: bytes(raw) for name, (_, raw) in message.parts.items() if name not in _COHORT},
         attempt=_whole(h.get("attempt", 0)),
-        waits=_places(h.get("waits", ())),
+        waits=_text(h.get("waits", "")),
         call=_call(message, *h["call"]) if h.get("call") else None,
         reveal=tuple((_whole(n), _places(in_it), _places(others)) for n, in_it, others in h.get("reveal", ())),
     )

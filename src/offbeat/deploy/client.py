@@ -19,7 +19,7 @@ from offbeat.core.errors import DivergedError, SettingError, SpentError
 from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.core.sums import Secure
+from offbeat.core.sums import Secure, encoder
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import effects
 from offbeat.deploy.board import parse_pulse
@@ -108,6 +108,7 @@ class RunClient:
         self.spent: dict[int, float] = {}  # task -> seconds of its last job
         self.ended: str | None = None
         self.jobs = 0
+        self.cut = 0  # results of which a part was lost to fixed point
 
     async def run(self) -> str:
         """Take part until the run is over; gives an error, or nothing if all went well."""
@@ -435,7 +436,20 @@ class RunClient:
             time.sleep(upload)
         fetched = sum(self.fetching.values())
         self.fetching.clear()
-        return Done(job, vectors, moved, training.steps, download + fetched, max(0.0, waited - fetched), spent)
+        times = (download + fetched, max(0.0, waited - fetched), spent)
+        return Done(job, vectors, moved, training.steps, *times, self._cut(job, vectors))
+
+    def _cut(self, job: Job, vectors: Payload) -> bool:
+        """Whether numbers of a result were too large for fixed point, so that a part of them is lost; it is said."""
+        exact = encoder(self.party.locals[job.task])
+        lost = 0 if exact is None else sum(map(exact.lost, vectors.values()))
+        if exact is not None and lost:
+            self.cut += 1
+            if self.cut & (self.cut - 1) == 0:  # the first, the second, the fourth: not every line of a log
+                most = f"{lost:,} numbers of job {job.id} were beyond ±{exact.largest * exact.secure.unit:g}"
+                advice = f"what was beyond is lost; give fewer secure.bits than {exact.secure.bits}, or clip"
+                log.warning("%s: %s; %s (%d updates so far)", self.party.client, most, advice, self.cut)
+        return lost > 0
 
     def _pace(self, job: Job) -> tuple[float, float, float]:
         """Seconds that the parts of this job are to take at least."""

@@ -455,6 +455,8 @@ class ClientCore:
         header = wire.Trained(
             self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, said, self.others
         )
+        if done is not None and done.cut:
+            header = replace(header, cut=True)
         self.others = {}
         upload: wire.Parts = dict(done.upload) if done else {}
         if self.mask is not None and done is not None:

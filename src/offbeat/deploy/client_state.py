@@ -28,6 +28,7 @@ class PendingResult:
     member: bytes = b""  # its part in a cohort (`CohortMember`), with all secrets
     words: bytes = b""  # the numbers that are to be masked
     cohort: int = 0  # the number of the cohort that it is in
+    heard: bool = False  # whether it has what the others of that have shared
 
     @cached_property
     def digest(self) -> str:
@@ -68,7 +69,7 @@ class ClientState(ClientStateHeader):
             memory, members = self.memory, self.members
             if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: pending.memory}
-            if assignment.verdict == APPLIED and pending.cohort:
+            if assignment.verdict == APPLIED and pending.heard:
                 members = {**members, pending.cohort: pending.member}
             return replace(self, memory=memory, pending=None, settled=assignment.last, members=members)
         if self.named_by(assignment):
@@ -84,9 +85,11 @@ class ClientState(ClientStateHeader):
         return (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce)
 
     @property
-    def progress(self) -> tuple[int, tuple[int, int], int]:
+    def progress(self) -> tuple[int, tuple[int, int], int, int, bool]:
         """What tells a newer state of the same life from an older one."""
-        return self.seq, self.settled, self.cohort
+        pending = self.pending
+        within = (0, 0, False) if pending is None else (pending.attempt, pending.cohort, pending.heard)
+        return self.seq, self.settled, *within
 
     def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""
@@ -109,7 +112,7 @@ def write_client_state(state: ClientState) -> bytes:
         parts["message"] = pending.message
         parts |= {f"p/{name}": vector for name, vector in (pending.memory or {}).items()}
         if pending.member:
-            header["member"] = [pending.attempt, pending.cohort]
+            header["member"] = [pending.attempt, pending.cohort, int(pending.heard)]
             parts |= {"member": pending.member, "words": pending.words}
     if state.cohort:
         header["cohorts"] = [state.cohort, *state.members]
@@ -132,9 +135,9 @@ def read_client_state(data: bytes) -> ClientState:
             kept = _under(message, "p/") if moved else None
             pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
             if "member" in h:
-                attempt, cohort = map(_whole, h["member"])
+                attempt, cohort, heard = map(_whole, h["member"])
                 mine, words = (bytes(message.parts[name][1]) for name in ("member", "words"))
-                pending = replace(pending, attempt=attempt, cohort=cohort, member=mine, words=words)
+                pending = replace(pending, attempt=attempt, cohort=cohort, heard=heard > 0, member=mine, words=words)
         epoch, seq = map(_whole, h["settled"])
         last, *numbers = map(_whole, h.get("cohorts", [0]))
         return ClientState(

@@ -299,15 +299,15 @@ class Cohorts:
 def calls_of(ledger: Ledger, client: int, roster: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What a client's assignment says about cohorts, and what goes into its body.
 
-    waits: (seq, attempt) of its result that waits for others.   call: (number, phase, sharers) of its cohort.
+    waits: the digest of its message that waits for others.   call: (number, phase, sharers) of its cohort.
     reveal: (number, survivors, drop-outs) of each sum for which it has not given away its shares.
     """
     record, parts = ledger.clients[client], dict[str, bytes]()
-    waits, call = list[int](), list[Any]()
+    waits, call = "", list[Any]()
     for job in record.queue:
         if job in ledger.waiting:
             waiting = ledger.waiting[job]
-            waits = [waiting.said["seq"], waiting.said["attempt"]]
+            waits = waiting.digest
             if waiting.cohort:
                 gathering = ledger.gatherings[waiting.cohort]
                 call = [gathering.number, gathering.phase, gathering.sharers]

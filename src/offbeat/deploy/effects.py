@@ -92,7 +92,7 @@ class Judgement(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A result. Times are seconds."""
+    """A result. Times are seconds.   cut: whether a part of it was lost to fixed point."""
 
     job: Job
     upload: Payload
@@ -101,3 +101,4 @@ class Done(NamedTuple):
     download: float = 0.0
     wait: float = 0.0
     compute: float = 0.0
+    cut: bool = False

@@ -507,24 +507,25 @@ class Reducer(Course[SentJob]):
             self.cohorts.wait(client, flight, result, message, digest)
             return True
         vectors = self._vectors(client, job.task, message)
-        self._taken(client, job.task)
+        self._taken(client, job.task, result)
         self.arrived(flight, Update(job._replace(steps=result.steps), vectors), result)
         return False
 
-    def _taken(self, client: int, task: int) -> None:
+    def _taken(self, client: int, task: int, result: wire.Trained) -> None:
         """A client's update counts."""
         record = self.ledger.clients[client]
         record.slots[task] = self.server.models(self.ledger.server)[task].version
         record.strikes = 0
         record.applied += 1
         self.ledger.tally.computed += 1
+        self.ledger.tally.cut += result.cut
 
     def settle(self, flight: SentJob, result: wire.Trained, digest: str, vectors: Payload, number: int) -> None:
         """A result that has waited for others is in the sum of this number."""
         client, record = flight.job.client, self.ledger.clients[flight.job.client]
         record.seq, record.digest, record.verdict, record.attempt = result.seq, digest, APPLIED, 0
         record.cancelled = []
-        self._taken(client, flight.job.task)
+        self._taken(client, flight.job.task, result)
         self.closing = number
         try:
             self.arrived(flight, Update(flight.job._replace(steps=result.steps), vectors), result)

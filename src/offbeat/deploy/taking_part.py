@@ -35,7 +35,9 @@ class TakingPart:
     def _with_keys(self, header: wire.Trained, pending: PendingResult) -> PendingResult:
         member = self.pairing.begin(header, pending.task, pending.words)
         message = wire.say(header, {"keys": member.own.keys})
-        return replace(pending, message=message, attempt=header.attempt, member=member.to_bytes(), cohort=0)
+        return replace(
+            pending, message=message, attempt=header.attempt, member=member.to_bytes(), cohort=0, heard=False
+        )
 
     # What is written down
 
@@ -46,7 +48,7 @@ class TakingPart:
             if assignment.attempt > pending.attempt:
                 header = replace(wire.heard(wire.unpack(pending.message)), attempt=assignment.attempt)
                 state = replace(state, pending=self._with_keys(header, pending))
-            elif call is not None and assignment.waits == (pending.seq, pending.attempt):
+            elif call is not None and assignment.waits == pending.digest:
                 state = self._called(state, pending, call)
         return self._answered(state, assignment)
 
@@ -56,7 +58,7 @@ class TakingPart:
         except TicketError as error:
             self.refused = f"cohort {call.number}: {error}"
             return state
-        pending = replace(pending, member=member.to_bytes(), cohort=call.number)
+        pending = replace(pending, member=member.to_bytes(), cohort=call.number, heard=bool(member.shares))
         return replace(state, pending=pending, cohort=max(state.cohort, call.number))
 
     def _answered(self, state: ClientState, assignment: Assignment) -> ClientState:
@@ -80,7 +82,7 @@ class TakingPart:
     def _untold(self, state: ClientState, assignment: Assignment) -> Iterator[tuple[str, bytes]]:
         pending, call = state.pending, assignment.call
         if pending is not None:
-            if not pending.member or assignment.waits != (pending.seq, pending.attempt):
+            if not pending.member or assignment.waits != pending.digest:
                 yield f"{pending.seq}.{pending.attempt}", pending.message
             elif call is not None and call.number == pending.cohort:
                 yield from self._step(pending, call)

@@ -379,6 +379,7 @@ class Trained(ClientHeader):
     others: job -> what it took to compute, of held results since the last message that nobody asked for.
     attempt: where clients mask for each other, the body is the keys of this attempt (`ReadyKeys.keys`), and what was
     computed follows once a cohort is called (`Dealt`, `Masked`).
+    cut: a part of it was lost, because numbers were too large for `secure.bits`.
     """
 
     epoch: Count
@@ -391,6 +392,7 @@ class Trained(ClientHeader):
     error: Text = ""
     others: dict[Name, Seconds] = field(default_factory=dict)
     attempt: Count = 0
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
     spent = f"{result.updates:,} updates in {result.wall_s:.1f} s"
     crowd = f"{result.workers} {'process' if result.workers == 1 else 'processes'}"
     how = crowd if result.executor == "processes" else result.executor
-    display.end(f"{spec.name}: {_ended(result)} after {spent}, {how}")
+    display.end(f"{spec.name}: {_ended(result)} after {spent}, {how}{result.remark}")
     return result
 
 

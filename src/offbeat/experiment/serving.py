@@ -288,7 +288,8 @@ async def _serve_one(
     )
     RunFolder(place).finish(result, watched)
     said = ", ".join(f"{metric} {value:.4g}" for metric, value in result.metrics.items())
-    shown.end(f"{spec.name}: {said or server.ledger.stopped} after {result.updates:,} updates in {server.wall:.1f} s")
+    spent = f"{result.updates:,} updates in {server.wall:.1f} s"
+    shown.end(f"{spec.name}: {said or server.ledger.stopped} after {spent}{result.remark}")
     return result
 
 

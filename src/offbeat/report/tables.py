@@ -68,6 +68,8 @@ def work_rows(results: Sequence[Result]) -> tuple[list[str], list[list[TableCell
     ]
     if any(result.cancelled for result in results):
         columns.append(("jobs\ncancelled", lambda r: r.cancelled or 0, number))
+    if any(result.cut for result in results):
+        columns.append(("updates\ncut", lambda r: r.cut or 0, number))
     head = ["algorithm", *(name for name, _, _ in columns)]
     body = []
     for label in _labels(results):

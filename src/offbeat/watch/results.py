@@ -208,6 +208,7 @@ class Result:
     targets: when each target of the task's own metric was reached; None: never.
     staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
     cancelled: jobs that the server stopped; None: it has stopped none.
+    cut: under secure aggregation, updates of which a part was lost because `secure.bits` left no room; None: none.
     wall_s, updates_per_s: None in a sweep, whose runs share them.
     tasks: at least one.   server: what the server reports.   measures: how the clients worked.
     outputs: metrics of what the server gives besides its model, such as the mean of AREA's models, by name.
@@ -243,6 +244,7 @@ class Result:
     server: Mapping[str, Any] | None = None
     measures: Measures | None = None
     cancelled: int | None = None
+    cut: int | None = None
     outputs: Mapping[str, Mapping[str, float]] | None = None
     refused: Mapping[str, int] | None = None
     real: Deployment | None = None
@@ -251,6 +253,15 @@ class Result:
     unfinished: bool | None = None
     folder: Path | None = field(default=None, compare=False)
     problems: Callable[[], Sequence[Problem]] | None = field(default=None, compare=False)
+
+    @property
+    def remark(self) -> str:
+        """What whoever started the run should know besides its numbers; "" if nothing."""
+        if not self.cut:
+            return ""
+        return (
+            f"; WARNING: numbers of {self.cut:,} updates were too large and were cut: give fewer secure.bits, or clip"
+        )
 
     def __post_init__(self) -> None:
         if not self.tasks:

@@ -137,6 +137,7 @@ def summary(
         notes={name: MeanMax(total / tally.updates, most) for name, (total, most) in tally.notes.items()},
         lost=tally.lost,
         cancelled=tally.cancelled or None,
+        cut=tally.cut or None,
         computed=tally.computed,
         stopped=world.stopped,
         executor=simulation.executor.name,

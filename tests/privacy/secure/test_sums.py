@@ -25,6 +25,7 @@ from offbeat.local.compress import LargestK
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Factors, Times
+from offbeat.watch.results import Result
 
 SECURE = Secure(cohort=3, bits=20)
 TIMES = Times(compute=Exponential(1.0))
@@ -191,7 +192,7 @@ def test_fedast_adds_up_each_task_by_itself() -> None:
 
 
 REFUSED = {
-    "steps on every update": (FedAsync(), "no single one is shown"),
+    "steps on every update": (FedAsync(), "no single one is shown; with a step for every K updates it is FedBuff"),
     "quantises around the model": (QuAFL(), "no single one is shown"),
     "too small a buffer": (FedBuff(size=2), "size = 2: .* cohort = 3"),
     "a staleness weight": (FedBuff(size=4, weight=Polynomial(0.5)), "weight: .* no update can be weighted"),
@@ -241,3 +242,16 @@ def test_compression_and_too_few_clients_are_refused() -> None:
         simulated(FedBuff(size=4), Quadratic(dim=2, clients=2), 4)
     with pytest.raises(SettingError, match="the sum of one client is its update"):
         Secure(cohort=1)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "area"])
+def test_updates_of_which_a_part_is_lost_are_counted_and_said(name: str) -> None:
+    """AREA's clients send the rest with their next message, so nothing of theirs is lost."""
+    server = FedBuff(size=3) if name == "fedbuff" else AREA(size=3)
+    algorithm = Algorithm(server, SGD(lr=0.5, steps=3), secure=Secure(cohort=3, bits=30))
+    run = prepare(
+        Quadratic(dim=5, clients=6, distance=9.0), algorithm, TIMES, Until(updates=30), executor="serial"
+    ).run()
+    assert (run.tally.cut > 0) == (name == "fedbuff")
+    said = Result(name, 0, cut=run.tally.cut or None).remark
+    assert ("were cut: give fewer secure.bits" in said) == (name == "fedbuff")
