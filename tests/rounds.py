@@ -6,13 +6,28 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from offbeat.deploy.envelope import public_sign
 from offbeat.privacy.secure.calls import SEALED, Call, cut
 from offbeat.privacy.secure.member import CohortMember, begin
+from offbeat.privacy.secure.streams import Words
 from offbeat.privacy.secure.tickets import MaskContext
 
 SIGN = {f"c{n}": bytes([n + 1]) * 32 for n in range(40)}
 SIGNERS = {name: public_sign(secret) for name, secret in SIGN.items()}
+
+
+def own_mask(call: Call, seed: bytes) -> Words:
+    total = np.zeros(call.context.dim, dtype=np.uint32)
+    call.add_own(total, seed)
+    return total
+
+
+def pair_mask(call: Call, shared: bytes, one: int, other: int) -> Words:
+    total = np.zeros(call.context.dim, dtype=np.uint32)
+    call.add_pair(total, shared, one, other)
+    return total
 
 
 def drawing(seed: int) -> Callable[[int], bytes]:

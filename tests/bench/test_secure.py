@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offbeat.bench import secure
+from offbeat.bench import cohort, secure
 
 
 def test_an_update_grows_by_little_and_the_table_has_its_rows() -> None:
@@ -10,3 +10,10 @@ def test_an_update_grows_by_little_and_the_table_has_its_rows() -> None:
     assert [row.cohort for row in rows] == [2, 3]
     assert all(0 < row.bytes_masked - row.bytes_plain < 200 for row in rows)
     assert len(secure.text(rows, 1000).splitlines()) == 4
+
+
+def test_a_cohort_s_sum_is_checked_and_the_table_has_its_rows() -> None:
+    rows = cohort.bench((3, 10), dim=1000)
+    assert [row.cohort for row in rows] == [3, 10]
+    assert all(row.up < 4000 and row.down < 30_000 for row in rows)
+    assert len(cohort.text(rows, 1000).splitlines()) == 4

@@ -320,7 +320,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "nesterov alone": (lambda: SGD(0.1, nesterov=True), "nesterov = true: it needs a momentum"),
     "momentum and adam": (lambda: SGD(0.1, momentum=0.9, optimiser=AdamRule()), "momentum = 0.9: the optimiser"),
     "epochs of a gradient": (lambda: Gradient(epochs=2), "gradient takes no step of its own"),
-    "epochs of no samples": (lambda: planned_steps(SGD(0.1, epochs=2), Quadratic(2)), "epochs: the clients' numbers of samples"),
+    "epochs of no samples": (
+        lambda: planned_steps(SGD(0.1, epochs=2), Quadratic(2)),
+        "epochs: the clients' numbers of samples",
+    ),
     "a short list": (lambda: planned_steps(SGD(0.1, batch=(4, 8)), Quadratic(3)), "batch has 2 sizes for 3 clients"),
 }
 

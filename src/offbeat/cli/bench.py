@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def bench(
     comparison an echo through the same broker; then one server alone with very many simulated clients. It takes less
     than ten minutes.
 
-    `secure` measures what secure aggregation with a helper adds to an update of a million numbers.
+    `secure` measures what secure aggregation adds to an update of a million numbers, with a helper and without.
     """
     if workloads == [SECURE]:
         _secure(as_json)
@@ -90,9 +91,12 @@ def _secure(as_json: bool) -> None:
     from offbeat.experiment.folder import json_text
 
     with needs_deploy():
-        from offbeat.bench import secure
-    rows = secure.bench()
-    print(json_text(secure.plain(rows)) if as_json else secure.text(rows))
+        from offbeat.bench import cohort, secure
+    helped, alone = secure.bench(), cohort.bench()
+    if as_json:
+        print(json_text({**secure.plain(helped), "cohort": [asdict(row) for row in alone]}))
+    else:
+        print(f"{secure.text(helped)}\n\n{cohort.text(alone)}")
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from rounds import SIGN, SIGNERS, Round, called, drawing
+from rounds import SIGN, SIGNERS, Round, called, drawing, own_mask, pair_mask
 from slow_crypto import NINE, chacha_seal, hkdf, keystream as slow_keystream, parts, shamir_value, x25519
 
 from offbeat.privacy.secure.calls import (
@@ -142,8 +142,8 @@ def test_a_message_that_comes_too_late_keeps_its_own_mask() -> None:
     late, key = heard[3].masked(np.zeros(64, np.uint32)), made.members[3]
     for other in range(3):
         shared = x25519(key.mask, made.call.members[other].mask)
-        late = late + made.call.pair_mask(shared, 3, other)
-    assert np.array_equal(late, made.call.self_mask(key.seed))
+        late = late - pair_mask(made.call, shared, 3, other)
+    assert np.array_equal(late, own_mask(made.call, key.seed))
     assert np.count_nonzero(late) == 64
 
 

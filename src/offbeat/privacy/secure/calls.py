@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from offbeat.privacy.secure.shamir import SHARE
-from offbeat.privacy.secure.streams import Words, derive, keystream
+from offbeat.privacy.secure.streams import Words, add_keystream, derive
 from offbeat.privacy.secure.tickets import KEY, MaskContext, TicketError, agrees, framed, parts, read_context, read_name
 
 MEMBERS = 1 << 10  # of a cohort at most: everybody shares a secret with everybody
@@ -122,14 +122,14 @@ class Call:
         """The key under which one member's shares are sealed for another; it is used once."""
         return derive(shared, framed(b"seal", self.digest, struct.pack(">II", sender, receiver)))
 
-    def pair_mask(self, shared: bytes, one: int, other: int) -> Words:
-        """The mask that two members share: the one of the smaller place adds it, the other takes it off."""
+    def add_pair(self, total: Words, shared: bytes, one: int, other: int) -> None:
+        """Put on the mask that `one` shares with `other`: who has the smaller place adds it, the other takes it off."""
         info = framed(b"pair", self.digest, struct.pack(">II", min(one, other), max(one, other)))
-        return keystream(derive(shared, info), self.context.dim)
+        add_keystream(total, derive(shared, info), 1 if one < other else -1)
 
-    def self_mask(self, seed: bytes) -> Words:
-        """The mask of a member's own."""
-        return keystream(derive(seed, framed(b"self", self.digest)), self.context.dim)
+    def add_own(self, total: Words, seed: bytes) -> None:
+        """Put on the mask of a member's own."""
+        add_keystream(total, derive(seed, framed(b"self", self.digest)))
 
 
 def read_call(data: bytes) -> Call:

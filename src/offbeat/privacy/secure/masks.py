@@ -25,7 +25,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from offbeat.privacy.noise import keyed_normal
-from offbeat.privacy.secure.streams import Words, derive, keystream
+from offbeat.privacy.secure.streams import Words, add_keystream, derive
 from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, agrees, framed
 
 VERSION = b"offbeat/mask/1"
@@ -55,7 +55,9 @@ class Masker:
         ticket = MaskTicket(client, epoch, seq, public, once)
         theirs = X25519PublicKey.from_public_bytes(self.helper)
         key = mask_key(own.exchange(theirs), fresh.exchange(theirs), context, ticket, self.helper)
-        return words + keystream(key, len(words)), ticket
+        masked = words.astype(np.uint32)
+        add_keystream(masked, key)
+        return masked, ticket
 
 
 @dataclass(frozen=True)
@@ -82,5 +84,5 @@ class Unmasker:
             if not agrees(ticket.once):
                 raise TicketError("key", f"{ticket.client!r} has sent a key with which no mask can be made")
             static, fresh = (own.exchange(X25519PublicKey.from_public_bytes(p)) for p in (ticket.seal, ticket.once))
-            total += keystream(mask_key(static, fresh, context, ticket, public), context.dim)
+            add_keystream(total, mask_key(static, fresh, context, ticket, public))
         return total

@@ -25,6 +25,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -152,11 +153,11 @@ class CohortMember:
         call, me = self._called()
         if not self.shares:
             raise TicketError("order", "nobody has shared yet")
-        total = words + call.self_mask(self.seed)
+        total = words.astype(np.uint32)
+        call.add_own(total, self.seed)
         for other in self.shares:
             if other != me:
-                mask = call.pair_mask(_exchange(self.mask, call.members[other].mask), me, other)
-                total = total + mask if me < other else total - mask
+                call.add_pair(total, _exchange(self.mask, call.members[other].mask), me, other)
         return total
 
     # Unmasking

@@ -30,15 +30,14 @@ def left_masks(call: Call, survivors: Sequence[int], dropped: Sequence[int], ans
     for place in survivors:
         if commitment(secrets[place]) != call.members[place].seed:
             raise TicketError("masks", f"the shares of {call.members[place].client!r} do not give its seed")
-        total += call.self_mask(secrets[place])
+        call.add_own(total, secrets[place])
     for place in dropped:
         key = X25519PrivateKey.from_private_bytes(secrets[place])
         if key.public_key().public_bytes_raw() != call.members[place].mask:
             raise TicketError("masks", f"the shares of {call.members[place].client!r} do not give its key")
         for other in survivors:
             shared = key.exchange(X25519PublicKey.from_public_bytes(call.members[other].mask))
-            mask = call.pair_mask(shared, other, place)
-            total = total + mask if other < place else total - mask
+            call.add_pair(total, shared, other, place)
     return total
 
 

@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
+_PIECE = 1 << 14  # words: with the piece of the sum, they stay in a core's own cache
+_ZEROS = memoryview(bytes(4 * _PIECE))
 
 
 def derive(secret: bytes, info: bytes) -> bytes:
@@ -21,6 +23,12 @@ def stream(key: bytes, size: int) -> bytes:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
-def keystream(key: bytes, count: int) -> Words:
-    """So many words of 32 bits, little-endian, under a key that is used for nothing else."""
-    return np.frombuffer(stream(key, 4 * count), dtype="<u4")
+def add_keystream(total: Words, key: bytes, sign: int = 1) -> None:
+    """Add the keystream to these words, or take it off, piece by piece: a mask is never in memory as a whole."""
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    buffer, change = bytearray(4 * _PIECE + 15), np.add if sign > 0 else np.subtract
+    words = np.frombuffer(buffer, dtype="<u4", count=_PIECE)
+    for at in range(0, len(total), _PIECE):
+        piece = total[at : at + _PIECE]
+        encryptor.update_into(_ZEROS[: 4 * len(piece)], buffer)
+        change(piece, words[: len(piece)], out=piece)
