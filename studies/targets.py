@@ -32,7 +32,7 @@ def ends(suite: Suite, task: str) -> dict[float, list[float]]:
     aim = suite.tasks[task]
     path, steps = suite.methods[CENTRALISED].axis(aim)
     table = {**suite.table(f"{task}/{CENTRALISED}"), "seed": TUNING[0], "trials": 1}
-    table["evaluate"] = {"every": aim.time, "personal": {"steps": 0}}
+    table["evaluate"] = {"every": aim.time, **({"samples": aim.samples} if aim.samples is not None else {})}
     values: dict[float, list[float]] = {step: [] for step in steps}
     with tempfile.TemporaryDirectory() as place:
         over: dict[str, list[Any]] = {path: list(steps), "seed": TUNING}

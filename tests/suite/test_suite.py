@@ -16,8 +16,8 @@ from offbeat.core.watcher import Measurement
 from offbeat.suite import definition, result as results
 from offbeat.suite.compare import standings, versus
 from offbeat.suite.definition import SuiteTask
-from offbeat.suite.page import where
 from offbeat.suite.scores import scores
+from offbeat.suite.tables import where, winners
 from offbeat.watch.results import Result
 
 MINE = '''
@@ -131,6 +131,15 @@ def test_the_page_names_every_method_and_loads_nothing(run: Path) -> None:
     assert "https://" not in page
     assert str(run) not in page + text + (run / "result.json").read_text()
     assert where(results.read(run), "mine")
+
+
+def test_the_page_says_which_tasks_were_not_run_and_who_wins_without_the_yardstick(run: Path) -> None:
+    found = results.read(run)
+    assert "that were not run: mnist, cifar10, shakespeare, personal." in (run / "result.html").read_text()
+    ((cell, *best),) = winners(found)[1]
+    assert cell == "tabular/equal"
+    assert len(best) == 3
+    assert "centralised" not in "".join(best)
 
 
 def test_a_finished_suite_resumes_without_running_again(run: Path) -> None:

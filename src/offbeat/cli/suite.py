@@ -82,7 +82,7 @@ def _work(folder: Path, jobs: int | None, as_json: bool) -> None:
     from rich.table import Table
 
     from offbeat.experiment.folder import json_text
-    from offbeat.suite import page, result, run
+    from offbeat.suite import page, result, run, tables
 
     suite = run.work(folder, jobs, lambda line: print(line, file=sys.stderr))
     found = result.collect(folder, suite)
@@ -90,7 +90,7 @@ def _work(folder: Path, jobs: int | None, as_json: bool) -> None:
     if as_json:
         print(json_text(result.to_json(found)))
         return
-    head, body = page.overview(found)
+    head, body = tables.overview(found)
     console = Console(highlight=False)
     console.width = max(console.width, 80 if console.is_terminal else 400)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -100,7 +100,7 @@ def _work(folder: Path, jobs: int | None, as_json: bool) -> None:
         table.add_row(*row)
     console.print(table)
     for label in found.own:
-        for line in page.where(found, label):
+        for line in tables.where(found, label):
             print(line)
     print(f"result and page: {folder}/result.{{json,html}}")
 

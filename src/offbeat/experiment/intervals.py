@@ -8,6 +8,7 @@ from math import inf, sqrt
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
+_LARGE = 1e5
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,16 @@ class SeedMean:
         return (self.mean > self.half) - (self.mean < -self.half)
 
     def text(self, digits: int, scale: float = 1.0, sign: str = "") -> str:
-        """As `mean ± half`; a single seed has no interval.
+        """As `mean ± half`; a single seed has no interval. Diverged runs have large numbers: those are kept short.
 
         >>> estimate([1.0, 2.0, 3.0]).text(1)
         '2.0 ± 2.5'
+        >>> estimate([0.5, 0.6, -3e19]).text(3)
+        '-1.0e+19 ± 4.3e+19'
         """
-        mean = f"{scale * self.mean:{sign}.{digits}f}"
-        return mean if self.half == inf else f"{mean} ± {scale * self.half:.{digits}f}"
+        style = f".{digits}f" if scale * max(abs(self.mean), self.half if self.half < inf else 0.0) < _LARGE else ".1e"
+        mean = f"{scale * self.mean:{sign}{style}}"
+        return mean if self.half == inf else f"{mean} ± {scale * self.half:{style}}"
 
 
 def estimate(values: Sequence[float]) -> SeedMean:

@@ -171,6 +171,13 @@ class Suite:
         return TuneOptions(budget, best, rungs, seeds, seed, "latin", workers, events=True)
 
 
+def task_names(version: str) -> list[str]:
+    """The tasks of a version, whether or not their data are here."""
+    if version not in VERSIONS:
+        raise unknown("suite", version, VERSIONS)
+    return list(tomllib.loads(files("offbeat.suite").joinpath(version, "tasks.toml").read_text(encoding="utf-8")))
+
+
 def load(version: str = "v1", scale: Scale = "full", own: Sequence[SuiteMethod] = ()) -> Suite:
     """A version of the suite as it is installed; its files must be those that were frozen.
 
