@@ -154,6 +154,7 @@ class Node:
     cut_until: float = -1.0
     zombie: bool = False
     returned: str = ""  # the nonce on its disk when that was last put back from a backup
+    rival: bool = False  # it was replaced when it had to come back itself
     left: bool = False  # on purpose: it comes back
     error: str | None = None
     training: tuple[client_side.Train, Training, float, float] | None = None  # (what, its arithmetic, start, end)
@@ -497,7 +498,7 @@ class Broken:
             case client_side.Interrupt(keep):
                 self.interrupt(node, keep)
             case client_side.Exit(error):
-                if error and not node.zombie and node.index not in self.retired:
+                if error and not node.zombie and node.index not in self.retired and not self.gives_way(node, error):
                     self.violations.append(f"{name} stopped at {self.now:.2f}: {error}")
                 node.error = error
                 if node.left:
@@ -609,13 +610,31 @@ class Broken:
         state = node.core.state if node.core else None
         if state is None or not state.accepted or self.random.random() > 0.9:
             return node
-        if state.nonce == node.returned:
-            return node  # it has to come back under a new epoch, as the new machine has: either may be first
         self.fired["zombie"] += 1
+        node.rival = state.nonce == node.returned
         node.zombie, node.cut_until = True, self.now + self.random.uniform(0, 8)
         self.zombies.append(node)
         self.nodes[node.index] = Node(node.name, node.index, node.disk, life=1000 * len(self.zombies))
         return self.nodes[node.index]
+
+    def gives_way(self, node: Node, error: str) -> bool:
+        """Whether a machine stops for the one that it replaced: if the old one has to come back under a new epoch, too,
+        because its disk was put back from a backup, either may be first. The other is the client from then on."""
+        assert node.core is not None
+        assert node.core.state is not None
+        assert node.core.assignment is not None
+        rivals = [each for each in self.zombies if each.index == node.index and each.rival and each.disk is not None]
+        for rival in rivals:
+            nonce = read_client_state(rival.disk or b"").nonce
+            if error.startswith("fenced") and nonce == node.core.assignment.nonce:
+                self.fired["replaced machine came back first"] += 1
+                self.witness.lost.add(node.core.state.nonce)
+                self.zombies[self.zombies.index(rival)], self.nodes[node.index] = node, rival
+                node.zombie, rival.zombie, rival.rival = True, False, False
+                if rival.core is None:
+                    self.kill(rival)
+                return True
+        return False
 
     def leave(self) -> None:
         """A client goes on purpose, and comes back."""

@@ -261,6 +261,7 @@ class StubClient:
         self._nuid = broker.nuid
         self.subscriptions: dict[Subscription, None] = {}  # in order
         self.buffer: list[Callable[[], None]] = []  # what is said while the connection is broken
+        self.held: list[tuple[str, Callable[[], None]]] | None = None  # what the network holds up
         self.account, self.names = "", "_INBOX.nobody"
         self.order = {"to": 0.0, "from": 0.0}
         self.generation = 0
@@ -296,6 +297,18 @@ class StubClient:
             return
         self._drop()
         self.broker.loop.spawn(self.process, self._reconnect(seconds))
+
+    def hold(self) -> None:
+        """From now on, the network holds up what is sent."""
+        self.held = []
+
+    def let_go(self, lost: str) -> None:
+        """What was held up comes, without the first message of this kind."""
+        held, self.held = self.held or [], None
+        first = next((at for at, (kind, _) in enumerate(held) if kind == lost), -1)
+        for at, (_, say) in enumerate(held):
+            if at != first and self.is_connected:
+                say()
 
     async def _reconnect(self, seconds: float) -> None:
         if lost := self.options.get("disconnected_cb"):
@@ -352,7 +365,9 @@ class StubClient:
         def say() -> None:
             self.broker.carry(self, "to", kind, arrive)
 
-        if self.is_connected:
+        if self.held is not None:
+            self.held.append((kind, say))
+        elif self.is_connected:
             say()
         else:
             self.buffer.append(say)

@@ -19,13 +19,21 @@ from offbeat.deploy.journal import Appender, Body, LogAudit, LogClock, Record, S
 from offbeat.deploy.mending import Mending
 from offbeat.deploy.streams import BrokerLog
 
-# Every kind of fault; one that never happens in all schedules together fails the test.
+# Every kind of fault; one that never happens in a fifth of the schedules fails the test.
 SENT = ("log", "desk", "pulse", "up", "beat", "mirror", "part", "get", "api", "ask", "ack")
 WRITTEN = {"server": ("log", "desk", "api", "tail", "checkpoint"), "client": ("up", "state")}
 KINDS = {
     *(f"{how} {what}" for how in ("lost", "late", "doubled") for what in (*SENT, "tell", "answer", "pushed up")),
     *(f"{who} killed {when} {what}" for who in WRITTEN for what in WRITTEN[who] for when in ("before", "after")),
-    *("leader killed", "leader paused", "leader cut off", "broker restarted", "connection cut", "clock set"),
+    *(
+        "leader killed",
+        "leader paused",
+        "leader cut off",
+        "leader held up",
+        "broker restarted",
+        "connection cut",
+        "clock set",
+    ),
     *("record lost", "old desk", "old board", "client killed", "disk lost", "disk restored", "cloned", "left"),
     *("enrolled", "removed", "rubbish", "slow job", "hung job", "failed job", "not finite", "job ahead"),
 }
@@ -48,11 +56,12 @@ def test_nothing_is_lost_doubled_or_forgotten(seed: int, algorithm: str) -> None
 
 
 @pytest.mark.slow
-def test_four_hundred_and_fifty_schedules() -> None:
+@pytest.mark.parametrize("part", range(5))
+def test_four_hundred_and_fifty_schedules(part: int) -> None:
     fired: Counter[str] = Counter()
     wrong = []
     for algorithm in ALGORITHMS:
-        for seed in range(1000, 1050):
+        for seed in range(1000 + 10 * part, 1010 + 10 * part):
             outcome = Shipped(seed, algorithm).run()
             fired += outcome.fired
             wrong += [f"{algorithm} {seed}: {violation}" for violation in outcome.violations]
@@ -64,7 +73,7 @@ class Duels(Shipped):
     """Mostly two servers that take over from each other."""
 
     def planned(self) -> Any:
-        return {self.cut_leader: 4, self.pause_server: 3}
+        return {self.cut_leader: 3, self.hold_leader: 3, self.pause_server: 3}
 
 
 class Disks(Shipped):
@@ -108,8 +117,7 @@ def test_what_a_broker_forgets_when_it_is_killed_is_sent_again() -> None:
     for seed, algorithm in ((5001, "favano"), (5003, "fedbuff")):
         outcome = Restarts(seed, algorithm).run()
         assert outcome.fired["broker restarted"] == 8
-        late = "the log's time is off"  # of records that waited through several restarts
-        assert [each for each in outcome.violations if not each.startswith(late)] == []
+        assert outcome.violations == []
 
 
 class Holes(OneThing):
@@ -384,7 +392,7 @@ PLANTS = {
     "append without expected sequence": Plant(
         planted(BrokerLog, "publish", unfenced(BrokerLog.publish)), 8, "defedavg", Duels
     ),
-    "fenced by number alone": Plant(planted(BrokerLog, "publish", numbered(BrokerLog.publish)), 16, "fedbuff", Duels),
+    "fenced by number alone": Plant(planted(BrokerLog, "publish", numbered(BrokerLog.publish)), 8, "fedbuff", Duels),
     "folded before it is acknowledged": Plant(planted(Appender, "settle", fold_at_once), 12),
     "inbox acknowledged before the log": Plant(planted(Intake, "take", acknowledged_early(Intake.take)), 3),
     "led without a term": Plant(planted(Appender, "__init__", leads_without_term(Appender.__init__)), 4),
