@@ -99,7 +99,7 @@ def parts(args: argparse.Namespace) -> tuple[Any, Any]:
         clients, dim, name, stacks = int(args.clients), int(args.bytes) // 4, "nothing", False
 
         def initial(self) -> Any:
-            return torch.zeros(self.dim)
+            return torch.ones(self.dim)
 
         def oracle(self, *_: Any) -> Any:
             return self

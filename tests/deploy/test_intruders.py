@@ -28,12 +28,12 @@ from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import digest_of
-from offbeat.deploy.gate import PARTED, write_parts
+from offbeat.deploy.gate import BYTES, PARTED, USELESS, write_parts
 from offbeat.deploy.jwt import MAX_PAYLOAD
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.push import push
-from offbeat.deploy.questions import SERVER, Asking, CopyPiece, Question, channel_of, write
+from offbeat.deploy.questions import SERVER, Asking, CopyPiece, Question, channel_of, copy_name, write
 from offbeat.deploy.refold import mended
 from offbeat.deploy.server import RunServer
 from offbeat.deploy.wire import RefusedError
@@ -276,6 +276,34 @@ def test_a_client_gets_its_own_copy_and_the_state_of_the_run_and_nobody_else_s(t
             await asking[1].ask("append", piece=wire.pack("halted", {"run": "r1", "reason": "mine"}), patience=0.5)
         assert run_server.ledger.stopped == ""
         await alice.close()
+
+    staged(tmp_path, act)
+
+
+def test_a_copy_that_comes_late_or_twice_does_not_stand_for_a_newer_one(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        old, new = copy_name((15, (1, 14), 0, 0, False)), copy_name((16, (1, 15), 0, 0, False))
+        for name in (old, new, old):  # the last one has waited in a broker that was halted
+            await mallory.store("mirror.r1", write("copy", CopyPiece("nonce", name, 0, 1), name.encode()))
+        asking = Asking(mallory, "r1")
+        await asking.listen()
+        assert await asking.ask("copy", "nonce") == new.encode()
+        assert await asking.ask("copy", "nonce", skip=1) == old.encode()
+
+    staged(tmp_path, act)
+
+
+def test_questions_about_the_run_cost_the_asker_what_the_answers_weigh(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        asking = Asking(mallory, "r1")
+        await asking.listen()
+        answers = [await asking.ask("status") for _ in range(2)]
+        assert answers[0] == answers[1]  # made once a second: of 10,000 clients it is long
+        budget = run_server.gate.budgets["mallory"]
+        assert budget.bytes <= budget.most - USELESS * len(answers[0])
+        budget.bytes = -BYTES
+        with pytest.raises(TimeoutError):
+            await asking.ask("status", patience=0.3)
 
     staged(tmp_path, act)
 

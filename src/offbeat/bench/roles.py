@@ -70,7 +70,7 @@ class Nothing:
     metrics: Sequence[Metric] = ()
 
     def initial(self) -> torch.Tensor:
-        return torch.zeros(self.dim)
+        return torch.ones(self.dim)  # not zeros: every update makes another model, which has to be sent
 
     def oracle(self, clients: Any, keys: Any, steps: int, batch: int | None, shuffle: bool) -> Any:
         return self

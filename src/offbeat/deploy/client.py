@@ -26,12 +26,12 @@ from offbeat.deploy.board import parse_pulse
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.disk import Disk
-from offbeat.deploy.effects import Done, Effect, Judgement
+from offbeat.deploy.effects import Done, Effect, Judgement, Progress
 from offbeat.deploy.envelope import ModelSeal, PrivateSeal, derive
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link
 from offbeat.deploy.masking import Masking, PairMasking
-from offbeat.deploy.questions import Asking, CopyPiece, channel_of, write
+from offbeat.deploy.questions import Asking, CopyPiece, channel_of, copy_name, write
 from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.train import Training
 from offbeat.deploy.uplink import Uplink
@@ -284,8 +284,8 @@ class RunClient:
                 case effects.Sign(data):
                     with contextlib.suppress(*FAILURES):
                         await self.link.say(f"beat.{self.party.run}", self.channel.seal("beat", data))
-                case effects.Mirror(nonce, data):
-                    self._once(f"mirror {nonce} {id(data)}", partial(self._mirror, nonce, data))
+                case effects.Mirror(nonce, data, progress):
+                    self._once(f"mirror {nonce} {id(data)}", partial(self._mirror, nonce, data, progress))
                 case effects.Recover(nonce):
                     self._once(f"recover {nonce}", partial(self._recover, nonce))
                 case effects.Fetch(digest):
@@ -300,11 +300,11 @@ class RunClient:
                     await asyncio.sleep(0)  # let what was said before go out
                     self.ended = error
 
-    async def _mirror(self, nonce: str, data: bytes) -> None:
+    async def _mirror(self, nonce: str, data: bytes, progress: Progress) -> None:
         """Leave a sealed copy with the broker, which keeps the last few."""
         run = self.party.run
         sealed = self.private.seal(data, "copy", run, nonce)
-        size, name = self.link.piece - 1024, secrets.token_hex(8)
+        size, name = self.link.piece - 1024, copy_name(progress)
         pieces = [sealed[at : at + size] for at in range(0, len(sealed), size)]
         messages = [
             write("copy", CopyPiece(nonce, name, number, len(pieces)), piece) for number, piece in enumerate(pieces)

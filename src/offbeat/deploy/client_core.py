@@ -82,6 +82,7 @@ class ClientCore:
         self.answering = False
         self.leaving = self.over = self.recovering = self.comparing = False
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
+        self.mirror_progress: effects.Progress = (0, (0, 0), 0, 0, False)
         self.told = self.signed = self.asked = float("-inf")
         self.pulse = (0, 0)  # (term, number) of the newest pulse of the server that was heard
         self.stopped = float("inf")  # since when the run is known to be over
@@ -363,7 +364,7 @@ class ClientCore:
         wants = list[Effect]()
         left = self._left(data)
         if left is None or left.nonce != mine.nonce or left.progress < mine.progress:
-            self.mirror_of = write_client_state(mine)
+            self.mirror_of, self.mirror_progress = write_client_state(mine), mine.progress
         elif data is not None and left.progress > mine.progress:
             self.state = left
             wants.append(effects.Save(data))
@@ -396,7 +397,7 @@ class ClientCore:
         """This is the state now: write it down, leave a copy where that is needed, and only then speak."""
         self.state = state
         data = write_client_state(state)
-        self.mirror_of = data if self.remembers else None
+        self.mirror_of, self.mirror_progress = data if self.remembers else None, state.progress
         return [effects.Save(data), *self._speak()]
 
     def _speak(self) -> list[Effect]:
@@ -408,7 +409,7 @@ class ClientCore:
             return []  # about to begin anew
         if self.mirror_of is not None:
             self.told = self.now
-            return [effects.Mirror(state.nonce, self.mirror_of)]
+            return [effects.Mirror(state.nonce, self.mirror_of, self.mirror_progress)]
         wants: list[Effect] = []
         mine = state.named_by(assignment)
         if not mine or not assignment.present:

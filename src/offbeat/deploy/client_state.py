@@ -10,6 +10,7 @@ from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment
+from offbeat.deploy.effects import Progress
 from offbeat.deploy.wire import RefusedError
 
 
@@ -85,7 +86,7 @@ class ClientState(ClientStateHeader):
         return (assignment.epoch, assignment.nonce) == (self.epoch, self.nonce)
 
     @property
-    def progress(self) -> tuple[int, tuple[int, int], int, int, bool]:
+    def progress(self) -> Progress:
         """What tells a newer state of the same life from an older one."""
         pending = self.pending
         within = (0, 0, False) if pending is None else (pending.attempt, pending.cohort, pending.heard)

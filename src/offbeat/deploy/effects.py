@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 
+Progress: TypeAlias = tuple[int, tuple[int, int], int, int, bool]  # of a client's state; a newer one's is larger
+
 
 class Save(NamedTuple):
     """Write this to the disk, whole or not at all, and be sure that it stays."""
@@ -16,10 +18,12 @@ class Save(NamedTuple):
 
 
 class Mirror(NamedTuple):
-    """Leave this with the broker under this name, sealed; then call `mirrored`."""
+    """Leave this with the broker under this name, sealed; then call `mirrored`. progress: tells newer copies from older
+    ones, which the broker may get in another order."""
 
     nonce: str
     data: bytes
+    progress: Progress
 
 
 class Recover(NamedTuple):

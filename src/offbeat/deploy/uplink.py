@@ -9,6 +9,9 @@ from offbeat.deploy.envelope import OVERHEAD, Channel
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.link import Link
 
+LONG = 30.0  # seconds after which anything is sent again, and what is large not before: a server with many clients may
+# take seconds until it comes to a message, and its pieces, sent again, would push out those that it is about to read
+
 
 class Uplink:
     """Sends messages to the server of a run. retry: seconds after which one is sent again, at first."""
@@ -25,7 +28,7 @@ class Uplink:
         large, now, run = len(data) + OVERHEAD > self.link.piece, time.monotonic(), self.run
         key = name if large else wire.digest(data)
         times, when = self.told.get(key, (0, float("-inf")))
-        if now - when < min(30.0, self.retry * 2**times):
+        if now - when < (LONG if large else min(LONG, self.retry * 2**times)):
             return
         if large:
             if self.large[0] != key:
