@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from offbeat.algorithms import FedBuff
 from offbeat.bench.secure import CLIENT, DIM, HELPER, fastest
+from offbeat.core.server import Algorithm
+from offbeat.core.sums import Encoded, Secure, words
 from offbeat.deploy import wire
 from offbeat.deploy.envelope import Channel, Ours, Theirs, public_seal, public_sign
 from offbeat.deploy.keys import Member, Roster
+from offbeat.local import SGD
 from offbeat.privacy.secure.calls import SEALED, Call, cut
 from offbeat.privacy.secure.member import CohortMember, begin
 from offbeat.privacy.secure.opening import left_masks
@@ -64,7 +68,7 @@ class WholeCohort:
         """The first members, with their shares."""
         return [self.members[me].hear(self.sealed(me)) for me in range(count)]
 
-    def part(self, words: Words) -> list[bytes]:
+    def part(self, numbers: Words) -> list[bytes]:
         """All that the first member does and says."""
         everybody = range(len(self.names))
         ready = begin(self.context, self.names[0], (1, 1, 0), self.sign)
@@ -74,7 +78,7 @@ class WholeCohort:
         )
         shares = joined.sealed_shares()
         heard = joined.hear(self.sealed(0))
-        masked = heard.masked(words).astype("<u4").tobytes()
+        masked = heard.masked(numbers).astype("<u4").tobytes()
         header = wire.Trained("run", "c", 1, 1, 1, 1)
         return [
             wire.say(header, {"keys": ready.own.keys}),
@@ -99,17 +103,24 @@ def bench(cohorts: Sequence[int] = (10, 30, 100), dim: int = DIM) -> list[Cohort
 
 def _row(count: int, dim: int) -> CohortRow:
     _check(WholeCohort(count, SMALL))
-    made, words = WholeCohort(count, dim), np.arange(dim, dtype=np.uint32)
+    made, secure = WholeCohort(count, dim), Secure(cohort=2, mode="cohort")
+    local = Algorithm(FedBuff(size=count), SGD(lr=0.1), secure=secure).local
+    assert isinstance(local, Encoded)
+    delta, uniform = torch.randn(1, dim) * 0.01, torch.rand(1, dim)
+
+    def rounded() -> Words:
+        return words(local.rounded(delta, uniform)[0], secure.unit).numpy().view(np.uint32)
+
     ours, theirs = Ours(CLIENT, CLIENT), Theirs(public_sign(HELPER), public_seal(HELPER))
     channel = Channel("fed", "run", "c", ours, theirs, server=False)
-    header, delta = wire.Trained("run", "c", 1, 1, 1, 1), torch.randn(dim)
-    plain, said = wire.say(header, {"delta": delta}), made.part(words)
+    header = wire.Trained("run", "c", 1, 1, 1, 1)
+    plain, said = wire.say(header, {"delta": delta[0]}), made.part(rounded())
     whole = _answers(made, [])
     some = _answers(made, _tenth(count))
     return CohortRow(
         count,
-        fastest(lambda: channel.seal("entry", wire.say(header, {"delta": delta}))),
-        fastest(lambda: [channel.seal("entry", each) for each in made.part(words)], 3),
+        fastest(lambda: channel.seal("entry", wire.say(header, {"delta": delta[0]}))),
+        fastest(lambda: [channel.seal("entry", each) for each in made.part(rounded())], 3),
         fastest(lambda: left_masks(made.call, range(count), [], whole), 2),
         fastest(lambda: left_masks(made.call, _others(count), _tenth(count), some), 1),
         sum(map(len, said)) - len(plain),
