@@ -186,7 +186,7 @@ def test_a_server_that_steps_without_the_optimiser_that_was_asked_for_is_refused
 def test_where_there_is_no_server_step_an_optimiser_is_refused() -> None:
     with pytest.raises(SettingError, match="this algorithm takes no server step"):
         LocalOnly(server=FedAdam(lr=0.1))
-    with pytest.raises(SettingError, match="give them the optimiser"):
+    with pytest.raises(SettingError, match="set the optimiser there"):
         FedAST(aggregate=FedBuff(), server=FedAdam(lr=0.1))
 
 
