@@ -181,3 +181,26 @@ def test_a_loss_that_no_smaller_step_would_lower_is_not_laid_to_the_step_size_al
     code, remarks = checked(tmp_path, f"{text}\n{table}\n")
     assert code == 1
     assert f"; {cause} may be the cause" in remarks[0]
+
+
+def test_a_run_without_a_server_step_is_a_problem(tmp_path: Path) -> None:
+    code, remarks = checked(tmp_path, AREA, "algorithm.area.size=1000")
+    assert code == 1
+    assert remarks[0].startswith("problem: algorithm.area: the run ends after ")
+    assert remarks[0].endswith("its model never changes; aggregate fewer updates, or run longer")
+
+
+def test_a_baseline_that_takes_no_server_steps_passes(tmp_path: Path) -> None:
+    alone = AREA.replace("[algorithm.area]", "[algorithm.local-only]").replace("size = 4\n", "")
+    assert checked(tmp_path, alone) == (0, [])
+
+
+def test_a_table_with_chosen_columns_is_scaled_and_a_large_target_is_remarked(tmp_path: Path) -> None:
+    rows = [f"{at % 7},{at % 5},{at % 3},{1000 + at}" for at in range(60)]
+    (tmp_path / "houses.csv").write_text("\n".join(["rooms,age,other,price", *rows]))
+    text = AREA.replace("clients = 8", 'target = "price"\nloss = "mse"\nmodel = "linear"\nclients = 2')
+    text = text.replace("split = { dirichlet = 0.1 }", 'columns = ["rooms", "age"]\ninputs = "standard"')
+    text = text.replace('"digits"', f'{{ file = "{tmp_path}/houses.csv" }}')
+    _, remarks = checked(tmp_path, text, "algorithm.area.local.sgd.lr=0.01")
+    large = "the target 'price' has a mean or standard deviation of 1.03e+03; scale it where it is loaded"
+    assert f"warning: {large}" in remarks

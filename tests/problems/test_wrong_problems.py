@@ -100,6 +100,10 @@ def misshaped() -> nn.Module:
 PAIRS = Dataset.pairs("made", X, Y, X, Y, 3)
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     # the target's range, type and shape
+    "amounts": (
+        lambda: split((X, Y - 9), model=nn.Linear(4, 1)),
+        "1 output: if 'y' is a quantity, use the loss \"mse\"",
+    ),
     "classes from 1": (lambda: split((X, Y + 1)), "run from 1 to 3, and the model has 3 outputs: subtract 1"),
     "classes from −1": (lambda: split((X, Y - 1)), "run from -1 to 1, .*: classes start at 0"),
     "too many classes": (lambda: split((X, Y), 2), "run from 0 to 2, and the model has 2 outputs: it needs 3"),

@@ -16,7 +16,6 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal, all_metrics, goal
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
-from offbeat.data.adapters import dataset
 from offbeat.data.base import Dataset, Normalised
 from offbeat.data.splits import Split
 from offbeat.experiment import schema
@@ -25,6 +24,7 @@ from offbeat.models.flat import ModelParts, Precision, Statistics
 from offbeat.models.lora import LoRA, adapted
 from offbeat.problems.absolute import Absolute
 from offbeat.problems.evaluation import Measured
+from offbeat.problems.given import given
 from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Loss, Objective
 from offbeat.problems.quadratic import Quadratic
@@ -190,7 +190,10 @@ class SupervisedTable(Checked):
         }
         data = load_data(self.data)
         if self.inputs != "unit":
-            data = data if isinstance(data, Dataset) else dataset(data, name=self.data.name, **chosen)
+            if not isinstance(data, Dataset):
+                model, loss = self.model.make(nn.Module), loss_of(self.loss)
+                data, _ = given(data, model, loss, self.weight, self.model.options, seed, name=self.data.name, **chosen)
+                chosen = {}  # the data set has its columns and owners now
             data = data.as_inputs(self.inputs)
         return Supervised.split(
             data,

@@ -9,7 +9,7 @@ from pathlib import Path
 from offbeat.core.errors import FolderError, unknown
 
 _FILES = {
-    "my_data.py": "the samples, from `load()`: replace it by your own",
+    "my_data.py": "the samples, from `load()`: replace it with your own",
     "my_model.py": "the model, any `torch.nn.Module`",
     "my_algorithm.py": "your algorithm: a server and a local trainer",
     "real.toml": "the same experiment for real machines: every site loads its own samples",
@@ -26,17 +26,19 @@ class ProjectKind:
 
 
 KINDS = {
-    "classification": ProjectKind("Classes: 16 clients with uneven shares of the digits that come with scikit-learn."),
+    "classification": ProjectKind(
+        "Classification: 16 clients with uneven shares of the digits that come with scikit-learn."
+    ),
     "regression": ProjectKind(
-        "Numbers: ten age groups of patients predict the progression of a disease.",
+        "Regression: ten age groups of patients predict the progression of a disease.",
         swept="algorithm.*.local.sgd.lr=[0.02,0.1]",
     ),
     "multi-label": ProjectKind(
-        "Several labels of 0 or 1 for each sample: three questions about an image.",
+        "Several 0/1 labels per sample: three questions about an image.",
         swept="algorithm.*.local.sgd.lr=[1.0,2.0]",
     ),
     "language-model": ProjectKind(
-        "The next token: letters of Python's own manual, one topic per client.",
+        "Next-token prediction: letters of Python's own manual, one topic per client.",
         swept="algorithm.*.local.sgd.lr=[0.75,1.2]",
     ),
     "sites": ProjectKind(
@@ -44,7 +46,7 @@ KINDS = {
         real="offbeat up real.toml --data my_data:load   # the same with real processes on this machine",
     ),
     "algorithm": ProjectKind(
-        "An algorithm of your own beside FedBuff, on the digits that come with scikit-learn.",
+        "Your own algorithm compared with FedBuff, on the digits that come with scikit-learn.",
         swept="algorithm.mine.keep=[0.5,0.9]",
     ),
 }

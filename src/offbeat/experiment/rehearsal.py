@@ -37,15 +37,16 @@ _FAR = 10.0  # means and standard deviations of a column that make steps difficu
 class Tryout:
     """The beginning of a run.
 
-    share: of the run.   time, updates: reached.   wall: seconds it took.   training_s: seconds that a run would take,
-    evaluations apart; None if the trial did not come far enough to tell.   evaluations: how many a run would make, and
-    the seconds that each takes.   before, after: the loss.   error: why it ended early.
+    share: of the run.   time, updates, versions: reached.   wall: seconds it took.   training_s: seconds that a run
+    would take, evaluations apart; None if the trial did not come far enough to tell.   evaluations: how many a run
+    would make, and the seconds that each takes.   before, after: the loss.   error: why it ended early.
     """
 
     label: str
     share: float
     time: float
     updates: int
+    versions: int
     wall: float
     training_s: float | None
     evaluations: float
@@ -147,6 +148,7 @@ def _try(
         share,
         world.now,
         world.tally.updates,
+        _versions(simulation),
         wall,
         training,
         evaluations=count,
@@ -161,9 +163,12 @@ def _try(
 def _share(simulation: Simulation) -> float:
     """How much of a run is done, by the limit that is nearest."""
     world, until = simulation.world, simulation.until
-    versions = sum(model.version for model in simulation.server.models(world.server))
-    limits = ((world.now, until.time), (world.tally.updates, until.updates), (versions, until.versions))
+    limits = ((world.now, until.time), (world.tally.updates, until.updates), (_versions(simulation), until.versions))
     return min(1.0, max(done / most for done, most in limits if most is not None))
+
+
+def _versions(simulation: Simulation) -> int:
+    return sum(model.version for model in simulation.server.models(simulation.world.server))
 
 
 def _loss(simulation: Simulation) -> tuple[float, float]:
@@ -187,6 +192,11 @@ def _step_size(
     found = _written_step_size(experiment.table, spec.label)
     if not first.updates and first.error is None:
         yield Remark("note", f"{spec.label}: no update arrived within {first.wall:.1f} s; try longer, --seconds")
+        return
+    if not first.versions and first.share == 1.0 and first.error is None:
+        if experiment.algorithms[spec.label].server.reads:  # a server that reads nothing takes no steps
+            never = f"the run ends after {first.updates:,} updates without a server step, so its model never changes"
+            yield Remark("problem", f"algorithm.{spec.label}: {never}; aggregate fewer updates, or run longer")
         return
     went = "diverged" if first.error else f"went from {first.before:.3g} to {first.after:.3g}"
     rose = first.error is not None or not first.after < first.before
@@ -221,7 +231,14 @@ def _other_cause(experiment: Experiment) -> str:
 
 def _scales(problem: Supervised) -> Iterator[Remark]:
     """Columns of a table that are far from mean 0 and variance 1."""
-    train = problem.data.train
+    train, target = problem.data.train, problem.data.target
+    if isinstance(train, Stored) and problem.objective.name in ("mse", "mae", "huber"):
+        spread, mean = torch.std_mean(train.columns[target].double())
+        if (largest := float(torch.maximum(spread, mean.abs()))) > _FAR:
+            yield Remark(
+                "warning",
+                f"the target {target!r} has a mean or standard deviation of {largest:.3g}; scale it where it is loaded",
+            )
     for name in problem.data.inputs:
         if not isinstance(train, Stored) or len(train.shape(name)) > 1 or not train.columns[name].is_floating_point():
             continue

@@ -255,9 +255,12 @@ def _classes(problem: Supervised, outputs: int) -> None:
         least = 0
     if least >= 0 and most < outputs:
         return
-    run = f"the classes in {name!r} run from {least:g} to {most:g}, and the model has {outputs} outputs"
+    has = "1 output" if outputs == 1 else f"{outputs} outputs"
+    run = f"the classes in {name!r} run from {least:g} to {most:g}, and the model has {has}"
     if least > 0 and most == outputs:
         raise DataError(f"{run}: subtract 1")
+    if outputs == 1:
+        raise DataError(f'{run}: if {name!r} is a quantity, use the loss "mse"')
     raise DataError(f"{run}: classes start at 0" if least < 0 else f"{run}: it needs {int(most) + 1}")
 
 

@@ -151,7 +151,6 @@ class Supervised:
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
         by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
-        by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
         lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """
         if clients < 1:

@@ -1,4 +1,4 @@
-"""An algorithm of your own: a server that says what to send, and a local trainer that says what a client does."""
+"""Your own algorithm: a server that decides what to send, and a local trainer that defines what a client does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

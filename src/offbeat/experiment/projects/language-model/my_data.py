@@ -1,4 +1,4 @@
-"""The samples. Replace `load` by a function that returns yours."""
+"""The samples. Replace `load` with a function that returns yours."""
 
 from pydoc_data.topics import topics
 

@@ -1,4 +1,4 @@
-"""The samples. Replace `load` by a function that returns yours."""
+"""The samples. Replace `load` with a function that returns yours."""
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""The samples of each site. Replace `load` by a function that returns those of the site it is called at."""
+"""The samples of each site. Replace `load` with a function that returns those of the site it is called at."""
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer
