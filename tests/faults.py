@@ -178,6 +178,8 @@ class Outcome:
 class Broken:
     """One schedule."""
 
+    problem: Any = PROBLEM
+
     def __init__(self, seed: int, algorithm: str = "area", bugs: Bugs | None = None, rate: float = 1.0) -> None:
         self.random, self.bugs, self.rate = random.Random(f"{seed} {algorithm}"), bugs or Bugs(), rate
         self.kind = algorithm
@@ -535,7 +537,7 @@ class Broken:
     def train(self, node: Node, what: client_side.Train) -> None:
         job = what.job
         self.witness.train(job, what.payload)
-        training = Training(PROBLEM, self.plan.locals[job.task], *what, self.plan.seed)
+        training = Training(self.problem, self.plan.locals[job.task], *what, self.plan.seed)
         length = self.random.uniform(0.2, 2.0) * (job.steps > 0)
         if self.chance("slow job", 0.02):
             length = self.random.uniform(9.0, 45.0)  # beyond its lease

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from worlds import ACCURACY
 
 from offbeat.core.events import Command, Job, Send, Update
+from offbeat.core.local import STEPS_SPENT
 from offbeat.core.server import Server, View
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import ARRIVED, FAILED, EventRow, Measurement
@@ -51,8 +52,9 @@ Number = tuple[int, str, int]  # (client, nonce, seq): one message of one life o
 
 
 def content(vectors: Payload) -> Content:
-    """Vectors as something that can be compared and kept."""
-    return tuple(sorted((name, tuple(vector.reshape(-1).tolist())) for name, vector in vectors.items()))
+    """Vectors as something that can be compared and kept, without what clients count for themselves."""
+    own = {name: vector for name, vector in vectors.items() if name != STEPS_SPENT}
+    return tuple(sorted((name, tuple(vector.reshape(-1).tolist())) for name, vector in own.items()))
 
 
 def score(w: float) -> tuple[int, float]:
