@@ -58,7 +58,8 @@ class Rows:
     @cached_property
     def shares(self) -> Tensor:
         """What each client's own function is multiplied with, [n]."""
-        return torch.from_numpy(self.shards.shares[self.which]).to(self.problem.device, torch.float32)
+        shares = torch.from_numpy(self.shards.shares[self.which]).to(torch.float32)
+        return shares.to(self.problem.device, non_blocking=True)  # a copy that waits would wait for the last batch
 
     def gradient(self, w: Vector, step: int, sample: int = 0) -> Vector:
         if self._in_cache:
@@ -76,7 +77,7 @@ class Rows:
     def descend_often(self, w: Vector, lr: float | Vector, steps: int) -> Vector | None:
         """All steps of a job, where they are compiled."""
         compiled = self.problem.replay_step
-        if not isinstance(compiled, Compiled) or self.draws is None or len(w) == 1:
+        if not isinstance(compiled, Compiled) or self.draws is None:
             return None
         indices = self.draws.several(steps)
         if indices is None:
@@ -226,7 +227,8 @@ class Rows:
         keys, first = np.asarray(self.keys, dtype=np.int64), (1 << 61) + (sample << 40)
         steps = range(step, step + 1) if isinstance(step, int) else step
         found = np.stack([draw(keys, first + each) for each in steps], 1)
-        return (torch.from_numpy(found[:, 0] if isinstance(step, int) else found).to(self.problem.device),)
+        keys_here = torch.from_numpy(found[:, 0] if isinstance(step, int) else found)
+        return (keys_here.to(self.problem.device, non_blocking=True),)
 
     def _parted(self, g: Vector, sample: int) -> Vector:
         """Gradients without the statistics that came with them, which are kept."""

@@ -15,6 +15,7 @@ from offbeat.core.random import below, bits
 Ints = npt.NDArray[np.int64]
 
 _AHEAD = 1 << 20  # draws made ahead at most
+_FEW = 1 << 13  # draws that a CPU has made before a GPU was told what to do
 
 
 class Shards:
@@ -69,7 +70,7 @@ class Draws:
         shards, which = self.shards, self.which
         counters = np.arange(step * self.batch, (step + count) * self.batch, dtype=np.int64)[None, :]
         shape = (len(which), count, self.batch)
-        if shards.device.type == "cuda" and not self.shuffle:
+        if shards.device.type == "cuda" and not self.shuffle and len(which) * counters.size > _FEW:
             order, starts, sizes = shards.there
             there = torch.from_numpy(np.stack([which, self.keys[:, 0]])).to(shards.device, non_blocking=True)
             chosen = there[0].unsqueeze(1)
@@ -81,7 +82,7 @@ class Draws:
         else:
             places = below(bits(self.keys, counters + (sample << 40)), shards.sizes[which][:, None])
         drawn = shards.order[shards.starts[which][:, None] + places].reshape(shape)
-        return torch.from_numpy(drawn).to(shards.device)
+        return torch.from_numpy(drawn).to(shards.device, non_blocking=True)
 
     def _shuffled(self, row: int, counters: Ints, sample: int) -> Ints:
         """Draw number c is place c mod size of epoch c div size, each epoch in an order of its own."""

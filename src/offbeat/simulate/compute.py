@@ -3,13 +3,17 @@
 A job's inputs are fixed when it is sent, so its result may be computed at any time up to its arrival. When an arrival
 needs a result, a stacking executor computes with it every job that is sure to arrive, of all runs that were
 given to it; jobs that are held, lost or replaced are not among them and are never computed.
+
+Where arithmetic is lazy, an arrival does not need its result yet: the server is given a row in which it will stand, and
+goes on. The result is needed when a job is sent whose model depends on it, or when somebody reads the value; until then
+more jobs become certain, and batches grow. This is for jobs that send one vector and keep nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError
@@ -18,10 +22,11 @@ from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
-from offbeat.simulate.lazy import Arena
+from offbeat.simulate.lazy import Arena, LazyArena, LazyVector
 from offbeat.simulate.world import ARRIVE, Flight, World, made
 
 _ALL = 1 << 60
+_OWED = 128  # rows at most that a server is given before they are computed
 
 
 class Team(NamedTuple):
@@ -37,6 +42,7 @@ class Computing:
     """Fills in the results of a world's flights.
 
     firsts: the clients' memories before their first job, by task.   teams: with whom each task's jobs are computed.
+    owed: jobs that have arrived and are not computed yet, with the rows that the server was given.
     """
 
     error: DivergedError | None = None
@@ -52,11 +58,15 @@ class Computing:
         self.world, self.firsts = world, firsts
         self.executor, self.until = executor, until
         self.teams: Sequence[Team] = ()
+        self.owed: dict[int, tuple[Flight, LazyVector]] = {}
+        self.looked = 0  # jobs that were sent before this number do not depend on what is owed
         self.keys = [key(seed, SAMPLE, client) for client in range(len(world.numbers))]
 
     def result(self, flight: Flight) -> Result:
         """(upload, memory) of this flight; the memory is the client's from now on."""
         if flight.result is None:
+            if self.error is None and self.defers(flight.job.task):
+                return self._owe(flight)
             if self.executor.ahead:
                 self._announce()
             compute([self], flight)
@@ -72,6 +82,37 @@ class Computing:
                 self.world.memories[job.client, job.task] = (job.number, memory)
         return result
 
+    def defers(self, task: int) -> bool:
+        """Whether a result of this task may be given to the server before it is computed."""
+        team = self.teams[task]
+        plain = not self.firsts[task] and not team.local.notes and len(team.local.sends) == 1
+        return plain and self.executor.eager and self.executor.stacked and isinstance(team.arena, LazyArena)
+
+    def _owe(self, flight: Flight) -> Result:
+        team = self.teams[flight.job.task]
+        assert isinstance(team.arena, LazyArena)
+        row = team.arena.owe()
+        self.owed[flight.job.id] = flight, row
+        team.arena.debtors[id(self)] = self.pay
+        return {team.local.sends[0]: row}, {}  # type: ignore[dict-item]
+
+    def pay(self) -> None:
+        """Compute what is owed, with all that can be."""
+        compute([self])
+
+    def blocked(self) -> bool:
+        """Whether a job was sent whose model depends on what is owed, or too much is."""
+        world = self.world
+        new = (world.flights.get(number) for number in range(self.looked, world.jobs))
+        if len(self.owed) >= _OWED or any(flight is not None and _open(flight) for flight in new):
+            return True
+        self.looked = world.jobs
+        return False
+
+    def flight(self, number: int) -> Flight:
+        """A job that is to be computed."""
+        return self.owed[number][0] if number in self.owed else self.world.flights[number]
+
     def review(self) -> None:
         """Raise if the run has been found to have diverged."""
         blame(self.executor.review())
@@ -83,18 +124,22 @@ class Computing:
         if not self.executor.eager and flight is not None:
             return self._chain(flight.job.id)
         numbers = list(self.world.todo)
+        if self.owed:
+            flights = self.world.flights
+            numbers = [*self.owed, *(n for n in numbers if not _open(flights[n]))]
         left = _ALL if self.until.updates is None else self.until.updates - self.world.tally.updates
         if self.until.time is None and left >= len(numbers):
             return numbers
-        return self._in_time(numbers, left, [] if flight is None else [flight.job.id])
+        needed = [*self.owed] if flight is None else [*self.owed, flight.job.id]
+        return self._in_time(numbers, left + len(self.owed), needed)
 
     def _in_time(self, numbers: list[int], left: int, needed: list[int]) -> list[int]:
         """Those that may arrive before the run ends, and what they build on."""
-        flights, limit = self.world.flights, self.until.time
-        numbers = [n for n in numbers if limit is None or flights[n].arrive <= limit]
+        limit = self.until.time
+        numbers = [n for n in numbers if limit is None or self.flight(n).arrive <= limit]
         if left < len(numbers):
             numbers = needed + self._first(set(numbers).difference(needed), left - len(needed))
-        if any(flights[n].after is not None for n in numbers):
+        if any(self.flight(n).after is not None for n in numbers):
             numbers = list(dict.fromkeys(m for n in numbers for m in self._chain(n)))
         return numbers
 
@@ -114,16 +159,26 @@ class Computing:
                 memory = before.result[1]
             elif (committed := self.world.memories.get((job.client, job.task))) is not None:
                 memory = committed[1]
-        client = job.client
-        return made(Ready, (job, flight.payload, memory, self.keys[client], self.teams[job.task].first + client))
+        client, owed = job.client, self.owed.get(job.id)
+        place = self.teams[job.task].first + client
+        return made(Ready, (job, flight.payload, memory, self.keys[client], place, None if owed is None else owed[1]))
 
     def take(self, number: int, result: Result) -> None:
         """The result of a job."""
         world = self.world
+        world.tally.computed += 1
+        if number in self.owed:
+            del self.owed[number]
+            return
         flight = world.flights[number]
         flight.result, flight.payload = result, None
         del world.todo[number]
-        world.tally.computed += 1
+
+    def settled(self) -> None:
+        """Nothing is owed any longer."""
+        for team in self.teams:
+            if isinstance(team.arena, LazyArena):
+                team.arena.debtors.pop(id(self), None)
 
     def _announce(self) -> None:
         """Tell the executor which jobs will arrive next, of those that can be computed."""
@@ -137,7 +192,7 @@ class Computing:
 
     def before(self, number: int) -> int | None:
         """The job that has to be computed before this one, if any."""
-        after = self.world.flights[number].after
+        after = self.flight(number).after
         flight = None if after is None else self.world.flights.get(after)
         return None if flight is None or flight.result is not None else after
 
@@ -164,7 +219,11 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
             results, errors = executor.compute(team.problem, team.local, team.arena, group)
             for (run, ready), result in zip(group, results, strict=True):
                 run.take(ready.job.id, result)
+            if isinstance(team.arena, LazyArena) and (rows := [r.owed for _, r in group if r.owed is not None]):
+                team.arena.paid(rows)
             blame(errors)
+    for run in runs:
+        run.settled()
 
 
 def _sort(
@@ -175,7 +234,7 @@ def _sort(
     later: list[int] = []
     places: dict[int, list[tuple[Computing, Ready]]] = {}
     for number in numbers:
-        flight = flights[number]
+        flight = run.flight(number) if run.owed else flights[number]
         if flight.after is not None and run.before(number) is not None:
             later.append(number)
             continue
@@ -185,6 +244,12 @@ def _sort(
             places[task] = teams.setdefault((id(team.problem), id(team.local)), (team, []))[1]
         places[task].append((run, run.ready(flight)))
     return later
+
+
+def _open(flight: Flight) -> bool:
+    """Whether a job's model depends on rows that are owed."""
+    vectors: Iterable[Any] = (flight.payload or {}).values()
+    return any(type(v) is LazyVector and isinstance(v.arena, LazyArena) and v.slot in v.arena.open for v in vectors)
 
 
 def blame(errors: Iterable[tuple[Computing, DivergedError]]) -> None:

@@ -19,7 +19,7 @@ from offbeat.core.local import Carry, Local, Work, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
-from offbeat.simulate.lazy import Arena
+from offbeat.simulate.lazy import Arena, LazyVector
 
 Result = tuple[Payload, Payload]  # (upload, new memory)
 
@@ -32,6 +32,7 @@ class Ready(NamedTuple):
     memory: Payload
     key: int  # of its client's draws
     client: int  # its number in the problem that it is computed with
+    owed: LazyVector | None = None  # where its result belongs, if that was handed out before it was computed
 
 
 Group = Sequence[tuple[Any, Ready]]  # with the run that each belongs to
@@ -127,7 +128,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
     memory = {name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory}
     work = _work(problem, local, ready, payload, memory)
-    carry = _walk(problem, local, ready, work)
+    carry = _walk(problem, local, ready, work, stacked=arena is not None)
     work.step = max(0, ready[0].job.steps - 1)
     upload, stays = local.final(carry, work)
     rows = {**upload, **stays, **upload}  # what is sent comes first
@@ -139,7 +140,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         if id(values) in kept:
             continue
         if values.shape[1] == problem.dim:
-            kept[id(values)] = arena.keep(values)
+            kept[id(values)] = arena.keep(values, [r.owed for r in ready])
         elif any(values is note for note in upload.values()):
             kept[id(values)] = values.flatten().tolist()
         else:  # vectors of a memory that are longer or shorter than the model
@@ -165,11 +166,12 @@ def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Paylo
     )
 
 
-def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work) -> Carry:
+def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work, stacked: bool) -> Carry:
     """All local steps. Jobs that are done are put aside, and left out as soon as they are enough to be worth it."""
     carry = local.init(work)
     steps = ready[0].job.steps
-    if ready[-1].job.steps == steps and (done := local.all_steps(carry, work, steps)) is not None:
+    alike = stacked and ready[-1].job.steps == steps
+    if alike and (done := local.all_steps(carry, work, steps)) is not None:
         return done
     aside: list[Carry] = []
     going = rows = len(ready)

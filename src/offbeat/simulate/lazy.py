@@ -12,6 +12,9 @@ the value, as a plain tensor, and gives one.
 
 A row that nobody holds any longer is used again; a lazy one only after the next `materialise`: until then what was
 noted may still read it. So in between every row is written once, and nothing has to be ordered but by what it reads.
+
+A lazy row may also be owed: handed out before anybody has computed what belongs there (`owe`). What is noted about it
+waits. Whoever reads the value of such a row makes those pay who owe it.
 """
 
 from __future__ import annotations
@@ -290,16 +293,18 @@ class Arena:
                 operation.rows(first, second, out=row)
         return LazyVector(self, out)
 
-    def keep(self, rows: Vector) -> list[LazyVector]:
-        """Rows of these values [n, d]."""
+    def keep(self, rows: Vector, owed: Sequence[LazyVector | None] = ()) -> list[LazyVector]:
+        """Rows of these values [n, d]. owed: of each, the row that it belongs into, if that was handed out before."""
         while len(self.free) < len(rows):
             self._grow()
-        slots = [self.free.pop() for _ in range(len(rows))]
-        self._put(slots, rows)
-        return [LazyVector(self, slot) for slot in slots]
+        places = owed or [None] * len(rows)
+        kept = [LazyVector(self, self.free.pop()) if place is None else place for place in places]
+        self._put([vector.slot for vector in kept], rows)
+        return kept
 
     def rows(self, vectors: Sequence[LazyVector]) -> Vector:
         """Their values [n, d], as a copy."""
+        self.demand(vectors)
         self.materialise()
         found = self._get([vector.slot for vector in vectors])
         scales = [v.scale for v in vectors]
@@ -310,6 +315,9 @@ class Arena:
 
     def materialise(self) -> None:
         """Fill all rows that are still to be filled: none here."""
+
+    def demand(self, vectors: Sequence[LazyVector]) -> None:
+        """Have those pay who owe what these depend on: nobody here."""
 
     def _more(self) -> int:
         self._grow()
@@ -343,6 +351,28 @@ class LazyArena(Arena):
         # by level, for each operation: (out, left, right) and their two factors, one by one
         self.levels: list[dict[str, tuple[list[int], list[float]]]] = []
         self.depth: dict[int, int] = {}  # of rows that are still to be filled
+        self.open: set[int] = set()  # rows that are owed, and those that depend on them
+        self.waiting: list[tuple[str, int, int, float, int, float]] = []  # what was noted about them
+        self.debtors: dict[int, Callable[[], None]] = {}  # who owes rows: how they are made to pay
+
+    def owe(self) -> LazyVector:
+        """A row whose value will be known later, through `keep`; somebody is among the `debtors` until then."""
+        out = self.free.pop() if self.free else self._more()
+        self.open.add(out)
+        return LazyVector(self, out)
+
+    def paid(self, vectors: Sequence[LazyVector]) -> None:
+        """These rows are owed no longer: what was noted about them need not wait."""
+        waiting, self.waiting = self.waiting, []
+        self.open.difference_update(vector.slot for vector in vectors)
+        self.open.difference_update(out for _, out, *_ in waiting)
+        for name, out, left, a, right, b in waiting:
+            self._note(name, out, left, a, right, b)
+
+    def demand(self, vectors: Sequence[LazyVector]) -> None:
+        if self.open and not self.open.isdisjoint(vector.slot for vector in vectors):
+            for pay in list(self.debtors.values()):
+                pay()
 
     def add(self, left: int, a: float, right: int, b: float) -> LazyVector:
         """A vector that will be a · left + b · right."""
@@ -351,6 +381,14 @@ class LazyArena(Arena):
     def apply(self, name: str, left: int, a: float, right: int, b: float) -> LazyVector:
         """A vector that will be an operation on a · left, and on b · right, or on the number b."""
         out = self.free.pop() if self.free else self._more()
+        self._note(name, out, left, a, right, b)
+        return LazyVector(self, out)
+
+    def _note(self, name: str, out: int, left: int, a: float, right: int, b: float) -> None:
+        if self.open and (left in self.open or right in self.open):
+            self.open.add(out)
+            self.waiting.append((name, out, left, a, right, b))
+            return
         depth = self.depth
         level = max(depth.get(left, 0), depth.get(right, 0)) if depth else 0
         if level == len(self.levels):
@@ -362,13 +400,14 @@ class LazyArena(Arena):
         slots += (out, left, right)
         factors += (a, b)
         depth[out] = level + 1
-        return LazyVector(self, out)
 
     def materialise(self) -> None:
         """Fill all rows that are still to be filled."""
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
             self._fill([(name, *noted) for level in levels for name, noted in level.items()])
+        if self.waiting:
+            return  # to read rows that nobody else may hold
         back, self.returned = self.returned, []  # one step: rows may come back at any moment
         self.free += back
 

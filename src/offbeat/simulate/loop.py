@@ -168,6 +168,10 @@ class Simulation(Course[Flight]):
         heap, flights, computing = world.heap, world.flights, self.computing
         last = world.events + events
         while not world.stopped and world.events < last:
+            if computing.owed and computing.blocked():
+                if pause:
+                    return False
+                computing.pay()
             if not heap or heap[0][0] > self.limit:
                 if self.until.time is not None:
                     world.now = self.until.time
@@ -179,7 +183,7 @@ class Simulation(Course[Flight]):
                 if flight is None or flight.arrive != time:
                     heappop(heap)  # recalled, replaced or lost meanwhile
                     continue
-                if pause and flight.result is None and not flight.lost:
+                if pause and flight.result is None and not flight.lost and not computing.defers(flight.job.task):
                     return False
                 heappop(heap)
                 world.now = time
@@ -197,6 +201,8 @@ class Simulation(Course[Flight]):
                 world.now = time
                 self._occur(kind, ref)
                 last -= evaluations and kind == MEASURE
+        if world.stopped and computing.owed:
+            computing.pay()
         return bool(world.stopped)
 
     def finish(self) -> None:

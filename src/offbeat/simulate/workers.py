@@ -47,7 +47,7 @@ class Ticket:
 
     def wire(self) -> Wire:
         """What travels."""
-        job, payload, memory, key, client = self.ready
+        job, payload, memory, key, client, _ = self.ready
         return Ready(job, {}, {}, key, client), self.trainer, arrays(payload), arrays(memory)
 
 
@@ -245,7 +245,7 @@ class Workers(Executor):
 
 def work(problem: Problem, wire: Wire) -> Answer:
     """At a worker: do a job."""
-    (job, _, _, key, client), trainer, payload, memory = wire
+    (job, _, _, key, client, _), trainer, payload, memory = wire
     ready = Ready(job, tensors(payload), tensors(memory), key, client)
     ((upload, kept),), _ = train(problem, _local(trainer), None, [ready])
     return arrays(upload), arrays(kept)

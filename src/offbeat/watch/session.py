@@ -78,6 +78,7 @@ def drive(
     recorder.metrics = simulation.metrics
     worked = float(extra["worked"]) if extra else 0.0
     began = looked = time.perf_counter()
+    due = False
 
     def save() -> None:
         recorder.flush()
@@ -86,14 +87,15 @@ def drive(
 
     try:
         for count, _ in enumerate(simulation.steps()):
-            if patience is not None and patience.asked:
+            whole = not simulation.computing.owed  # else saving would compute what the run computes later
+            if whole and patience is not None and patience.asked:
                 save()
                 raise InterruptedRunError(f"stopped at time {simulation.world.now:g} and saved")
+            if whole and due:
+                save()
+                looked, due = time.perf_counter(), False
             if count % _LOOK == 0:
-                now = time.perf_counter()
-                if now - looked > save_every:
-                    save()
-                    looked = time.perf_counter()
+                due = time.perf_counter() - looked > save_every
                 if tick is not None:
                     tick(simulation, recorder)
     except DivergedError:
