@@ -109,6 +109,13 @@ def test_reading_a_value_has_it_computed_and_rows_in_use_are_not_given_away() ->
     torch.testing.assert_close(run.world.server.model.vector, plain.run().server.model.vector)
 
 
+def test_rows_are_used_again() -> None:
+    arenas = LazyArenas()
+    lazy(MANY, FEDBUFF, Times(Exponential(1.0)), Until(updates=3000), arenas=arenas).run()
+    (arena,) = arenas._kinds.values()
+    assert len(arena.matrix) <= 512
+
+
 def test_what_is_owed_is_bounded_though_no_model_depends_on_it() -> None:
     run = lazy(MANY, Algorithm(FedBuff(size=10_000), SGD(lr=0.1)), Times(Exponential(1.0)), Until(updates=2000))
     most = max(len(run.computing.owed) for _ in run.steps())

@@ -406,9 +406,11 @@ class LazyArena(Arena):
         if self.levels:
             levels, self.levels, self.depth = self.levels, [], {}
             self._fill([(name, *noted) for level in levels for name, noted in level.items()])
-        if self.waiting:
-            return  # to read rows that nobody else may hold
         back, self.returned = self.returned, []  # one step: rows may come back at any moment
+        if self.waiting:
+            needed = {row for _, out, left, _, right, _ in self.waiting for row in (out, left, right)}
+            self.returned += [row for row in back if row in needed]
+            back = [row for row in back if row not in needed]
         self.free += back
 
     def _fill(self, noted: Sequence[tuple[str, list[int], list[float]]]) -> None:
