@@ -211,6 +211,7 @@ SEVERAL = [
     SeveralRow(
         "fedast demonstration", FedAST(requests=12, ratio=2.0, lr=1.0, **{**DYNAMIC, "allocation": "demonstration"})
     ),
+    SeveralRow("fedast weighed by rounds", FedAST(requests=9, ratio=1.5, lr=1.0, weights="sent", **DYNAMIC)),
     SeveralRow("fedast no buffer", FedAST(requests=9, size=1, lr=0.3)),
     SeveralRow("fedast area", FedAST(requests=9, aggregate=AREA(size=3), **DYNAMIC), within=0.01, lr=0.4),
     SeveralRow("fedast fedbuff weights", FedAST(requests=9, ratio=1.5, aggregate=FedBuff(weight=Polynomial(0.5)))),

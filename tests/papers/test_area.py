@@ -19,6 +19,7 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.random import Stream
 from offbeat.core.server import Algorithm
+from offbeat.core.sums import Secure
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation
@@ -299,3 +300,15 @@ def test_with_local_steps_a_decaying_step_size_removes_the_bias() -> None:
     rest, best = (pull * problem.c).sum(dim=0) / pull.sum(dim=0), problem.optimum()
     torch.testing.assert_close(constant, rest, rtol=0, atol=1e-6)
     assert torch.linalg.vector_norm(decaying - best) < 0.25 * torch.linalg.vector_norm(rest - best)
+
+
+def test_a_message_that_is_only_seen_in_a_sum_counts_once() -> None:
+    """Under secure aggregation, too, k counts messages and server steps, and `messages` those since the last step."""
+    algorithm = Algorithm(AREA(size=4), SGD(lr=0.1), secure=Secure(cohort=3))
+    since, steps = 0, 0
+    for world in prepare(Quadratic(6, dim=2), algorithm, Times(Exponential(1.0)), Until(updates=60)).steps():
+        if world.server.model.version > steps:
+            since, steps = world.tally.updates, world.server.model.version
+        assert world.server.k == world.tally.updates + steps
+        assert world.server.messages == world.tally.updates - since
+    assert steps > 5

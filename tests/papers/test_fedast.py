@@ -124,6 +124,53 @@ def test_static_allocation_stays() -> None:
     assert len(office.state.decisions) == 1
 
 
+# Remark 7: "weighting an update from client i with 1/|A^{(t−γ_i)}| instead of taking average over buffer"
+
+
+def test_an_update_counts_one_over_the_requests_of_its_round() -> None:
+    """One task, R = 5 and b = 2. A⁰ are the five of the beginning and the one after the first arrival: six.
+
+    A¹ has the one that follows the first step and one more: two.
+    """
+    office = Office(FedAST(requests=5, size=2, lr=0.5, weights="sent"), tasks=1)
+    assert [office.bring(0, 4.0), office.model(0)] == [1, 0.0]
+    assert [office.bring(0, 8.0), office.model(0)] == [1, -0.5 * (4.0 + 8.0) / 6]
+    before = office.model(0)
+    office.bring(0, 3.0, version=1)
+    office.bring(0, 9.0, version=0)
+    assert office.model(0) == pytest.approx(before - 0.5 * (3.0 / 2 + 9.0 / 6))
+    assert office.state.tasks[0].rounds.sent == {0: (6, 3), 1: (2, 1), 2: (1, 0)}
+
+
+def test_where_a_round_is_what_the_last_one_sent_both_weights_are_the_same() -> None:
+    """R = b = 3: from the second round on, the three requests of a round are the next one's buffer."""
+    offices = [Office(FedAST(requests=3, size=3, weights=w), tasks=1) for w in ("buffer", "sent")]
+    moved = []
+    for office in offices:
+        at = []
+        for k in range(15):  # the first round's two own requests come in the second; so on, one late
+            office.bring(0, (k + 1) ** 1.5, version=max(0, (k - 1) // 3))
+            at.append(office.model(0))
+        moved.append([b - a for a, b in pairwise(at[5::3])])
+    assert moved[0] == pytest.approx(moved[1])
+
+
+def test_a_lost_request_is_none_of_its_round_and_no_round_is_kept_longer_than_its_requests() -> None:
+    office = Office(FedAST(requests=4, size=2, weights="sent"), tasks=1)
+    list(office.server.lost(office.state, Job(0, 0, 0, 0, 1, 0.1, 0), "left", office.view))
+    assert office.state.tasks[0].rounds.sent == {0: (4, 0)}  # one less, and the one that follows it
+    for version in (0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3):
+        office.bring(0, 1.0, version=version)
+    assert min(office.state.tasks[0].rounds.sent) >= 2
+
+
+def test_what_cannot_be_weighed_by_rounds_is_refused() -> None:
+    with pytest.raises(SettingError, match=r'weights = "sent".*leave out aggregate'):
+        FedAST(weights="sent", aggregate=AREA())
+    with pytest.raises(SettingError, match=r'weights = "sent": \[secure\]'):
+        FedAST(size=2, weights="sent").adds()
+
+
 # Algorithms 3 and 4
 
 DYNAMIC = FedAST(requests=10, ratio=2.5, lr=0.5, allocation="dynamic", window=2, period=0.5)  # every 10 arrivals

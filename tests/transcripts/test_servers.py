@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from offbeat.algorithms import (
     FADAS,
     MIFA,
     AsFedAvg,
+    FedAST,
     FedAsync,
     FedAsyncMixing,
+    FedAvg,
     FedBuff,
     Hinge,
     LocalOnly,
@@ -44,10 +47,15 @@ from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import Tensors, dump
+from offbeat.core.sums import Secure
 from offbeat.local import MAML, SGD, Moreau, Prox
 from offbeat.local.adam import Adam, AdamW
+from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs
 from offbeat.local.optimisers import AdamRule, AdamWRule, Momentum
 from offbeat.local.schedules import CosineDecay, LinearDecay, StepDecay, Warmup
+from offbeat.privacy.differential import Noise, Privacy
+from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import Median
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World
@@ -100,8 +108,32 @@ MORE: dict[str, tuple[Server[Any], Local]] = {
     "local moreau": (BUFF, Moreau(0.05, steps=2, penalty=50.0, inner=2, optimiser=AdamWRule(), decay=0.1)),
     "own models": (LocalOnly(), Adam(0.05, keep=True)),
 }
+PRIVATE = Privacy(clip=1.0, noise=Noise(participations=9, multiplier=0.1))
+CORRELATED = Privacy(1.0, Noise(30, multiplier=0.5, correlated=True), separation=3)
+SECURE = Secure(cohort=3, bits=20)
+TWO = SGD(0.05, steps=2)
+GUARDED: dict[str, Algorithm] = {
+    "secure area": Algorithm(AREA(size=4), TWO, secure=SECURE),
+    "secure fedbuff": Algorithm(FedBuff(size=4, lr=0.7, concurrency=6), TWO, secure=SECURE),
+    "secure private fedbuff": Algorithm(FedBuff(size=4, guard=PRIVATE), TWO, secure=SECURE),
+    "secure private area": Algorithm(AREA(size=4, guard=PRIVATE), TWO, secure=SECURE),
+    "private area": Algorithm(AREA(size=3, guard=PRIVATE), TWO),
+    "private fedbuff": Algorithm(FedBuff(size=4, lr=0.7, guard=PRIVATE), TWO),
+    "private fedbuff, sampled": Algorithm(FedBuff(size=2, concurrency=5, guard=CORRELATED), TWO),
+    "private fedavg": Algorithm(FedAvg(sampled=4, guard=PRIVATE), TWO),
+    "private fadas": Algorithm(FADAS(size=4, lr=0.05, guard=PRIVATE), TWO),
+    "robust area": Algorithm(AREA(size=4, guard=Robust(Median())), TWO),
+    "robust fedbuff": Algorithm(FedBuff(size=4, lr=0.7, guard=Robust(Median())), TWO),
+}
+SEVERAL_GUARDED: dict[str, Algorithm] = {
+    "secure fedast": Algorithm(FedAST(requests=12, size=(4, 5), lr=0.5), TWO, secure=SECURE),
+    "secure fedast area": Algorithm(FedAST(requests=12, size=4, aggregate=AREA(size=4)), TWO, secure=SECURE),
+    "private fedast": Algorithm(FedAST(requests=6, size=2, lr=0.5, guard=PRIVATE), TWO),
+}
 ONE = {row.name: (row.server, row.local) for row in TABLE} | {f"{name} (more)": pair for name, pair in MORE.items()}
-SEVERAL_TASKS = {row.name: row.server for row in SEVERAL}
+ALONE = {name: Algorithm(*pair) for name, pair in ONE.items()} | GUARDED
+SEVERAL_TASKS = {row.name: Algorithm(row.server, TWO) for row in SEVERAL} | SEVERAL_GUARDED
+COMPRESSORS = (LargestK(0.3), LargestK(0.01), RandomK(0.4), Signs(), QSGD(4), QSGD(7), Quantise(3), Quantise(8))
 LOOK = 25  # events after which a run is looked at, besides its end
 
 
@@ -132,9 +164,10 @@ def looked_at(world: World, server: Server[Any]) -> Iterator[str]:
             yield f"  {name}: {len(plain)} and {len(inside)} numbers, {weighed(plain):.10g} {weighed(inside):.10g}"
 
 
-def course(problems: Sequence[Any], server: Server[Any], local: Local, world: str) -> list[str]:
-    """What a run looks like on its way and at its end."""
-    running = prepare(problems, Algorithm(server, local), WORLDS[world], Until(updates=60), evaluate=2.0, seed=5)
+def course(problems: Sequence[Any], algorithm: Algorithm, world: str) -> list[str]:
+    """What a run looks like on its way and at its end; of two tasks, the second comes and goes in the rough world."""
+    terms = [(0.0, math.inf), (2.0, 9.0)] if len(problems) > 1 and world == "rough" else []
+    running = prepare(problems, algorithm, WORLDS[world], Until(updates=60), evaluate=2.0, seed=5, terms=terms)
     steps = running.steps()
     found = [line for now in steps if now.events == LOOK for line in looked_at(now, running.server)]
     last, tally = running.world, running.world.tally
@@ -144,12 +177,32 @@ def course(problems: Sequence[Any], server: Server[Any], local: Local, world: st
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", ONE)
+@pytest.mark.parametrize("name", ALONE)
 def test_no_server_or_trainer_goes_another_way(name: str, world: str) -> None:
-    golden.check(FILE, f"{name}, {world}", course([PROBLEM], *ONE[name], world))
+    golden.check(FILE, f"{name}, {world}", course([PROBLEM], ALONE[name], world))
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", SEVERAL_TASKS)
 def test_no_server_of_several_tasks_goes_another_way(name: str, world: str) -> None:
-    golden.check(FILE, f"{name}, {world}", course(TASKS, SEVERAL_TASKS[name], SGD(0.05, steps=2), world))
+    golden.check(FILE, f"{name}, {world}", course(TASKS, SEVERAL_TASKS[name], world))
+
+
+def test_no_message_has_another_length() -> None:
+    sizes = [f"{name}: {made.locals(1)[0].wire(3)} {made.locals(1)[0].wire(1001)}" for name, made in ALONE.items()]
+    sizes += [f"{name}: {[made.wire(11) for made in each.locals(2)]}" for name, each in SEVERAL_TASKS.items()]
+    sizes += [f"{each}: {[each.size(d, w) for d in (1, 7, 8, 9, 1000) for w in (4, 8)]}" for each in COMPRESSORS]
+    golden.check(FILE, "bytes", sizes)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=repr)
+def test_what_is_packed_is_unpacked_and_the_bytes_stay_those_in_the_file(compressor: Any) -> None:
+    lines = []
+    for dim in (1, 7, 8, 70):
+        x = torch.cos(torch.arange(2.0 * dim, dtype=torch.float64)).view(2, dim) + 0.1
+        code = compressor.code(x, partial(torch.linspace(0.05, 0.95, 2 * dim, dtype=x.dtype).view, 2, dim))
+        packed = compressor.pack(code)
+        again = compressor.unpack(packed, x)
+        torch.testing.assert_close(compressor.value(again), compressor.value(code))
+        lines.append(f"{dim}: {tuple(packed.shape)} {weighed(packed.flatten().tolist()):.10g}")
+    golden.check(FILE, f"{compressor} packed", lines)

@@ -14,6 +14,7 @@ from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
 from offbeat.algorithms.restart import Restarting
+from offbeat.algorithms.rounds import Rounds
 from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.guard import Guard
@@ -49,6 +50,7 @@ class TaskState(State):
     scale: float = 1.0  # of the variance: η_c · η_s · τ of the last update, if it counts
     spreads: Vector | None = None  # sum of the variances of this period, where their mean counts
     spread_count: int = 0
+    rounds: Rounds | None = None  # where updates are weighed by them
 
     def landed(self, client: int) -> None:
         """A request is not on its way any more."""
@@ -85,6 +87,8 @@ class FedAST(Stepping[FedASTState]):
         normalised variance of the task's last `window` updates, b_m in proportion; K_m moves gradually there, and
         the new b_m counts from the task's next round on; "variance": the same with the variance alone (equation 2), for
         tasks whose step sizes are of different orders; "demonstration": as in the authors' public code, see below.
+    weights: "buffer": a step takes the mean of the buffer; "sent": each update counts 1/|A|, where A are the task's
+        requests that were sent in the same round (remark 7). With it, theorem 2 does not need its assumption 5.
     window: updates of a task over which the variance is taken, V.
     period: how often requests are divided anew, in multiples of M·ΣR arrivals.
     targets: by task, the goal at which it is done; its requests go to the others at once.
@@ -107,6 +111,7 @@ class FedAST(Stepping[FedASTState]):
     lr: Steps = 0.1
     versions: Counts | None = None
     allocation: Allocation = "static"
+    weights: Literal["buffer", "sent"] = "buffer"
     window: int = 8
     period: Positive = 0.75
     targets: tuple[Goal | None, ...] = field(default=(), metadata={"setting": False})
@@ -120,6 +125,8 @@ class FedAST(Stepping[FedASTState]):
         at_least(3 if self.allocation == "demonstration" else 2, window=self.window)
         if self.allocation == "demonstration" and self.ratio != int(self.ratio):
             raise SettingError(f"ratio = {self.ratio}: requests move in packets of so many; give a whole number")
+        if self.weights == "sent" and (self.aggregate is not None or self.guard is not None):
+            raise SettingError('weights = "sent": FedAST weighs updates itself; leave out aggregate, [robust], [privacy]')
         if self.aggregate is not None and self.server is not None:
             raise SettingError("server: each task has its own server, aggregate; set the optimiser there")
         if self.aggregate is not None and self.aggregate.concurrency is not None:
@@ -201,7 +208,10 @@ class FedAST(Stepping[FedASTState]):
             raise SettingError(f"requests = {self.requests} for {len(models)} tasks: each needs at least one")
         if self.targets and len(self.targets) != len(models):
             raise SettingError(f"{len(self.targets)} targets for {len(models)} tasks: give one for each")
-        return FedASTState([TaskState(self.inner(m).begin([model], view)) for m, model in enumerate(models)])
+        tasks = [TaskState(self.inner(m).begin([model], view)) for m, model in enumerate(models)]
+        for task in tasks:
+            task.rounds = Rounds() if self.weights == "sent" else None
+        return FedASTState(tasks)
 
     def started(self, state: FedASTState, view: View) -> Commands:
         for m in view.tasks:
@@ -217,7 +227,7 @@ class FedAST(Stepping[FedASTState]):
         if self.allocation != "static":
             self._note(task, update)
         version = task.inner.model.version
-        said = list(self.inner(m, task.size).arrived(task.inner, update, view))  # lines 7 and 9–11
+        said = self._aggregate(m, task, update, view)  # lines 7 and 9–11
         yield from self._own(m, said)
         self._gather(task, version, 1)
         state.arrivals += 1
@@ -229,6 +239,8 @@ class FedAST(Stepping[FedASTState]):
     def adds(self, task: int = 0) -> int | None:
         if self.allocation != "static":
             raise SettingError(f'allocation = "{self.allocation}": it goes by single updates, which [secure] hides')
+        if self.weights == "sent":
+            raise SettingError('weights = "sent": [secure] shows sums only, in which no update can be weighed')
         if self.size is None:
             raise SettingError("size: [secure] needs one that stays; give each task its size instead of a ratio")
         return self.inner(task, _of(self.size, task)).adds()
@@ -250,7 +262,10 @@ class FedAST(Stepping[FedASTState]):
         yield from self._horizon(state, task, view)
 
     def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
-        state.tasks[job.task].landed(job.client)
+        task = state.tasks[job.task]
+        task.landed(job.client)
+        if task.rounds is not None:
+            task.rounds.lose(job.version)
         yield from self._follow(state, job.task, [], view)
 
     def rang(self, state: FedASTState, key: str, view: View) -> Commands:
@@ -401,6 +416,7 @@ class FedAST(Stepping[FedASTState]):
         """The task is over; its requests go to the others in proportion to what they have."""
         gone = state.tasks[m]
         gone.active, gone.flying, gone.working, gone.recent = False, 0, [], []
+        gone.rounds = gone.rounds and Rounds()
         first = self.first(state)
         weights = {k: float(state.tasks[k].requests or share) for k, share in first.items()}
         yield from self._share(state, weights, f"task {m} is done", view)
@@ -423,6 +439,8 @@ class FedAST(Stepping[FedASTState]):
         limited = self.guard is not None and self.guard.limits
         for client in self._admitted(task, count, view) if limited else view.available(max(count, 0)):
             task.flying += 1
+            if task.rounds is not None:
+                task.rounds.send(template.version)
             yield template._replace(client=client, task=m)
         if limited and task.active and not task.flying and self._spent(m, task, view):
             yield Stop(m, SPENT)
@@ -443,6 +461,17 @@ class FedAST(Stepping[FedASTState]):
         return inner.spent(task.inner, view, inner.lacking(task.inner))
 
     # A task's own server
+
+    def _aggregate(self, m: int, task: TaskState, update: Update, view: View) -> list[Command]:
+        """What a task's own server says to an update, or, where rounds weigh, to what a whole round comes to."""
+        if task.rounds is None:
+            return list(self.inner(m, task.size).arrived(task.inner, update, view))
+        task.rounds.add(update.job.version, update["delta"])
+        if task.gathered + 1 < task.size:
+            task.inner.model.received(update.job)
+            return []
+        whole = Update(update.job, {"delta": task.rounds.take()})
+        return list(self.inner(m).arrived(task.inner, whole, view))
 
     def _moved(self, task: TaskState, update: Update) -> Vector:
         """What the variance is of: the update; for a server that reads whole models, how far they are from its own."""
