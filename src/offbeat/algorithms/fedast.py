@@ -126,7 +126,9 @@ class FedAST(Stepping[FedASTState]):
         if self.allocation == "demonstration" and self.ratio != int(self.ratio):
             raise SettingError(f"ratio = {self.ratio}: requests move in packets of so many; give a whole number")
         if self.weights == "sent" and (self.aggregate is not None or self.guard is not None):
-            raise SettingError('weights = "sent": FedAST weighs updates itself; leave out aggregate, [robust], [privacy]')
+            raise SettingError(
+                'weights = "sent": FedAST weighs updates itself; leave out aggregate, [robust], [privacy]'
+            )
         if self.aggregate is not None and self.server is not None:
             raise SettingError("server: each task has its own server, aggregate; set the optimiser there")
         if self.aggregate is not None and self.aggregate.concurrency is not None:
