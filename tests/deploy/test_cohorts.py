@@ -18,16 +18,19 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.sums import Secure, SumBound
+from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.helping import context_of
 from offbeat.deploy.ledger import ClientRecord, Gathering, Ledger
+from offbeat.deploy.masking import PairMasking
 from offbeat.deploy.membership import openings
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.local import SGD
 from offbeat.privacy.secure.calls import Call, read_call
 from offbeat.privacy.secure.member import CohortMember, begin
+from offbeat.privacy.secure.tickets import TicketError
 
 SECURE = Secure(cohort=2, mode="cohort")
 
@@ -288,6 +291,26 @@ def test_other_keys_of_a_client_make_void_what_it_has_signed() -> None:
     assert talk.gathering.sharers == [0, 1, 2]
 
 
+def test_when_all_is_well_no_alarm_of_a_cohort_is_left() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal()
+    talk.mask()
+    talk.reveal("c0", "c1", "c2")
+    assert talk.ledger.alarms == {}
+
+
+def test_a_client_takes_the_roster_of_its_own_coordinator_and_of_no_other(tmp_path: Path) -> None:
+    ours, theirs = (keys.init(tmp_path / name, ["c0", "c1"], name, tls=False) for name in ("fed", "other"))
+    pairing = PairMasking("fed", "run", SECURE, SIGN["c0"], ours.coordinator)
+    assert pairing.signers(ours.to_json())["c1"] == ours.client("c1").sign
+    for roster in (theirs.to_json(), ours.to_json().replace(b'"serial":1', b'"serial":2'), b"", b"{}"):
+        with pytest.raises(TicketError, match="roster"):
+            pairing.signers(roster)
+    with pytest.raises(TicketError, match="another federation"):
+        PairMasking("fed", "run", SECURE, SIGN["c0"], theirs.coordinator).signers(theirs.to_json())
+
+
 # What is refused before a run begins
 
 
@@ -296,6 +319,7 @@ def test_what_a_cohort_cannot_do_is_refused_by_name() -> None:
     for server, secure, said in (
         (FedBuff(size=5), SECURE, "each of the 4 clients is in a sum once"),
         (FedBuff(size=4), bounded, "nobody could add the noise"),
+        (FedBuff(size=4, concurrency=1), SECURE, "have to be ready at the same time"),
         (FedAST(requests=4, size=2, aggregate=FedBuff(size=2)), SECURE, "clients that wait for others in one task"),
     ):
         with pytest.raises(SettingError, match=said):

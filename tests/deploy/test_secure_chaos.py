@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Federation, connected, plan_for
+from federation import OFFBEAT, Federation, check, connected, plan_for
 
 from offbeat.core.events import Update
 from offbeat.core.sums import Cohort
@@ -46,9 +47,10 @@ local = { sgd = { lr = 0.5, steps = 4, batch = 32 } }
 class SecureFederation(Federation):
     """Clients share processes, `shares` of them; a helper takes part."""
 
-    def __init__(self, folder: Path, text: str, clients: int, shares: int, cohort: int) -> None:
+    def __init__(self, folder: Path, text: str, clients: int, shares: int, cohort: int, helped: bool = True) -> None:
         super().__init__(folder, text, clients, tls=False)
-        keys.add_helper(self.keys)
+        if helped:
+            keys.add_helper(self.keys)
         self.cohort = cohort
         self.shares = [self.names[at::shares] for at in range(shares)]
 
@@ -158,3 +160,68 @@ def test_every_sum_of_a_real_run_is_that_of_its_updates(tmp_path: Path) -> None:
     _, _, ledger, opened = run(tmp_path, 15.0, clients=4, size=4, cohort=3, shares=2, kill=False)
     assert opened.sums >= 3
     same_as_plain(ledger, opened)
+
+
+async def folded(federation: SecureFederation) -> Ledger:
+    link = await connected(federation)
+    try:
+        return await refold(link, replace(plan_for(federation), federation="fed"))
+    finally:
+        await link.close()
+
+
+COHORT = """
+until = { updates = 160 }
+evaluate = { every = 10.0 }
+
+[problem]
+data = "digits"
+clients = 12
+split = { dirichlet = 0.5 }
+
+[secure]
+cohort = 4
+mode = "cohort"
+
+[algorithm.area]
+size = 8
+local = { sgd = { lr = 0.5, steps = 4, batch = 32 } }
+"""
+
+
+@pytest.mark.slow
+def test_clients_that_mask_for_each_other_are_killed_and_area_s_sum_is_whole(tmp_path: Path) -> None:
+    """Every residual that a client remembers as sent is in the server's model, once: the sums were exact."""
+    killed: Counter[str] = Counter()
+    rng, began = random.Random(2), time.monotonic()
+    with SecureFederation(tmp_path, COHORT, 12, 4, 4, helped=False) as federation:
+        federation.serve("--patience", "6", "--lease", "60")
+        for at in range(4):
+            federation.join_share(at)
+        while time.monotonic() - began < 60 and federation.server is not None and federation.server.poll() is None:
+            time.sleep(rng.uniform(2.0, 6.0))
+            victim = rng.choice(["server", *(f"share{at}" for at in range(4))])
+            if victim == "server":
+                federation.kill(federation.server)
+                federation.serve()
+            else:
+                federation.kill(federation.clients[victim])
+                federation.join_share(int(victim.removeprefix("share")))
+            killed[victim.rstrip("0123")] += 1
+        result = federation.wait(240)
+        ledger = asyncio.run(folded(federation))
+        spent = time.monotonic() - began
+        print(dict(killed), result["updates"], result["metrics"], ledger.sums, ledger.aborted, f"{spent:.0f} s")
+        assert (ledger.unopened, ledger.closed) == (0, {})
+        check(federation, ledger)
+
+
+@pytest.mark.slow
+def test_up_needs_nothing_else_for_cohorts_and_its_log_can_be_replayed(tmp_path: Path) -> None:
+    (tmp_path / "cohort.toml").write_text(COHORT.replace("160", "40"))
+    out, said = tmp_path / "out", dict[str, str]()
+    for words in (["up", tmp_path / "cohort.toml", "--processes", "2", "--out", out], ["replay", out / "area-0"]):
+        done = subprocess.run([*OFFBEAT, *map(str, words)], capture_output=True, text=True, timeout=300, check=True)
+        said[str(words[0])] = done.stdout + done.stderr
+    assert "40 updates" in said["up"]
+    assert "give the same state" in said["replay"]

@@ -140,8 +140,10 @@ class Cohorts:
     def _begin(self, gathering: Gathering, phase: str) -> None:
         """A phase begins: the members are told, and it ends after a while."""
         gathering.phase, limits = phase, self.ledger.limits
+        self.ledger.alarms.pop(gathering.alarm, None)
         seconds = limits.lease if phase == OPENING else limits.lease / PART
         self.fold.alarm(self.ledger.now + seconds / self.fold.plan.unit, f"{PHASE}{gathering.number}:{phase}")
+        gathering.alarm = self.ledger.counter
         for client in gathering.clients:
             self.fold.traffic.touch(client)
 
@@ -231,7 +233,7 @@ class Cohorts:
                 self._close(gathering, done)
 
     def _abort(self, gathering: Gathering) -> None:
-        del self.ledger.gatherings[gathering.number]
+        self._drop(gathering)
         self.ledger.aborted += 1
         for place in self._left(gathering):
             self.again(gathering.jobs[place])
@@ -270,8 +272,12 @@ class Cohorts:
         self._forget(gathering)
         self.fold.unopened(gathering.number, why)
 
-    def _forget(self, gathering: Gathering) -> None:
+    def _drop(self, gathering: Gathering) -> None:
         del self.ledger.gatherings[gathering.number]
+        self.ledger.alarms.pop(gathering.alarm, None)
+
+    def _forget(self, gathering: Gathering) -> None:
+        self._drop(gathering)
         for place in gathering.survivors:
             if place not in gathering.answers:  # it need not answer any more
                 self.fold.traffic.touch(gathering.clients[place])

@@ -142,6 +142,7 @@ class Gathering(State):
     clients: list[int]
     jobs: list[int]
     phase: str
+    alarm: int = 0  # at the end of the phase
     sealed: dict[int, Vector] = field(default_factory=dict)
     sharers: list[int] = field(default_factory=list)
     masked: dict[int, Vector] = field(default_factory=dict)

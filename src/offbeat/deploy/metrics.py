@@ -40,6 +40,13 @@ class RunCollector(Collector):
             ("cancelled", "Jobs that the algorithm has cancelled.", tally.cancelled),
             ("repeated", "Messages that had been settled before.", tally.repeated),
             ("staleness", "Summed staleness of the applied results.", tally.staleness_sum),
+            (
+                "cohorts_aborted",
+                "Cohorts that were called again, because too few of their members were left.",
+                ledger.aborted,
+            ),
+            ("sums_unopened", "Secure sums that were lost.", ledger.unopened),
+            ("updates_cut", "Updates of which secure aggregation has cut off a part.", tally.cut),
             ("received_bytes", "Bytes read from the broker.", link.bytes_in),
             ("sent_bytes", "Bytes sent to the broker.", link.bytes_out),
         ):

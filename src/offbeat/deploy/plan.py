@@ -109,6 +109,12 @@ class Plan:
             raise SettingError(
                 'secure.mode = "cohort": nobody could add the noise of [privacy] to a sum; give mode = "helper"'
             )
+        working = getattr(self.server, "concurrency", None)
+        if working is not None and working < secure.cohort:
+            raise SettingError(
+                f'concurrency = {working}: with secure.mode = "cohort" cohort = {secure.cohort} clients have to be ready '
+                "at the same time; give that many or more"
+            )
         size = self.server.adds(0) or 1
         if size > MEMBERS:
             raise SettingError(f'size = {size}: secure.mode = "cohort" has at most {MEMBERS} clients in a sum')

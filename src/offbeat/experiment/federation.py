@@ -130,7 +130,7 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
         raise FolderError(f"{run} has no run.json, which says who took part")
     options = DeployOptions(made.unit, False, Limits(**made.limits), made.dtype)
     with contextlib.closing(Session(experiment)) as session:
-        plan = plan_of(session, spec, made.run, identity.roster, options)
+        plan = plan_of(session, spec, made.run, identity.roster, options, creds.federation)
     broker = Broker(run.parent / "broker", place) if keys is None else asleep(keys, creds, url)
     found = asyncio.run(serving.replay(plan, made.position, creds, url, broker))
     if found != made.fingerprint:
