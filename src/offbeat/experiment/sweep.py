@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from offbeat.core.errors import InterruptedRunError, SettingError
-from offbeat.experiment import folder as folders, ranking, sweep_workers
+from offbeat.experiment import folder as folders, mps, ranking, sweep_workers
 from offbeat.experiment.dispatch import Crew, Processes, dispatch
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid, Point
@@ -112,6 +112,8 @@ def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> R
         left = [point for point in grid.points if point.number not in known]
         orders, messages = _workers(folder, grid.experiment.device, options, left)
         display = SweepDisplay(len(grid.points), logbook.results, options.best, progress)
+        if left and not orders.apart and (line := mps.advice(orders.device, orders.workers, orders.gpus)):
+            display.say(line)
         with interruptible(display.say) as patience, display.shown(), logbook.open():
             for kind, value in messages(lambda: patience.asked) if left else ():
                 if kind == "share":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError, InterruptedRunError, OffbeatError
-from offbeat.experiment import tuning
+from offbeat.experiment import mps, tuning
 from offbeat.simulate.pool import cores
 from offbeat.simulate.transport import Child
 from offbeat.suite import definition
@@ -96,6 +96,8 @@ def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None) ->
     began, done = time.perf_counter(), len(suite.cells) - len(left)
     for line in suite.stand_ins:
         say(f"not the real thing: {line}")
+    if line := mps.advice(request.device, min(count, len(left))):
+        say(line)
     try:
         if count == 1:
             for cell in left:
