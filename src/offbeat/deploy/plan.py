@@ -112,8 +112,8 @@ class Plan:
         working = getattr(self.server, "concurrency", None)
         if working is not None and working < secure.cohort:
             raise SettingError(
-                f'concurrency = {working}: with secure.mode = "cohort" cohort = {secure.cohort} clients have to be ready '
-                "at the same time; give that many or more"
+                f'concurrency = {working}: with secure.mode = "cohort" at least {secure.cohort} (cohort) clients have '
+                "to be ready at the same time; give that many or more"
             )
         size = self.server.adds(0) or 1
         if size > MEMBERS:
