@@ -1,9 +1,11 @@
 """Settings for all tests."""
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 
+import forking
 import pytest
 import torch
 from hypothesis import settings
@@ -13,6 +15,9 @@ from offbeat.core import names
 # The same examples every time, and no time limit on a machine that others use too.
 settings.register_profile("offbeat", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("offbeat")
+
+# A process of offbeat costs a fork instead of importing PyTorch again.
+subprocess.Popen = forking.Forked  # type: ignore[misc]
 
 # Models here are tiny: threads would only wait for each other, all the more when several workers run tests.
 torch.set_num_threads(1)

@@ -69,7 +69,7 @@ LOCAL = SGD(lr=0.01, steps=3)  # several: client i pulls with 1 − (1 − lr·h
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm, and how near to the optimum `updates` results have to bring it, as a share of the way there.
+    """One algorithm, and how near to the optimum it has to come, as a share of the way there.
 
     AREA and everyone's FedAvg come to rest. The others keep a constant step size and move by single clients'
     results, so they jitter around the optimum by about step · heterogeneity, here up to 1 % of the way; where
@@ -82,7 +82,6 @@ class Row:
     server: Server[Any]
     local: Local = SMALL
     within: float = 0.01
-    updates: int = 6000
     own: bool = False
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def call(*words: object, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *map(str, words)],
+        [sys.executable, "-s", "-m", *map(str, words)],  # -s: a fresh interpreter, see forking.py
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,
@@ -37,7 +37,7 @@ def test_what_is_built_installs_and_runs_the_demonstration_in_another_folder(tmp
     there = {"PYTHONPATH": str(target)}
     code = "import offbeat; print(offbeat.__file__)"
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **there}, capture_output=True, text=True
+        [sys.executable, "-s", "-c", code], cwd=tmp_path, env={**os.environ, **there}, capture_output=True, text=True
     )
     assert Path(found.stdout.strip()).is_relative_to(target)  # and not the clone
     printed = call("offbeat", "run", "--out", "out", cwd=tmp_path, **there)

@@ -68,6 +68,7 @@ def test_memories_held_work_and_networks_travel_and_nothing_changes(cluster: Clu
     assert torch.equal(serial.model, spread.model)
 
 
+@pytest.mark.slow
 def test_killing_a_worker_in_the_middle_of_a_run_changes_nothing(cluster: Cluster) -> None:
     (row,) = rows("scaffold")
     serial, expected = single.simulation(row, "serial")
@@ -80,6 +81,7 @@ def test_killing_a_worker_in_the_middle_of_a_run_changes_nothing(cluster: Cluste
     assert same_world(running.world, replace(serial.world, executor="ray"))
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_every_worker_is_an_error_that_names_it(cluster: Cluster) -> None:
     cluster.attempts = 2
     with pytest.raises(WorkerError, match=r"ray: job .* of client 3 was given to 2 workers and all of them died"):
@@ -107,6 +109,7 @@ def test_so_does_every_algorithm_for_several_tasks(row: several.Row, cluster: Cl
     assert same_world(replace(worlds[0], executor="ray"), worlds[1])
 
 
+@pytest.mark.slow
 def test_a_cluster_that_has_no_cpu_left_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     agrees(rows("scaffold")[0], cluster)  # both CPUs are taken now
     monkeypatch.setattr(offbeat.simulate.ray, "_PATIENCE", 1.0)
