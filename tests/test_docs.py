@@ -194,6 +194,25 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
 
 
+TESTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    defined = set(re.findall(r"def (test_\w+)\(", "".join(TESTS.values())))
+    files = {path.name for path in TESTS}
+    assert [name for name in re.findall(r"`(test_\w+)`", text) if name not in defined] == []
+    assert [name for name in re.findall(r"\b(test_\w+\.py)\b", text) if name not in files] == []
+    assert [name for name in re.findall(r"\btests/[\w/.]*\w", text) if not (ROOT / name).exists()] == []
+
+
+def test_every_row_about_an_attack_names_its_test() -> None:
+    rows = re.findall(r"^\| (?!attack|mistake|---)(.+) \|$", (ROOT / "docs/threats.md").read_text(), re.MULTILINE)
+    assert len(rows) > 80
+    assert [row for row in rows if "`test_" not in row and not row.endswith("| the same")] == []
+
+
 def test_every_page_has_its_place_on_the_site() -> None:
     placed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [*(page.name for page in (ROOT / "docs").glob("*.md")), *(name.lower() for name in ROOTS[1:]), "index.md"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -734,11 +733,3 @@ def test_copies_of_two_clients_exchanged_open_for_neither(place: Place) -> None:
         await scene.goes_on()
 
     place.play(act, server=AREA(size=1))
-
-
-def test_the_page_about_threats_names_tests_that_exist() -> None:
-    root = Path(__file__).parent.parent.parent
-    named = set(re.findall(r"`(test_\w+)`", (root / "docs" / "threats.md").read_text(encoding="utf-8")))
-    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    assert len(named) > 40
-    assert not [name for name in named if f"def {name}(" not in text]

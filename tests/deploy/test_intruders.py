@@ -36,6 +36,7 @@ from offbeat.deploy.push import push
 from offbeat.deploy.questions import SERVER, Asking, CopyPiece, Question, channel_of, copy_name, write
 from offbeat.deploy.refold import mended
 from offbeat.deploy.server import RunServer
+from offbeat.deploy.uplink import Uplink
 from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
 
@@ -289,6 +290,23 @@ def test_a_copy_that_comes_late_or_twice_does_not_stand_for_a_newer_one(tmp_path
         await asking.listen()
         assert await asking.ask("copy", "nonce") == new.encode()
         assert await asking.ask("copy", "nonce", skip=1) == old.encode()
+
+    staged(tmp_path, act)
+
+
+def test_a_large_update_that_waits_for_a_busy_server_keeps_its_pieces(tmp_path: Path) -> None:
+    async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
+        uplink = Uplink(mallory, channel_of(mallory.creds, "r1"), "r1", retry=0.01)
+        for _ in range(3):  # as often as a client without a verdict says it
+            await uplink.tell(bytes(2 * mallory.piece), "large")
+            await asyncio.sleep(0.05)
+        admin = scene.link("server")
+        await admin.connect(5)
+        assert await admin.end("PART-r1") == 3
+        uplink.told.clear()  # the connection was lost: the broker may have forgotten them
+        await uplink.tell(bytes(2 * mallory.piece), "large")
+        assert await admin.end("PART-r1") == 6
+        await admin.close()
 
     staged(tmp_path, act)
 

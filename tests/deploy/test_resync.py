@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from logs import Log, plan
 
@@ -66,3 +68,23 @@ def test_a_client_that_has_never_taken_part_begins() -> None:
     assert asked(client.hear(assignment, 0.0)) == []
     assert client.state is not None
     assert torch.equal(client.state.memory[0]["own"], FIRST)
+
+
+def test_a_copy_that_was_read_before_another_machine_s_last_result_is_asked_for_again() -> None:
+    log = Log(plan(FedAsync())).begin()
+
+    def assignment() -> bytes:
+        return write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+
+    client, left = core(), ClientState("run", "a", 1, "a", settled=(1, 0), memory={0: {"own": FIRST}})
+    assert asked(client.hear(assignment(), 0.0)) == ["a"]
+    log.result("a", 1, log.reducer.ledger.clients[0].queue[0], 1.0)  # the old machine is still at work
+    client.hear(assignment(), 0.0)
+    assert asked(client.recovered(write_client_state(left), 0.0)) == [
+        "a"
+    ]  # it has been overtaken; a newer one is there
+    newer = replace(left, seq=1, settled=(1, 1), memory={0: {"own": OWN}})
+    assert asked(client.recovered(write_client_state(newer), 0.0)) == []
+    assert client.state is not None
+    assert torch.equal(client.state.memory[0]["own"], OWN)
+    assert client.state.epoch == 2

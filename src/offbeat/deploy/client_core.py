@@ -81,6 +81,7 @@ class ClientCore:
         self.judging = 0  # the last evaluation that was begun
         self.answering = False
         self.leaving = self.over = self.recovering = self.comparing = False
+        self.recovered_at = ("", (0, 0))  # how far the run knew us when we began to ask for our copy
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
         self.mirror_progress: effects.Progress = (0, (0, 0), 0, 0, False)
         self.told = self.signed = self.asked = float("-inf")
@@ -142,7 +143,9 @@ class ClientCore:
         if not self.recovering or assignment is None:
             return []
         self.recovering = False
-        found = self._left(data)
+        found, early = self._left(data), self.recovered_at != _place(assignment)
+        if found is None and early:
+            return self._recover(assignment)  # another copy was let in meanwhile, whose state pushed out this one's
         if found is None:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != (assignment.nonce or assignment.known_nonce):
@@ -153,6 +156,8 @@ class ClientCore:
         if not found.agrees(assignment):
             if found.settled > assignment.last:
                 return []  # this assignment is an old one; a newer one will come
+            if early:
+                return self._recover(assignment)  # it was read before the last verdict: another copy was at work
             return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
         return self._renew(found.after(assignment), assignment)
 
@@ -379,6 +384,8 @@ class ClientCore:
         return found if found is not None and (found.run, found.client) == (self.run, self.client) else None
 
     def _recover(self, assignment: Assignment) -> list[Effect]:
+        if not self.recovering:
+            self.recovered_at = _place(assignment)
         self.recovering, self.asked = True, self.now
         return [effects.Recover(assignment.nonce or assignment.known_nonce)]
 
@@ -569,6 +576,11 @@ def _charged(state: ClientState, task: int, moved: Payload | None) -> ClientStat
     if moved is None or STEPS_SPENT not in moved:
         return state
     return replace(state, memory={**state.memory, task: {**state.memory[task], STEPS_SPENT: moved[STEPS_SPENT]}})
+
+
+def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
+    """The life of this client that the server knows of, and the last message that it has settled."""
+    return assignment.nonce or assignment.known_nonce, assignment.last
 
 
 def _told(number: float) -> bool:
