@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from logs import PROBLEM, Log
 from rounds import SIGN, SIGNERS, drawing
 from served import Served, kill, staged, until
@@ -26,6 +28,7 @@ from offbeat.deploy.ledger import ClientRecord, Gathering, Ledger
 from offbeat.deploy.masking import PairMasking
 from offbeat.deploy.membership import openings
 from offbeat.deploy.plan import Plan
+from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.local import SGD
 from offbeat.privacy.secure.calls import Call, read_call
@@ -309,6 +312,33 @@ def test_a_client_takes_the_roster_of_its_own_coordinator_and_of_no_other(tmp_pa
             pairing.signers(roster)
     with pytest.raises(TicketError, match="another federation"):
         PairMasking("fed", "run", SECURE, SIGN["c0"], theirs.coordinator).signers(theirs.to_json())
+
+
+def say_anything(talk: Talk, draw: Random) -> None:
+    name, what = draw.choice(talk.plan.roster), draw.choice(["ready", "step", "step", "late", "bye", "hello"])
+    if what == "ready" and talk.record(name).queue:
+        talk.ready(name, attempt=draw.randrange(3))
+    elif what == "step":
+        kind, part, size = draw.choice([("dealt", "shares", 246), ("masked", "words", 4), ("revealed", "shares", 132)])
+        sent = {part: draw.randbytes(draw.choice([size, size, size - 1]))}
+        talk.add(name, kind, sent, number=draw.choice([0, 1, 2, talk.ledger.sums]))
+    elif what == "late" and talk.ledger.gatherings:
+        talk.late()
+    elif what in ("bye", "hello"):
+        talk.add(name, what, epoch=1, **({"nonce": name} if what == "hello" else {}))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_members_say_and_whenever_the_fold_goes_on_and_is_a_function_of_its_log(seed: int) -> None:
+    talk, draw = Talk(), Random(seed)
+    for _ in range(60):
+        say_anything(talk, draw)
+    again = Reducer(talk.plan)
+    for entry in talk.entries:
+        again.fold(entry)
+    assert fingerprint(again.ledger) == fingerprint(talk.ledger)
+    assert not talk.ledger.tally.refused.get("quarantined")
 
 
 # What is refused before a run begins

@@ -12,7 +12,8 @@
 | cancelled | of a job that the server has cancelled while the result was on its way |
 | names, dtype, length | not the vectors that this algorithm's clients send |
 | nonfinite, norm | holds a number that is not finite; longer than the bound |
-| masks, slot | of a helper: not the masks of this sum; of a client: no room in a sum that lacks other clients |
+| masks, slot | not the masks of this sum, or shares of others; of a client: no room in a sum that lacks other clients |
+| key, forged | of secure aggregation: a key that no secret can be shared with; keys that their client has not signed |
 | paused | while the client gets no work, because too many of its results were refused or its jobs failed |
 | stale | made from a model more versions ago than the window allows |
 | slot | the client's second update since the last server step, where one slot each is asked for |

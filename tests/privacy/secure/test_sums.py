@@ -244,6 +244,16 @@ def test_compression_and_too_few_clients_are_refused() -> None:
         Secure(cohort=1)
 
 
+def test_a_cohort_in_which_a_client_would_have_to_be_twice_is_refused_in_simulations_too() -> None:
+    table = {
+        "problem": {"data": "digits", "clients": 4},
+        "secure": {"cohort": 3, "mode": "cohort"},
+        "algorithm": {"fedbuff": {"size": 5, "local": {"sgd": {"lr": 0.1}}}},
+    }
+    with pytest.raises(SettingError, match="each of the 4 clients is in a sum once"):
+        Experiment.parse(table)
+
+
 @pytest.mark.parametrize("name", ["fedbuff", "area"])
 def test_updates_of_which_a_part_is_lost_are_counted_and_said(name: str) -> None:
     """AREA's clients send the rest with their next message, so nothing of theirs is lost."""
