@@ -30,7 +30,7 @@ from studies.records import Records
 
 STARTS, STEPS, RECOGNISED = 2, 300, 20.0  # L-BFGS from so many starts, of so many steps; PSNR of a recognisable image
 SIZES = (1, 2, 5, 10, 30)
-NOISES = (0.01, 0.1, 1.0)
+NOISES = (1e-4, 1e-3, 1e-2, 1e-1)
 
 
 class Small(nn.Sequential):
@@ -57,6 +57,7 @@ class Setting:
     total: Tensor
     average: Tensor  # the mean image of the others' data
     averages: Tensor  # and of each class, [10, 1, 8, 8]
+    clipped: bool  # whether updates were clipped to length 1, which the attacker knows
 
 
 def setting(clients: int, seed: int, trained: bool, noise: float) -> Setting:
@@ -86,7 +87,7 @@ def setting(clients: int, seed: int, trained: bool, noise: float) -> Setting:
     updates = problem.oracle(range(clients), range(clients), 1, None, False).gradient(w, 0)
     if noise:
         updates = updates / updates.norm(dim=1, keepdim=True).clamp(min=1.0) + noise * torch.randn_like(updates)
-    return Setting(x[mine], y[mine], model, updates.sum(0), x[others].mean(0), averages)
+    return Setting(x[mine], y[mine], model, updates.sum(0), x[others].mean(0), averages, noise > 0)
 
 
 def _train(model: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -105,6 +106,8 @@ def attacked(given: Setting) -> Tensor:
     def gap(pixels: Tensor) -> Tensor:
         losses = functional.cross_entropy(given.model(torch.sigmoid(pixels)), given.labels, reduction="sum")
         found = torch.cat([g.flatten() for g in torch.autograd.grad(losses, parameters, create_graph=True)])
+        if given.clipped:
+            found = found / found.norm().clamp(min=1.0)
         return (found - given.total).square().sum() / scale
 
     found = [_minimised(gap, torch.randn_like(given.images).requires_grad_()) for _ in range(STARTS)]

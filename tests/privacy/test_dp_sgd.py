@@ -13,8 +13,9 @@ from offbeat.algorithms import AREA, FedBuff
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, SpentError
 from offbeat.core.events import Job
-from offbeat.core.local import STEPS_SPENT, Work
+from offbeat.core.local import STEPS_SPENT, Work, allowed_steps
 from offbeat.core.server import Algorithm
+from offbeat.deploy.client_data import ClientProblem, dataset
 from offbeat.deploy.train import Training
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
@@ -50,7 +51,7 @@ def work(of: Supervised, rows: list[int], batch: int | None = None, step: int = 
     jobs = [Job(row, row, 0, 0, 1, 1.0, 0) for row in rows]
     oracle = of.oracle(rows, keys, 1, batch, False)
     model = of.initial().expand(len(rows), -1)
-    memory = {STEPS_SPENT: torch.zeros(len(rows), 1)}
+    memory = {STEPS_SPENT: torch.zeros(len(rows), 2)}
     return Work({"model": model}, memory, 1.0, 1, oracle, keys, step, jobs=jobs, secret=secret)
 
 
@@ -122,7 +123,7 @@ def test_the_noise_of_a_sum_is_as_strong_as_it_says(secret: bool) -> None:
 
 def test_a_simulation_draws_the_same_again_and_a_real_run_does_not() -> None:
     made, local = problem(), DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0), batch=5)
-    job, start = Job(0, 0, 0, 0, 1, 0.1, 0), {STEPS_SPENT: torch.zeros(1)}
+    job, start = Job(0, 0, 0, 0, 1, 0.1, 0), {STEPS_SPENT: torch.zeros(2)}
     sent = []
     for _ in range(2):
         training = Training(made, local, job, {"model": made.initial()}, start, 0)
@@ -161,9 +162,9 @@ def test_serial_and_stacked_executors_agree() -> None:
 def test_a_job_beyond_the_budget_is_refused_before_it_begins() -> None:
     made, local = problem(), DPSGD(lr=0.1, steps=3, clip=1.0, noise=LocalNoise(2.0, 3.0), batch=5)
     job, most = Job(0, 0, 0, 0, 3, 0.1, 0), local.allowance(20, 5)
-    Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.tensor([most - 3.0])}, 0)
+    Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.tensor([most - 3.0, 3.0])}, 0)
     with pytest.raises(SpentError, match="this job would take 3"):
-        Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.tensor([most - 2.0])}, 0)
+        Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.tensor([most - 2.0, 3.0])}, 0)
 
 
 # What is refused
@@ -197,9 +198,24 @@ def test_models_that_mix_samples_and_losses_over_batches_are_refused(options: An
     assert Algorithm(FedBuff(), local).trainers([frozen])
 
 
+def test_a_client_that_brings_its_data_is_checked_and_has_a_budget_by_its_own_samples() -> None:
+    own = dataset((torch.rand(25, 1, 6, 6), torch.arange(25) % 3), Net())
+    local = DPSGD(lr=0.1, steps=2, clip=1.0, noise=LocalNoise(2.0, 3.0), batch=5)
+    with pytest.raises(SettingError, match="mixes samples"):
+        ClientProblem("own", Normed(), 9, own).pair(local)
+    made, job = ClientProblem("own", Net(), 9, own), Job(0, 7, 0, 0, 2, 0.1, 0)
+    allowed = allowed_steps(made.pair(local), made)
+    assert allowed is not None
+    assert allowed(7) == local.allowance(20, 5)
+    training = Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.zeros(2)}, 0)
+    while training.step():
+        pass
+    assert training.result()[1][STEPS_SPENT].tolist() == [2.0, 2.0]
+
+
 def test_a_problem_without_samples_is_refused() -> None:
     local = DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0))
-    with pytest.raises(SettingError, match="dp-sgd: how many samples"):
+    with pytest.raises(SettingError, match=r"dp-sgd: .* samples .* not known here"):
         prepare(Quadratic(3, dim=2), Algorithm(FedBuff(), local), Times(Exponential(1.0)), Until(updates=3)).run()
 
 
@@ -217,6 +233,7 @@ FILE: dict[str, Any] = {
     [
         ({"shuffle": True}, "in no order"),
         ({"accumulate": 2}, "one step has one sum"),
+        ({"epochs": 2.0, "steps": 1}, "a budget counts local steps"),
         ({"clip": 1e300}, "give 1e-30 to 1e30"),
         ({"noise": {"multiplier": 1.0}}, "epsilon missing"),
         ({"noise": {"epsilon": 8.0}}, "multiplier missing"),

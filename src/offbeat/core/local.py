@@ -18,9 +18,8 @@ from offbeat.core.problem import Countable, Numbers, Oracle, Problem
 from offbeat.core.random import bits, box_muller, draw, finer, system_bits, unit
 from offbeat.core.vectors import Payload, Vector, descend
 
-STEPS_SPENT = (
-    "spent"  # in a client's memory: its local steps so far, which count as soon as what they gave is written down
-)
+# in the memory of a client with a budget: its local steps so far, and those of its largest job
+STEPS_SPENT = "spent"
 Carry = dict[str, Vector]  # what a client keeps from one local step to the next, by name, [n, d] each
 
 

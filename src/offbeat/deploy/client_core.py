@@ -5,7 +5,8 @@ The rules, before the code:
 1. A result is written to disk, with the memory that goes with it, before it is sent (`Save` before `Tell`). The same
    bytes are sent again until the assignment shows their verdict. One message is under way at a time.
 2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job. Only what a client has
-   spent of its own privacy budget (`STEPS_SPENT`) moves on when a result is written down, whatever its verdict will be.
+   spent of its own privacy budget (`STEPS_SPENT`) moves on when a result is written down, whatever its verdict will be;
+   and by one job when a disk was lost, because the copy that is replaced may still send one result.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
@@ -159,7 +160,7 @@ class ClientCore:
             if early:
                 return self._recover(assignment)  # it was read before the last verdict: another copy was at work
             return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
-        return self._renew(found.after(assignment), assignment)
+        return self._renew(_doubted(found.after(assignment), assignment), assignment)
 
     def fetched(self, name: str, data: bytes | None, now: float) -> list[Effect]:
         """A model, or None if it is not there any more."""
@@ -581,6 +582,17 @@ def _charged(state: ClientState, task: int, moved: Payload | None) -> ClientStat
 def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
     """The life of this client that the server knows of, and the last message that it has settled."""
     return assignment.nonce or assignment.known_nonce, assignment.last
+
+
+def _doubted(state: ClientState, assignment: Assignment) -> ClientState:
+    """The same with one job more spent: the copy that we replace may have sent a result that nobody will settle."""
+    memory = dict(state.memory)
+    for task, kept in memory.items():
+        if STEPS_SPENT in kept:
+            total, largest = kept[STEPS_SPENT].tolist()
+            job = max([largest, *(job.steps for job, _ in assignment.jobs if job.task == task)])
+            memory[task] = {**kept, STEPS_SPENT: kept[STEPS_SPENT].new_tensor([total + job, largest])}
+    return replace(state, memory=memory)
 
 
 def _told(number: float) -> bool:

@@ -107,6 +107,9 @@ class ClientProblem(ModelOnly):
     def initial(self) -> Vector:
         return self.inner.initial()
 
+    def pair(self, local: Local) -> Local:
+        return self.inner.pair(local)
+
     def samples_of(self, client: int) -> int:
         """How many training samples this client has, under whatever number."""
         return self.inner.samples_of(0)

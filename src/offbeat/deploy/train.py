@@ -20,7 +20,7 @@ def check_allowance(problem: Problem, local: Local, job: Job, memory: Payload) -
     allowed = allowed_steps(local, problem)
     if allowed is None:
         return
-    spent, most = int(memory[STEPS_SPENT]), allowed(job.client)
+    spent, most = int(memory[STEPS_SPENT][0]), allowed(job.client)
     if spent + job.steps > most:
         raise SpentError(
             f"privacy budget: {spent:,} of {most:,} local steps are spent, and this job would take {job.steps:,}"

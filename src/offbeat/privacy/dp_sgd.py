@@ -10,7 +10,8 @@ The rules, before the code:
 3. Draws and noise come from the job's key in a simulation, and from the operating system in a real run, where nobody
    else may know them: the server knows the keys.
 4. A client counts its local steps over the whole run. A job that would bring it beyond `epsilon` is refused. Steps
-   count when their result is written down, before it is sent, whatever becomes of it (`deploy/client_core.py`).
+   count when their result is written down, before it is sent, whatever becomes of it (`deploy/client_core.py`). After
+   a lost disk one job more counts: the old copy may live on and send it.
 5. ε is about adding or removing one sample at one client, whose number of samples is public. The server may be anybody.
 """
 
@@ -26,7 +27,7 @@ from offbeat.core.errors import Checked, Fraction, Positive, SettingError
 from offbeat.core.local import STEPS_SPENT, Carry, Local, Work, Wrapper, batch_size
 from offbeat.core.problem import BySample, Countable, Problem
 from offbeat.core.random import unit
-from offbeat.core.vectors import Payload, Vector
+from offbeat.core.vectors import Payload, Vector, materialise
 from offbeat.local.sgd import SGD
 from offbeat.privacy.accounting import sampled_epsilon, steps_within
 from offbeat.privacy.differential import clipped, grid
@@ -69,6 +70,8 @@ class DPSGD(SGD):
         super().__post_init__()
         if self.shuffle:
             raise SettingError("shuffle = true: dp-sgd draws each sample by itself, in no order; leave it out")
+        if self.epochs is not None:
+            raise SettingError(f"epochs = {self.epochs:g}: a budget counts local steps; give steps")
         if self.accumulate > 1:
             raise SettingError(f"accumulate = {self.accumulate}: one step has one sum and its noise; give a batch")
         if not 1e-30 <= self.clip <= 1e30:
@@ -97,7 +100,7 @@ class DPSGD(SGD):
         return sampled_epsilon(rate(samples, batch), self.noise.multiplier, steps, self.noise.delta)
 
     def remember(self, model: Vector) -> Payload:
-        return {**super().remember(model), STEPS_SPENT: (model * 0.0)[:1]}
+        return {**super().remember(model), STEPS_SPENT: materialise(model).new_tensor([0.0, self.steps])}
 
     def private(self, name: str) -> bool:
         return name == STEPS_SPENT or super().private(name)
@@ -123,7 +126,9 @@ class DPSGD(SGD):
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         upload, memory = super().final(carry, work)
-        return upload, {**memory, STEPS_SPENT: work.memory[STEPS_SPENT] + work.steps}
+        total, largest = work.memory[STEPS_SPENT][:, :1], work.memory[STEPS_SPENT][:, 1:]
+        steps = 0.0 * total + work.steps
+        return upload, {**memory, STEPS_SPENT: torch.cat([total + steps, torch.maximum(largest, steps)], 1)}
 
 
 def inside(local: Local) -> DPSGD | None:
