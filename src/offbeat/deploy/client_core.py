@@ -132,7 +132,7 @@ class ClientCore:
         self.now = now
         if self.mirror_of is data:
             self.mirror_of = None
-            return self._speak()
+            return [*self._take_part(), *self._speak()]
         return []
 
     def recovered(self, data: bytes | None, now: float) -> list[Effect]:
@@ -294,21 +294,21 @@ class ClientCore:
         if not after.accepted and after is not before:
             return self._keep(after)  # a doubt was settled: written down before the next greeting relies on it
         unheard = after.pending is not None or not after.accepted or not assignment.present or bool(assignment.reveal)
-        return [*self._take_part(after, assignment), *(self._speak() if unheard else []), *self._work()]
+        return [*self._take_part(), *(self._speak() if unheard else []), *self._work()]
 
-    def _take_part(self, state: ClientState, assignment: Assignment) -> list[Effect]:
-        """Go on in a cohort: what follows from it is told once it is written down."""
-        if self.part is None or not state.named_by(assignment):
+    def _take_part(self) -> list[Effect]:
+        """Go on in a cohort: what follows from it is told once it is written down. One copy is under way at a time."""
+        state, assignment = self.state, self.assignment
+        if self.part is None or state is None or assignment is None or self.mirror_of is not None:
+            return []
+        if not state.named_by(assignment) or state.settled != assignment.last:
             return []
         self.state = self.part.after(state, assignment)
         if self.state == state:
             return []
         data = write_client_state(self.state)
-        if (
-            self.remembers
-            and self.state.pending != state.pending
-            and not (assignment.call and not assignment.call.sharers)
-        ):
+        sharing = assignment.call is not None and not assignment.call.sharers  # which needs no copy: it is done again
+        if self.remembers and self.state.pending != state.pending and not sharing:
             self.mirror_of = data  # with fresh keys, or with what others wait for once the result is in a sum
         return [effects.Save(data)]
 
