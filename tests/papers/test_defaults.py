@@ -50,6 +50,7 @@ def of_class(kind: type) -> Iterator[str]:
     if is_dataclass(kind):
         shown = {f.name: f.metadata.get("setting", True) for f in fields(kind) if f.name in named}
         yield from (f"{name}: no setting" for name, setting in shown.items() if not setting)
+        yield from (f"{f.name}: by keyword" for f in fields(kind) if f.name in named and f.kw_only)
         made = {f.name: f.default_factory for f in fields(kind) if f.default_factory is not MISSING}
         yield from (f"{name} = {make()!r}" for name, make in made.items() if name in named)
     for name, value in own.items():

@@ -7,7 +7,7 @@ That a number is right, other tests say; this one notices that it has changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ MORE: dict[str, tuple[Server[Any], Local]] = {
     "nesterov": (FedBuff(size=2, server=FedNesterov(0.6, lr=0.7)), SGD(0.05, steps=2)),
     "delayed nesterov": (FedAsync(server=DelayedNesterov(0.6, lr=0.7, size=3, activation=0.2)), SGD(0.05, steps=2)),
     "look-ahead": (FedAsync(server=LookAhead(0.6, lr=0.7)), SGD(0.05, steps=2)),
-    "heloco": (FedAsync(server=HeLoCo(0.6, lr=0.7, blocks=(2, 1), aligned=0.4, doubt=0.7)), SGD(0.05, steps=2)),
+    "heloco": (FedAsync(server=HeLoCo(0.6, lr=0.7, aligned=0.4, doubt=0.7)), SGD(0.05, steps=2)),
     "adagrad": (FedBuff(size=2, server=FedAdagrad(lr=0.1, beta1=0.3, eps=0.01)), SGD(0.05, steps=2)),
     "adam": (FedBuff(size=2, server=FedAdam(lr=0.05, beta1=0.6, beta2=0.8)), SGD(0.05, steps=2)),
     "adam corrected": (MIFA(size=2, server=FedAdam(lr=0.05, correct=True, threshold=3)), SGD(0.05, steps=2)),
@@ -141,9 +141,9 @@ def numbers(value: Any) -> Iterator[float]:
     """All numbers of what `dump` made, tensors left out."""
     if isinstance(value, bool | int | float):
         yield float(value)
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from (each for part in value.values() for each in numbers(part))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         yield from (each for part in value for each in numbers(part))
 
 
@@ -171,9 +171,11 @@ def course(problems: Sequence[Any], algorithm: Algorithm, world: str) -> list[st
     steps = running.steps()
     found = [line for now in steps if now.events == LOOK for line in looked_at(now, running.server)]
     last, tally = running.world, running.world.tally
+    said = [*numbers(running.server.report(last.server))]
+    reported = [f"reported: {len(said)} numbers, {weighed(said):.10g}"] if said else []
     given = [f"{name}: {weighed([*map(float, v)]):.10g}" for name, v in running.server.outputs(last.server).items()]
     counts = f"lost {tally.lost}, cancelled {tally.cancelled}, computed {tally.computed}, stale {tally.staleness_sum}"
-    return [*found, *looked_at(last, running.server), *given, counts]
+    return [*found, *looked_at(last, running.server), *reported, *given, counts]
 
 
 @pytest.mark.parametrize("world", WORLDS)
