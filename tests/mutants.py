@@ -195,7 +195,8 @@ class Host:
 
     def outcome(self, session: pytest.Session, mutant: Mutant) -> str:
         """Whether the tests that concern it pass with this mutant."""
-        wanted = mutant.file if mutant.function is None else f"{mutant.file}:{mutant.function.co_qualname}"
+        name = None if mutant.function is None else mutant.function.co_qualname
+        wanted = mutant.file if name is None or "<lambda>" in name else f"{mutant.file}:{name}"
         concerned = {
             nodeid: seconds
             for nodeid, (seconds, called) in self.called.items()

@@ -225,6 +225,7 @@ EXPRESSIONS: dict[str, Sequence[str]] = {
         "ringmaster.fastest([], 1)",
         "ringmaster.fastest([1.0, 0.0], 1)",
         "ringmaster.advise(fixed, RATES, 0.03)",
+        "[ringmaster.advise(fixed, [10.0, 5.0, 1.0, 0.01], e).facts['clients that it needs'] for e in (0.1, 0.4)]",
     ],
     "times": [
         "[times.shares(RATES, c) for c in (None, 1, 2, 3)]",
