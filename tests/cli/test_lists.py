@@ -130,3 +130,10 @@ def test_a_shell_completes_commands_and_options(shell: str) -> None:
     )
     assert "sweep" in found.stdout
     assert "serve" not in found.stdout
+
+
+def test_models_are_listed_by_a_process_that_has_imported_nothing_else() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "offbeat", "list", "models"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split()[0] == "softmax"

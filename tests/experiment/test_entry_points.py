@@ -39,7 +39,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Steady(timing.Constant):
-    """Always the same time."""
+    """A constant time."""
 
 
 def net(shape, classes, width: int = 8):

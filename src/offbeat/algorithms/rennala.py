@@ -21,7 +21,7 @@ class RennalaState(AtWork):
 
 @dataclass(frozen=True)
 class Rennala(Restarting[RennalaState]):
-    """Minibatch SGD whose batch comes from whoever is fast: a client may give many of its gradients, or none.
+    """Minibatch SGD whose batch comes from the fast clients: a client may contribute many of its gradients, or none.
 
     Collect S gradients at the newest model, from anybody; then w ← w − lr · mean. A gradient at an older model is
     ignored, and its client goes on with the newest. The rule is that of the authors' code.

@@ -156,7 +156,7 @@ Event: TypeAlias = (
 
 
 class Send(NamedTuple):
-    """Give a client work. `steps` and `lr` of None leave them to the local trainer."""
+    """Send work to a client. With `steps` or `lr` of None, the local trainer decides."""
 
     client: int
     payload: Payload

@@ -411,7 +411,7 @@ class Algorithm:
     The two are checked against each other: a server that reads what the local trainer does not send, or a local trainer
     that needs what the server does not send, is refused here and not in the middle of a run.
 
-    secure: the server sees sums only, if it is one that can do with them.
+    secure: the server sees only sums of updates, if it can work with them.
     """
 
     server: Server[Any]

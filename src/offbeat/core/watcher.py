@@ -43,7 +43,7 @@ class Measurement(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Sees everything and changes nothing."""
+    """Sees every event and evaluation, and changes nothing."""
 
     def event(self, row: EventRow) -> None:
         """An event was handled."""

@@ -40,6 +40,7 @@ from offbeat.experiment import schema
 from offbeat.local import compress, optimisers as local_optimisers, schedules as local_schedules
 from offbeat.local.loop import loop_or_factory
 from offbeat.local.schedules import LocalSchedule
+from offbeat.models import build as _models  # noqa: F401  registers the models
 from offbeat.privacy import attack, rules
 from offbeat.privacy.attack import Kind, own_attack
 from offbeat.privacy.dp_sgd import DPSGD
@@ -144,7 +145,7 @@ register(
         "decoupled-diloco": Recipe(
             servers.DecoupledDiLoCo,
             preset={"server": {"nesterov": {"beta": 0.9, "lr": 0.7}}},
-            text="an outer Nesterov step for a quorum of clients and who comes soon after",
+            text="an outer Nesterov step for a quorum of clients and those that report soon after",
         ),
         "fedavg": Recipe(servers.FedAvg),
         "m-sync": Recipe(servers.MSync),
@@ -159,7 +160,7 @@ register(
             text="FedAvg with local AdamW and outer Nesterov",
         ),
         "local-only": Recipe(servers.LocalOnly),
-        "centralised": Recipe(servers.FedAvg, pooled=True, text="one client with everybody's data, the reference"),
+        "centralised": Recipe(servers.FedAvg, pooled=True, text="one client with all data, for reference"),
         "fedast": Recipe(servers.FedAST),
         "fedast-nobuffer": Recipe(
             servers.FedAST, preset={"size": 1, "lr": 0.038}, text="FedAST with a server step for every update"
@@ -311,7 +312,7 @@ register(timing.Timing, {"times": timing.Times})
 
 
 def file(path: str) -> Path:
-    """A Parquet or CSV file, or a folder of images by class; looked for beside the experiment file, too."""
+    """A Parquet or CSV file, or a folder of images by class; also looked up next to the experiment file."""
     return next((place / path for place in (Path(), *names.searched()) if (place / path).exists()), Path(path))
 
 
@@ -333,7 +334,7 @@ def catalogue() -> dict[str, dict[str, str]]:
     parts = {
         "available": "share of the clients that take new work at any moment: 0.3",
         "dropout": "probability that a job's result is lost: 0.05",
-        "trace": 'recorded jobs and stays, replayed: { file = "trace.csv", period = 86400 }',
+        "trace": 'recorded jobs and presence, replayed: { file = "trace.csv", period = 86400 }',
         "speeds": "how much slower clients compute: one of " + ", ".join(names.members(Speeds)),
     }
     times = {name: line for base in (Delay, Network, Attendance) for name, line in _lines(base).items()}
@@ -355,7 +356,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         "compressors": {**_lines(Compressor), **own},
         "models": {
             **_lines(nn.Module),
-            "package.module:factory": "your own: any callable that gives a torch.nn.Module",
+            "package.module:factory": "your own: any callable that returns a torch.nn.Module",
         },
         "data": {**_lines(Dataset), **problems},
         "losses": {
@@ -366,7 +367,7 @@ def catalogue() -> dict[str, dict[str, str]]:
         "rules": {**_lines(Rule), **own},
         "attacks": {
             **_lines(Kind),
-            "package.module:function": "your own: (delta, others, rng) to the update that is sent",
+            "package.module:function": "your own: takes (delta, others, rng), returns the update to send",
         },
         "splits": {**_lines(Split), **own},
         "timing": {**times, **parts, **own},
@@ -376,7 +377,7 @@ def catalogue() -> dict[str, dict[str, str]]:
 def _lines(base: Any) -> dict[str, str]:
     found = {}
     for name, kind in names.members(base).items():
-        plain = isinstance(kind, Recipe | names.Announced) or base is Objective
+        plain = isinstance(kind, Recipe | names.Announced) or base in (Objective, Score)
         keys = "" if plain else ", ".join(s.name for s in schema.settings(kind))
         found[name] = f"{schema.line(kind)}: {keys}" if keys else schema.line(kind)
     return found

@@ -208,15 +208,15 @@ class Experiment(Checked):
     problem: what is trained: data, clients, split, model.
     clients: the clients that several tasks share; goes with `task`.
     task: several models to train at once, [task.NAME] tables.
-    timing: how long jobs take and who is there, a [timing] table; only a real run needs none.
+    timing: how long jobs take and which clients are online, a [timing] table; only a real run needs none.
     algorithm: what is compared, [algorithm.LABEL] or [[algorithm]] tables.
     seed: of the first run.
     trials: how many seeds, one after the other.
     until: when a run ends: at whichever of these comes first.
     evaluate: when models are evaluated, and on what.
-    executor: how clients' jobs are computed: one by one, stacked, in processes, on Ray; "auto" picks the faster.
+    executor: how clients' jobs are computed: one by one, batched, in processes, on Ray; "auto" picks the faster.
     workers: processes, or Ray's workers; default: one per core.
-    ray: address of a Ray cluster; default: one that is found, else this machine.
+    ray: address of a Ray cluster; default: auto-detected, else this machine.
     device: cpu, cuda or cuda:N.
     precision: of matrix products and convolutions in training: "tf32" is faster on a GPU and has three decimal digits,
         "bf16" (autocast) has two; vectors, sums and evaluations are in single precision.

@@ -50,7 +50,7 @@ class CosineDecay(LocalSchedule):
 
 @dataclass(frozen=True)
 class LinearDecay(LocalSchedule):
-    """Falls from 1 to floor in equal parts, then stays.
+    """Falls linearly from 1 to floor, then stays.
 
     length: how many counts it takes to fall to floor; `over` says what is counted.
     floor: where it ends.
@@ -65,7 +65,7 @@ class LinearDecay(LocalSchedule):
 
 @dataclass(frozen=True)
 class StepDecay(LocalSchedule):
-    """Is multiplied with gamma after every so many counts.
+    """Is multiplied by gamma after every `every` counts.
 
     every: counts from one to the next.
     gamma: what it is multiplied with.
@@ -80,7 +80,7 @@ class StepDecay(LocalSchedule):
 
 @dataclass(frozen=True)
 class Warmup(LocalSchedule):
-    """Rises to 1 in equal parts, then stays.
+    """Rises linearly to 1, then stays.
 
     length: how many counts it takes to rise to 1; `over` says what is counted.
     """

@@ -55,7 +55,7 @@ class Poison(Kind):
 
 @dataclass(frozen=True)
 class GaussianNoise(Forgery):
-    """Random numbers in the place of the update.
+    """Random numbers instead of the update.
 
     factor: how long they are, in lengths of the honest update.
     """
@@ -70,7 +70,7 @@ class GaussianNoise(Forgery):
 
 @dataclass(frozen=True)
 class SignFlip(Forgery):
-    """The update the other way.
+    """The update with its sign flipped.
 
     factor: how much longer than the honest one.
     """
@@ -83,7 +83,7 @@ class SignFlip(Forgery):
 
 @dataclass(frozen=True)
 class ManyTimes(Forgery):
-    """The update, many times as long.
+    """The update, scaled up.
 
     factor: how much longer.
     """
@@ -113,7 +113,7 @@ class ALittleIsEnough(Forgery):
 
 @dataclass(frozen=True)
 class InnerProduct(Forgery):
-    """The mean of the honest updates the other way (Xie et al. 2020).
+    """The mean of the honest updates with its sign flipped (Xie et al. 2020).
 
     factor: in lengths of that mean; a small one hides among honest updates.
     """
@@ -141,7 +141,7 @@ class OwnForgery(Forgery):
 
 @dataclass(frozen=True)
 class LabelFlip(Poison):
-    """Trains on labels that are turned round: of c classes, y becomes c − 1 − y."""
+    """Trains on flipped labels: of c classes, y becomes c − 1 − y."""
 
     def poison(self, inputs: Vector, labels: Vector, classes: int) -> tuple[Vector, Vector]:
         return inputs, classes - 1 - labels

@@ -71,7 +71,7 @@ class Krum(Checked):
 
 @dataclass(frozen=True)
 class MultiKrum(Checked):
-    """The mean of the n − f rows that Krum likes best.
+    """The mean of the n − f rows with the best Krum scores.
 
     share: part of the rows that may be bad, f/n.
     """

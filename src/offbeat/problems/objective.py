@@ -50,7 +50,10 @@ def cross_entropy(output: Tensor, target: Tensor) -> Values:
 
 
 def next_token(output: Tensor, target: Tensor) -> Values:
-    """Cross-entropy of each place's scores [b, places, tokens] with the token that comes next; −100 does not count."""
+    """Cross-entropy of the scores at each place with the token that comes next; −100 does not count.
+
+    Scores are [b, places, tokens].
+    """
     return cross_entropy(output[:, :-1], target[:, 1:])
 
 

@@ -51,7 +51,7 @@ class Supervised:
     the first is the task's own.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
     function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; "relative": it is (n·s_i/S)·f̂_i, the objective
     is the same, and step sizes do not depend on n; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
-    measured: what goes into `measure`, see `Evaluation`.   parts: `statistics`, `train`, `personal` and `precision`,
+    measured: what `measure` uses, see `Evaluation`.   parts: `statistics`, `train`, `personal` and `precision`,
     see `Flat`.
     """
 

@@ -22,7 +22,7 @@ _ROWS = 64  # clients at a time
 
 @dataclass(frozen=True)
 class Personal:
-    """How clients' own models are judged.
+    """How clients' own models are evaluated.
 
     steps: gradients that each client may spend on its own model, the same for every method.
     clients: at most so many clients, the first ones; None: all.

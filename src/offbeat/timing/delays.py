@@ -73,7 +73,7 @@ class ShiftedExponential(Checked):
 
 @dataclass(frozen=True)
 class Constant(Checked):
-    """Always the same time.
+    """A constant time.
 
     time: a number, or one for each task by its name.
     per: whether it is the time of a "job" or of a local "step".
