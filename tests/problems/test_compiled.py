@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +263,24 @@ def test_the_time_that_compiling_took_is_remembered_with_its_results(tmp_path: P
     for seconds in (40.0, 9.0):
         remember("net", seconds)
     assert known_seconds("net") == pytest.approx(12.0)  # from the cache
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_a_compiled_run_that_was_stopped_and_resumed_ends_bit_for_bit_like_one_that_was_not() -> None:
+    """By the compiler itself; the resumed run takes what it compiles from the cache, as another process would."""
+    table = {**AUTO, "compile": True}
+
+    def run(world: World | None = None, events: int = 1 << 30) -> World:
+        session = Session(Experiment.parse(table))
+        simulation = session.simulation(session.experiment.runs[0], (), world)
+        for _ in itertools.islice(simulation.steps(), events):
+            pass
+        assert simulation.problems[0].compiled.startswith("compiled for 8 clients"), simulation.problems[0].compiled
+        return simulation.world
+
+    whole, stopped = run(), run(events=17)
+    resumed = run(load(*saved(stopped)))
+    assert resumed.tally.updates == whole.tally.updates == 40
+    assert torch.equal(materialise(resumed.server.model.vector), materialise(whole.server.model.vector))
