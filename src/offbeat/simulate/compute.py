@@ -159,15 +159,15 @@ class Computing:
                 memory = before.result[1]
             elif (committed := self.world.memories.get((job.client, job.task))) is not None:
                 memory = committed[1]
-        client, owed = job.client, self.owed.get(job.id)
-        place = self.teams[job.task].first + client
-        return made(Ready, (job, flight.payload, memory, self.keys[client], place, None if owed is None else owed[1]))
+        client = job.client
+        row = self.owed[job.id][1] if self.owed and job.id in self.owed else None
+        return made(Ready, (job, flight.payload, memory, self.keys[client], self.teams[job.task].first + client, row))
 
     def take(self, number: int, result: Result) -> None:
         """The result of a job."""
         world = self.world
         world.tally.computed += 1
-        if number in self.owed:
+        if self.owed and number in self.owed:
             del self.owed[number]
             return
         flight = world.flights[number]
@@ -177,7 +177,7 @@ class Computing:
     def settled(self) -> None:
         """Nothing is owed any longer."""
         for team in self.teams:
-            if isinstance(team.arena, LazyArena):
+            if isinstance(team.arena, LazyArena) and team.arena.debtors:
                 team.arena.debtors.pop(id(self), None)
 
     def _announce(self) -> None:
@@ -219,8 +219,8 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
             results, errors = executor.compute(team.problem, team.local, team.arena, group)
             for (run, ready), result in zip(group, results, strict=True):
                 run.take(ready.job.id, result)
-            if isinstance(team.arena, LazyArena) and (rows := [r.owed for _, r in group if r.owed is not None]):
-                team.arena.paid(rows)
+            if isinstance(team.arena, LazyArena) and team.arena.open:
+                team.arena.paid([r.owed for _, r in group if r.owed is not None])
             blame(errors)
     for run in runs:
         run.settled()
@@ -249,7 +249,7 @@ def _sort(
 def _open(flight: Flight) -> bool:
     """Whether a job's model depends on rows that are owed."""
     vectors: Iterable[Any] = (flight.payload or {}).values()
-    return any(type(v) is LazyVector and isinstance(v.arena, LazyArena) and v.slot in v.arena.open for v in vectors)
+    return any(type(v) is LazyVector and v.slot in v.arena.open for v in vectors)
 
 
 def blame(errors: Iterable[tuple[Computing, DivergedError]]) -> None:

@@ -140,7 +140,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         if id(values) in kept:
             continue
         if values.shape[1] == problem.dim:
-            kept[id(values)] = arena.keep(values, [r.owed for r in ready])
+            kept[id(values)] = arena.keep(values, [r.owed for r in ready] if arena.open else ())
         elif any(values is note for note in upload.values()):
             kept[id(values)] = values.flatten().tolist()
         else:  # vectors of a memory that are longer or shorter than the model

@@ -261,6 +261,7 @@ class Arena:
         self.matrix = torch.empty(_ROWS, dim, dtype=dtype, device=device)
         self.free = list(range(_ROWS))
         self.returned = self.free  # rows that nobody holds any longer: nothing is still to read them
+        self.open: set[int] = set()  # rows that are owed, and those that depend on them: none here
         self._look()
 
     def add(self, left: int, a: float, right: int, b: float) -> LazyVector:
@@ -297,10 +298,13 @@ class Arena:
         """Rows of these values [n, d]. owed: of each, the row that it belongs into, if that was handed out before."""
         while len(self.free) < len(rows):
             self._grow()
-        places = owed or [None] * len(rows)
-        kept = [LazyVector(self, self.free.pop()) if place is None else place for place in places]
-        self._put([vector.slot for vector in kept], rows)
-        return kept
+        if owed:
+            kept = [LazyVector(self, self.free.pop()) if place is None else place for place in owed]
+            self._put([vector.slot for vector in kept], rows)
+            return kept
+        slots = [self.free.pop() for _ in range(len(rows))]
+        self._put(slots, rows)
+        return [LazyVector(self, slot) for slot in slots]
 
     def rows(self, vectors: Sequence[LazyVector]) -> Vector:
         """Their values [n, d], as a copy."""
@@ -351,8 +355,7 @@ class LazyArena(Arena):
         # by level, for each operation: (out, left, right) and their two factors, one by one
         self.levels: list[dict[str, tuple[list[int], list[float]]]] = []
         self.depth: dict[int, int] = {}  # of rows that are still to be filled
-        self.open: set[int] = set()  # rows that are owed, and those that depend on them
-        self.waiting: list[tuple[str, int, int, float, int, float]] = []  # what was noted about them
+        self.waiting: list[tuple[str, int, int, float, int, float]] = []  # what was noted about those in `open`
         self.debtors: dict[int, Callable[[], None]] = {}  # who owes rows: how they are made to pay
 
     def owe(self) -> LazyVector:
