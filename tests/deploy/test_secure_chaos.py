@@ -171,7 +171,7 @@ async def folded(federation: SecureFederation) -> Ledger:
 
 
 COHORT = """
-until = { updates = 160 }
+until = { updates = UPDATES }
 evaluate = { every = 10.0 }
 
 [problem]
@@ -194,7 +194,7 @@ def test_clients_that_mask_for_each_other_are_killed_and_area_s_sum_is_whole(tmp
     """Every residual that a client remembers as sent is in the server's model, once: the sums were exact."""
     killed: Counter[str] = Counter()
     rng, began = random.Random(2), time.monotonic()
-    with SecureFederation(tmp_path, COHORT, 12, 4, 4, helped=False) as federation:
+    with SecureFederation(tmp_path, COHORT.replace("UPDATES", "1000"), 12, 4, 4, helped=False) as federation:
         federation.serve("--patience", "6", "--lease", "60")
         for at in range(4):
             federation.join_share(at)
@@ -218,7 +218,7 @@ def test_clients_that_mask_for_each_other_are_killed_and_area_s_sum_is_whole(tmp
 
 @pytest.mark.slow
 def test_up_needs_nothing_else_for_cohorts_and_its_log_can_be_replayed(tmp_path: Path) -> None:
-    (tmp_path / "cohort.toml").write_text(COHORT.replace("160", "40"))
+    (tmp_path / "cohort.toml").write_text(COHORT.replace("UPDATES", "40"))
     out, said = tmp_path / "out", dict[str, str]()
     for words in (["up", tmp_path / "cohort.toml", "--processes", "2", "--out", out], ["replay", out / "area-0"]):
         done = subprocess.run([*OFFBEAT, *map(str, words)], capture_output=True, text=True, timeout=300, check=True)
