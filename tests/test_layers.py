@@ -89,6 +89,15 @@ def test_importing_offbeat_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "[]", result.stdout
 
 
+def test_pickles_go_between_a_process_and_its_own_workers_and_nowhere_else() -> None:
+    """Whatever is read from a disk or a network could run code if it were a pickle."""
+    those = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+    found = {str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py") if {n.split(".")[0] for n in imports(p)} & those}
+    assert found == {"simulate/worker.py", "simulate/workers.py", "simulate/pack.py"}
+    calls = ("torch.load(", "torch.save(", "allow_pickle=True", "read_pickle(")
+    assert [p.name for p in ROOT.rglob("*.py") for call in calls if call in p.read_text(encoding="utf-8")] == []
+
+
 def test_a_class_has_a_name_of_its_own() -> None:
     """Whoever searches for a name finds one class."""
     trees = [ast.parse(path.read_text()) for path in ROOT.rglob("*.py")]

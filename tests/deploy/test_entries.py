@@ -122,6 +122,13 @@ def test_an_algorithm_that_has_no_room_refuses_before_there_is_an_entry() -> Non
     assert "c is not enrolled in run: memory = 20: MIFA keeps a vector for each of 3 clients" in found.refused[0]
 
 
+def test_a_run_whose_data_were_split_among_its_clients_takes_no_others() -> None:
+    log = opened()
+    found = changes(log.reducer.ledger, replace(log.reducer.plan, grows=False), {**KEYS, "c": ("C", "S", "X")})
+    assert found.entries == []
+    assert found.refused == ["c is not enrolled in run: its data were split among the clients that it began with"]
+
+
 def test_limits_are_those_of_the_log_whatever_the_plan_says() -> None:
     log = opened(Limits(norm=7.0)).begin()
     assert log.result("a", 1, 0, 5.0) == "applied"

@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import certificates, jwt, keys
 from offbeat.deploy.broker import Broker, free_port, program
 from offbeat.deploy.connection import Connection
+from offbeat.deploy.link import Link
 from offbeat.deploy.push import push
 
 
@@ -223,6 +225,7 @@ def test_another_operator_s_broker_serves_a_federation_once_its_administrator_tr
         assert "3 accounts" in said.out
         for creds in (keys.read_creds(ours / "alice.creds"), keys.read_creds(ours / keys.SERVER)):
             asyncio.run(_connects(creds, url))
+        asyncio.run(_strangers(keys.read_creds(theirs / keys.SERVER), keys.read_creds(ours / keys.SERVER), url=url))
     finally:
         process.terminate()
         process.wait()
@@ -239,6 +242,26 @@ async def _connects(creds: keys.Creds, url: str) -> None:
     connection = Connection(creds, url)
     await connection.connect(60)
     await connection.close()
+
+
+async def _strangers(*parties: keys.Creds, url: str = "") -> None:
+    """Of two federations on one broker, none hears the other or sees its streams."""
+    links, heard = [Link(creds, url) for creds in parties], list[bytes]()
+    for link in links:
+        await link.connect(60)
+        await link.make_board()
+        await link.client.subscribe("board", cb=partial(_note, heard))
+    await links[0].store("board", b"theirs")
+    await links[1].client.flush()
+    await asyncio.sleep(0.2)
+    assert heard == [b"theirs"]
+    assert await links[1].last("BOARD", "board") is None
+    for link in links:
+        await link.close()
+
+
+async def _note(heard: list[bytes], message: Any) -> None:
+    heard.append(message.data)
 
 
 # Keys

@@ -238,7 +238,7 @@ class Said(NamedTuple):
     """A record of the log. at: when the broker took it.   message: (client, epoch, number, digest) of a result."""
 
     at: float
-    leader: str
+    term: int
     sender: str
     message: tuple[str, int, int, str] | None
     job: int
@@ -285,7 +285,7 @@ def account(pair: Pair, positions: set[int]) -> Account:
                     message = (entry.sender, header.epoch, header.seq, wire.digest(entry.data)) if trained else None
                     job = header.job if trained else -1
                     at = reader.times.get(record.seq, 0.0)
-                    said.append(Said(at, record.leader, entry.sender, message, job, reducer.fold(entry)))
+                    said.append(Said(at, record.term, entry.sender, message, job, reducer.fold(entry)))
                     if record.seq in positions:
                         prints[record.seq] = fingerprint(reducer.ledger)
             await reader.stop()
@@ -304,8 +304,11 @@ def witnessed(pair: Pair) -> list[tuple[str, int, int, str]]:
 
 
 def taken_over(records: list[Said], death: Death) -> tuple[float, float]:
-    """Seconds from a leader's death to the first record of the other one, and to the first update it has applied."""
-    after = [said for said in records if said.at > death.at and said.leader != death.leader]
+    """Seconds from a leader's death to the first record of the next term, and to the first update applied in it.
+
+    With a broker down, the server that was killed is started again at once and may lead itself."""
+    term = max(said.term for said in records if said.at <= death.at)
+    after = [said for said in records if said.term > term]
     served = next(said.at for said in after if said.code == APPLIED)
     return after[0].at - death.at, served - death.at
 
