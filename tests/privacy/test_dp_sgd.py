@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from command import offbeat
 from torch import nn
 
 from offbeat.algorithms import AREA, FedBuff
@@ -253,3 +256,25 @@ def test_noise_that_allows_not_one_step_is_refused() -> None:
 
 def test_plain_sgd_has_no_budget() -> None:
     assert SGD(lr=0.1).allowance(20, 5) is None
+
+
+REAL = """
+until = { time = 60.0 }
+problem = { data = "digits", clients = 2 }
+
+[algorithm.fedbuff]
+size = 2
+local = { dp-sgd = { lr = 0.5, steps = 5, batch = 32, clip = 1.0, noise = { multiplier = 1.0, epsilon = 3.0 } } }
+"""
+
+
+def test_a_real_run_ends_when_its_clients_refuse_and_says_what_they_have_spent(tmp_path: Path) -> None:
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(REAL)
+    outcome = offbeat("up", file, "--processes", "1", "--out", out, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.runs[0]["time"] < 50.0
+    assert json.loads((out / "fedbuff-0" / "result.json").read_text())["stopped"] == "privacy budget"
+    (told,) = json.loads(offbeat("privacy", out, "--json").out)["runs"]
+    assert all(2.5 < own["epsilon"] <= 3.0 and own["steps"] % 5 == 0 for own in told["clients"].values())
+    assert "the same state" in offbeat("replay", out / "fedbuff-0").out
