@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from command import offbeat
 
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import FolderError, OffbeatError
+from offbeat.experiment.backup import check_budgets
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.spending import spending
 
@@ -74,3 +75,11 @@ def test_several_tasks_are_told_one_by_one_and_together(tmp_path: Path) -> None:
     assert "for every client, over all tasks together" in out
     assert "task one: 4 sums, at most 2 contributions of a client, epsilon 8" in out
     assert "6 clients: 4 contributions each" in out
+
+
+def test_a_run_with_budgets_is_not_restored_from_a_backup() -> None:
+    own = {**FILE, "algorithm": {"fedbuff": {"local": {"dp-sgd": DP}}}}
+    for table in ({**FILE, "privacy": PRIVACY}, own):
+        with pytest.raises(OffbeatError, match="would spend more"):
+            check_budgets("run", table)
+    check_budgets("run", FILE)

@@ -19,7 +19,7 @@ import struct
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,7 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
         if await _exists(link, f"LOG-{run}"):
             raise OffbeatError(f"the broker has {run} already; to replace it, `offbeat runs delete {run}` first")
         saved = json.loads((place / EXPERIMENT).read_text(encoding="utf-8"))
-        if "privacy" in saved.get("experiment", {}) or any(name in json.dumps(saved) for name in _BUDGETS):
-            raise OffbeatError(
-                f"{run} has a [privacy] table or dp-sgd: what was released since the backup would be forgotten, and "
-                "its clients would spend more than they were promised; begin another run"
-            )
+        check_budgets(run, saved.get("experiment", {}))
         subjects, chain = _verified(link, place, run, int(about["records"]))
         await link.make_board()
         try:
@@ -116,6 +112,15 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
         (place / EXPERIMENT).replace(out / EXPERIMENT)
     await change_board(link, lambda board: board.without(run, "restored"))
     return folder, len(subjects)
+
+
+def check_budgets(run: str, experiment: Mapping[str, Any]) -> None:
+    """Raise for an experiment whose clients have privacy budgets, of which a backup knows an old state."""
+    if "privacy" in experiment or any(name in json.dumps(experiment) for name in _BUDGETS):
+        raise OffbeatError(
+            f"{run} has a [privacy] table or dp-sgd: what was released since the backup would be forgotten, and its "
+            "clients would spend more than they were promised; begin another run"
+        )
 
 
 async def _begin_anew(link: Link, run: str, folder: Path, chain: Chain) -> None:
