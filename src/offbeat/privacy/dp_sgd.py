@@ -115,7 +115,7 @@ class DPSGD(SGD):
             raise SettingError("dp-sgd: this problem has no samples whose gradients could be clipped one by one")
         sizes, expected = torch.tensor(oracle.sizes).unsqueeze(1), torch.tensor(oracle.expected).unsqueeze(1)
         places = torch.arange(int(sizes.max()))
-        drawn = unit(work.random_bits(len(places), 0)) < expected / sizes
+        drawn = unit(work.random_bits(len(places), 0)) < expected.double() / sizes
         spacing = grid(self.clip)
         noise = torch.round(self.noise.multiplier * self.clip * work.normal(w.shape[1]) / spacing) * spacing
         return oracle.noised(w, work.step, drawn & (places < sizes), lambda rows: clipped(rows, self.clip), noise)
