@@ -32,7 +32,7 @@ def test_the_ledger_is_what_the_log_says_after_any_faults(algorithm: str, seed: 
 def test_three_hundred_schedules() -> None:
     wrong, fired = [], Counter[str]()
     for algorithm in BUDGETED:
-        for seed in range(1000, 1050):
+        for seed in range(50):
             outcome = Budgeted(seed, algorithm).run()
             fired += outcome.fired
             wrong += [f"{algorithm} {seed}: {violation}" for violation in outcome.violations]
