@@ -75,8 +75,8 @@ class AREA(Flow[AreaState]):
     size: messages per server step, Δ; or aggregation by the clock, in periods or as a Poisson process.
     schedule: local step size α_k by iteration k, which counts client messages and server steps; by default the local
         trainer's own.
-    average: also give the mean of the server's models over the iterations, x̄_K = (1/K) Σ x_k for k < K, which theorem 8
-        is about.
+    average: also report the mean of the server's models over the iterations, x̄_K = (1/K) Σ x_k for k < K, which
+        theorem 8 is about.
     """
 
     size: Count | Criterion = 1

@@ -27,7 +27,7 @@ class AsGrad(Stepping[AsGradState]):
     jobs one after the other.
 
     order: who works next: "pure": the clients that have reported; "random": clients drawn uniformly; "shuffled": the
-        next ones of a permutation of the clients, drawn anew when all had their turn.
+        next ones of a permutation of the clients, redrawn when all have had their turn.
     size: gradients per step, for which the server waits, b.
     lr: step size of their mean; that of a single gradient, γ, is lr/b.
 

@@ -90,7 +90,7 @@ class FedAST(Stepping[FedASTState]):
     weights: "buffer": a step takes the mean of the buffer; "sent": each update counts 1/|A|, where A are the task's
         requests that were sent in the same round (remark 7). With it, theorem 2 does not need its assumption 5.
     window: updates of a task over which the variance is taken, V.
-    period: how often requests are divided anew, in multiples of M·ΣR arrivals.
+    period: how often requests are reallocated, in multiples of M·ΣR arrivals.
     targets: by task, the goal at which it is done; its requests go to the others at once.
     aggregate: server of each task, by default FedBuff. The size of its buffer becomes b_m; the sizes of AREA and
         AS-FedAvg and criteria by the clock stay.

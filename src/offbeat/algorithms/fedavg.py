@@ -34,7 +34,7 @@ class Rounds(Stepping[S]):
 
     sampled: clients drawn per round, uniformly without replacement, s; by default all.
     lr: server step size; 1 makes the new model the mean of the clients' models.
-    first: over-selection: take the first so many results of a round and ignore the rest; by default wait for all.
+    first: over-selection: use this many first results of a round and ignore the rest; by default wait for all.
     """
 
     sampled: Count | None = None

@@ -39,7 +39,7 @@ class CompassState(OneModel):
 
 @dataclass(frozen=True)
 class FedCompass(Stepping[CompassState]):
-    """Groups of clients that arrive together, because each is given as many local steps as it can make until then.
+    """Groups of clients that arrive together, because each gets as many local steps as it can take by then.
 
     The server measures every client's time per local step. A client joins the group before whose expected arrival it
     can make most steps, from `least` to `most`; if there is none, it opens a group. When all of a group have arrived,
@@ -48,7 +48,7 @@ class FedCompass(Stepping[CompassState]):
     the model of that moment. The first update of a client, whose speed is not known before, is applied by itself.
 
     least: smallest number of local steps, Q_min.
-    most: largest number of local steps, Q_max; the first job of a client has so many.
+    most: largest number of local steps, Q_max; a client's first job has this many.
     lateness: a group waits until this multiple of the time that it was expected to take, λ ≥ 1.
     newest: weight of the newest measurement of a client's speed, the rest being that of all before.
     lr: server step size; the authors' α.

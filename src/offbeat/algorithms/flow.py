@@ -33,7 +33,7 @@ def hand_out(model: Model, clients: Iterable[int], lr: float | None = None, hold
 class Flow(Stepping[S]):
     """A server whose clients keep working: each one that reports, fails or joins is followed by the next.
 
-    concurrency: clients at work at once, the next drawn uniformly among the idle ones; by default all of them, and
+    concurrency: clients that work at a time, the next drawn uniformly among the idle ones; by default all of them, and
         a client that has reported gets the next model at once.
     """
 

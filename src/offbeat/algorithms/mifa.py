@@ -91,7 +91,7 @@ class Remembering(Flow[S]):
 
 @dataclass(frozen=True)
 class MIFA(Remembering[MifaState]):
-    """The server remembers the last update of every client, so that absent clients count, too.
+    """The server remembers the last update of every client, so that absent clients still count.
 
     w ← w − lr · (1/n) Σ_i (the last delta of client i).
 

@@ -24,7 +24,7 @@ class PortState(BuffState):
 
 @dataclass(frozen=True)
 class Port(Stepping[PortState]):
-    """A server step for every few updates: one counts less that is stale, or points away from the last step.
+    """A server step for every few updates: those that are stale or point away from the last step count less.
 
     After K updates, w ← w − lr · Σ a_i·delta_i / Σ a_i, where a_i = λ·(cos_i + 1)/2 + μ·β/(τ_i + β). cos_i is the
     cosine of −delta_i and the last server step; up to a staleness of 1 it counts as 1. A step waits for every client

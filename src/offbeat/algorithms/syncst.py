@@ -46,7 +46,7 @@ class TaskRounds(Stepping[S]):
     """Synchronous rounds of several tasks: idle clients are divided over the tasks, and all tasks step together.
 
     sampled: clients drawn per round over all tasks.
-    first: over-selection: take the first so many results of each task (the paper's k = 30) and ignore the rest; by
+    first: over-selection: use this many first results of each task (the paper's k = 30) and ignore the rest; by
         default wait for all.
     lr: server step size.
     shares: each task's part of the clients, in the order of the tasks; by default equal.

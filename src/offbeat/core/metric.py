@@ -59,7 +59,7 @@ class Goal:
 def all_metrics(metrics: Sequence[Metric], personal: bool = False, leads: bool = False) -> tuple[Metric, ...]:
     """All that an evaluation of a task gives, the one that tables, targets and rankings go by first.
 
-    That is the task's own metric of the server's model.
+    That is the task's main metric of the server's model.
     metrics: of its problem.   personal: whether clients' own models are evaluated, too.   leads: whether theirs comes
     first, because the server's model alone lacks what clients keep.
     """
@@ -77,7 +77,7 @@ def in_order(values: Mapping[str, float], metrics: Sequence[Metric]) -> dict[str
 
 
 def own_metric(metrics: Iterable[Metric]) -> Metric:
-    """The task's own metric among all that an evaluation gives, whichever leads."""
+    """The task's main metric among all that an evaluation gives, whichever leads."""
     return next((metric for metric in metrics if metric.name not in PERSONAL), LOSS)
 
 

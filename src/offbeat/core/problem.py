@@ -149,7 +149,7 @@ class Problem(Protocol):
 
     @property
     def metrics(self) -> Sequence[Metric]:
-        """What `measure` gives besides "loss", the task's own metric first; without any, that is the loss."""
+        """What `measure` gives besides "loss", the task's main metric first; without any, that is the loss."""
 
     def initial(self) -> Vector:
         """The model that everybody starts from."""

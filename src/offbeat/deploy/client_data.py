@@ -121,7 +121,7 @@ class ClientProblem(ModelOnly):
         return self.inner.measure(models)
 
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """The task's own metric of each model on the held-out samples."""
+        """The task's main metric of each model on the held-out samples."""
         return [self.inner.evaluation.own(w, self.inner.evaluation.tested) for w in models]
 
     def claim(self, vector: Vector) -> tuple[int, float, dict[str, list[float]]]:

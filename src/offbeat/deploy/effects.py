@@ -86,7 +86,7 @@ Effect: TypeAlias = Save | Mirror | Recover | Tell | Sign | Fetch | Train | Inte
 class Judgement(NamedTuple):
     """An evaluation on the client's own held-out samples. sums: by metric, what it is a function of.
 
-    personal: the task's own metric, by its name, of the client's personalised model.
+    personal: the task's main metric, by its name, of the client's personalised model.
     """
 
     total: int

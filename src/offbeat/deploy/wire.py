@@ -429,7 +429,7 @@ class Judged(ClientHeader):
     """What a model comes to on a client's own held-out data, for the evaluation of this number.
 
     total: samples.   loss: summed over them; `diverged` if it is nan, which JSON has no word for.   sums: by metric.
-    personal: the task's own metric, by its name, of the client's own model, made from this one.
+    personal: the task's main metric, by its name, of the client's own model, made from this one.
     """
 
     epoch: Count

@@ -141,7 +141,7 @@ class SupervisedTable(Checked):
     clients: how many.
     model: a model by name, or `package.module:factory`; options in a table, { name = "mlp", hidden = [200, 100] }.
     loss: what is minimised, by name, or `package.module:function`; default: cross-entropy of classes, else mse.
-    metrics: what is measured on the test samples; the first is the task's own; default: the accuracy of classes.
+    metrics: what is measured on the test samples; the first is the main one; default: the accuracy of classes.
     target: the column that the loss compares outputs with; default: y, label, labels or target.
     columns: those that the model gets; default: all others.
     client: the column that says whose a sample is, for the split owners.
@@ -266,7 +266,7 @@ class ClientDataTable(Checked):
     classes: how many classes the labels have, or outputs the model; likewise.
     model: a model by name, or `package.module:factory`.
     loss: what is minimised, by name, or `package.module:function`.
-    metrics: what clients measure on the samples that they hold out; the first is the task's own.
+    metrics: what clients measure on the samples that they hold out; the first is the main one.
     target: the column that the loss compares outputs with; default: y, label, labels or target.
     columns: those that the model gets; default: all others.
     weight: the column with the weights of samples.
@@ -378,8 +378,8 @@ class Task:
     name: what tables, plots and per-task settings call it.
     target: when it is done: one metric and the value to reach, { accuracy = 0.9 }.
     local: its local trainer, instead of the algorithm's.
-    opens: time from which it is there.
-    closes: time until which it is there.
+    opens: time at which it starts.
+    closes: time at which it ends.
     """
 
     problem: ProblemTable = field(metadata={"setting": False})

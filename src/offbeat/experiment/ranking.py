@@ -47,13 +47,13 @@ def check_best(best: str | None) -> None:
 
 
 def aim(best: str) -> tuple[str, float]:
-    """(metric, value) of `time:METRIC:VALUE` or `time:METRIC=VALUE`; no metric: the task's own."""
+    """(metric, value) of `time:METRIC:VALUE` or `time:METRIC=VALUE`; no metric: the main one."""
     name, _, target = best.removeprefix("time:").replace("=", ":").rpartition(":")
     return name, float(target)
 
 
 def judged_by(results: Sequence[Result], best: str | None) -> str:
-    """What decides: what was asked for, or the first of finish, the task's own metric and loss that any run has."""
+    """What decides: what was asked for, or the first of finish, the task's main metric and loss that any run has."""
     own = dict.fromkeys(result.own.name for result in results if result.error is None)
     usual = ("finish", *own, "loss")
     found = (name for name in usual if any(value(result, name) is not None for result in results))

@@ -98,8 +98,8 @@ class Results(Sequence[Result]):
     def ranked(self, by: str | None = None) -> list[Ranked]:
         """Every algorithm and setting, with means over its seeds, from best to worst.
 
-        by: a metric, "time:0.8" for the time to a value of the task's own metric, "time:rmse:0.5" to one of another, or
-            "finish" for when the last of several tasks finished.
+        by: a metric, "time:0.8" for the time to a value of the task's main metric, "time:rmse:0.5" to one of another,
+            or "finish" for when the last of several tasks finished.
         """
         ranking.check_best(by)
         if by is not None and (wrong := ranking.missing(self.runs, by)):
@@ -130,7 +130,7 @@ class Results(Sequence[Result]):
 
         Where there are several seeds, the line is their mean, in a band from the lowest to the highest.
 
-        metric: by default the task's own.   against: "time", "updates" or "versions".   ax: axes to draw in; by default
+        metric: by default the main one.   against: "time", "updates" or "versions".   ax: axes to draw in; by default
         a figure is made.
         """
         from offbeat.report import curves
@@ -168,7 +168,7 @@ class Results(Sequence[Result]):
         return f"<table><tr>{head}</tr>{body}</table>{more}{self._image()}"
 
     def _image(self) -> str:
-        """The task's own metric against time, small; empty where it was not measured, or lines are too many."""
+        """The task's main metric against time, small; empty where it was not measured, or lines are too many."""
         from offbeat.report import curves, looks
 
         if len({(run.algorithm, str(run.settings)) for run in self.runs}) <= looks.LOOKS:

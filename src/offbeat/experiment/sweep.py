@@ -37,9 +37,9 @@ class Options:
     events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8, on a
         cluster as many as it has room for.
     ray: the address of a Ray cluster to run on, HOST:PORT or "auto"; None: this machine.
-    best: what settings are ranked by: a metric, `time:0.8` for the time to a value of the task's own metric,
+    best: what settings are ranked by: a metric, `time:0.8` for the time to a value of the task's main metric,
         `time:rmse:0.5` to one of another, or `finish` for when the last of several tasks reached its target; None: the
-        first of finish, the task's own metric and loss that the runs have.
+        first of finish, the task's main metric and loss that the runs have.
     """
 
     events: bool = False

@@ -47,7 +47,7 @@ class Noise(Checked):
     epsilon: what a client that has contributed to all of these may have spent; gives the multiplier.
     delta: probability with which ε may fail to hold.
     multiplier: instead of epsilon: standard deviation of the noise over the clipping length.
-    correlated: noise that later noise partly takes back, in as many bands as [privacy] has separation.
+    correlated: noise that later noise partly cancels, in as many bands as [privacy] has separation.
     """
 
     participations: Count
@@ -66,7 +66,7 @@ class Noise(Checked):
 
 @dataclass(frozen=True)
 class Privacy(Guard):
-    """What everybody who sees the server's models may learn about a client.
+    """What anyone who sees the server's models may learn about a client.
 
     clip: largest length of a client's contribution to a sum, after its staleness weight.
     noise: how much, such as { epsilon = 8.0, delta = 1e-6, participations = 50 }.

@@ -88,7 +88,7 @@ class MultiKrum(Checked):
 class GeometricMedian(Checked):
     """The point with the smallest sum of distances to all rows, by Weiszfeld's iteration from the median.
 
-    iterations: at most so many.
+    iterations: maximum number.
     """
 
     iterations: Count = 32

@@ -102,7 +102,7 @@ class Evaluation:
 
     @_still
     def own(self, w: Vector, tested: Tensor) -> float:
-        """The task's own metric of one model on these test samples; without metrics, the mean loss."""
+        """The task's main metric of one model on these test samples; without metrics, the mean loss."""
         if not self.problem.scores:
             return float(self.summed_loss(w, tested) / max(len(tested), 1))
         score = self.problem.scores[0]

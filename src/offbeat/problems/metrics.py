@@ -481,7 +481,7 @@ NAMED: Mapping[str, Callable[[], Score]] = {
 
 
 def scores(given: Metrics | None, loss: str, tokens: Tokeniser | None = None) -> tuple[Score, ...]:
-    """The metrics of a problem, the task's own first.
+    """The metrics of a problem, the main one first.
 
     given: names, `package.module:name`, scores, functions f(outputs, targets), torchmetrics; by name in a mapping.
     By default the perplexity and the bits per character of text, the accuracy of classes, else none: then the loss

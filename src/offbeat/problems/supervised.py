@@ -48,7 +48,7 @@ class Supervised:
 
     shards: sample indices of each client.   loss: what is minimised, see `offbeat.problems.objective`; None:
     cross-entropy where the target is a class, else the squared error.   metrics: what is measured on the test samples;
-    the first is the task's own.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
+    the first is the main one.   weight: a column with the weights of samples.   l2: ν.   weighted: client i's
     function is (s_i/S)·f̂_i, and the global objective Σ (s_i/S) f̂_i; "relative": it is (n·s_i/S)·f̂_i, the objective
     is the same, and step sizes do not depend on n; otherwise it is f̂_i, and the objective (1/n) Σ f̂_i.
     measured: what `measure` uses, see `Evaluation`.   parts: `statistics`, `train`, `personal` and `precision`,
@@ -542,7 +542,7 @@ class Supervised:
         return self.evaluation.exact(model)
 
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """The task's own metric of row i on the test share of client i."""
+        """The task's main metric of row i on the test share of client i."""
         return [self.evaluation.own(w, self.test_shares[c]) for w, c in zip(models, clients, strict=True)]
 
     @cached_property

@@ -73,7 +73,7 @@ class Content:
 
     @cached_property
     def measured(self) -> dict[int, dict[str, Metric]]:
-        """By task, what is known of each metric, the task's own first."""
+        """By task, what is known of each metric, the main one first."""
         found: dict[int, dict[str, Metric]] = {}
         for series in self.series:
             for run in series.runs:
@@ -94,12 +94,12 @@ class Content:
 
     @property
     def judged(self) -> Metric:
-        """What each client's own model is judged by: the first task's own metric."""
+        """What each client's own model is judged by: the first task's main metric."""
         return own_metric(metric for each in self.measured.values() for metric in each.values())
 
     @property
     def own(self) -> Metric:
-        """The first task's own metric, or the one that leads where clients keep a part of the model."""
+        """The first task's main metric, or the one that leads where clients keep a part of the model."""
         return next((metric for each in self.measured.values() for metric in each.values()), LOSS)
 
     @property

@@ -38,7 +38,7 @@ class Curves:
 
 
 def curves(results: Sequence[Result], metric: str | None = None, against: str = "time") -> Curves:
-    """The curves of a metric, by default the task's own: one per algorithm, setting and task, over its seeds."""
+    """The curves of a metric, by default the main one: one per algorithm, setting and task, over its seeds."""
     if against not in AGAINST:
         raise unknown("axis", against, AGAINST)
     names = {name for result in results for m in result.history for name in m.metrics}

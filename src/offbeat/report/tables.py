@@ -29,7 +29,7 @@ class TableCell(NamedTuple):
 
 
 def metrics_of(results: Sequence[Result]) -> dict[str, Metric]:
-    """What is known of the metrics of these runs, the task's own first."""
+    """What is known of the metrics of these runs, the main one first."""
     found = {m.name: m for r in results for task in r.tasks for m in task.measured}
     return found | {name: Metric(name) for r in results for name in r.metrics if name not in found}
 

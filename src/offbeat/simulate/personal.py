@@ -25,7 +25,7 @@ class Personal:
     """How clients' own models are evaluated.
 
     steps: gradients that each client may spend on its own model, the same for every method.
-    clients: at most so many clients, the first ones; None: all.
+    clients: at most this many clients, the first ones; None: all.
     """
 
     steps: int = 1
@@ -41,7 +41,7 @@ class PersonalProblem(Protocol):
     """A problem whose clients have test shares of their own."""
 
     def judge(self, models: Vector, clients: Sequence[int]) -> list[float]:
-        """The task's own metric of row i on the test share of client i; nan: it has none."""
+        """The task's main metric of row i on the test share of client i; nan: it has none."""
 
 
 def personal_models(

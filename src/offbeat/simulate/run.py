@@ -28,9 +28,9 @@ class Evaluate(Checked):
     """When models are evaluated, and on what.
 
     every: virtual time between two evaluations.
-    targets: values of the task's own metric whose first times are reported; default: the one that ends the run, else
-        0.8 of a share of which more is better.
-    samples: evaluate on at most so many training and test samples, always the same ones, or on "all"; default: on all
+    targets: values of the task's main metric whose first times are reported; default: the one that ends the run, else
+        0.8 for a share of which more is better.
+    samples: evaluate on at most this many training and test samples, always the same ones, or on "all"; default: on all
         test samples, and the loss on 2,000 training samples, equally many of each client. The loss of a finished run
         is that of all training samples.
     personal: also evaluate the clients' own models; default: only where they keep a part of it to themselves, and then

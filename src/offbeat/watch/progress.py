@@ -136,7 +136,7 @@ def describe(simulation: WatchedRun, measurements: list[Measurement], pace: floa
 
 
 def _task_line(simulation: WatchedRun, measurements: list[Measurement], task: int) -> str:
-    """A task's own metric, or the one of its target, its requests and buffer, its mean staleness."""
+    """A task's main metric, or the one of its target, its requests and buffer, its mean staleness."""
     world, server = simulation.world, simulation.server
     parts = [f"  {simulation.problems[task].name}"]
     metrics = next((m.metrics for m in reversed(measurements) if m.task == task), {})

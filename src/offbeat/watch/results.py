@@ -135,7 +135,7 @@ class TaskResult:
     """One task of a run.
 
     time: when it finished; None if it never did.   stopped: why it ended.   staleness: mean.
-    metrics: at its last evaluation.   measured: what is known of each metric, the task's own first.
+    metrics: at its last evaluation.   measured: what is known of each metric, the main one first.
     allocation: the server's report, if it divides requests among tasks.
     """
 
@@ -198,14 +198,14 @@ class Result:
     """The result of a run.
 
     number, settings: in a sweep, the run's number and the values that the sweep set.
-    measured: of each metric, which way is better and whether it is a share, the task's own first; with several tasks,
+    measured: of each metric, which way is better and whether it is a share, the main one first; with several tasks,
         each task has its own.
     error: why it failed; numbers that were not reached keep their defaults.
     time: virtual time at the end; None if it failed or is unfinished.
     updates: results that arrived.   versions: server steps.
     metrics: of the last evaluation, with the loss over all training samples; with several tasks, each task has its own.
     sample: how many training samples the loss was measured on during the run; None: all.
-    targets: when each target of the task's own metric was reached; None: never.
+    targets: when each target of the task's main metric was reached; None: never.
     staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
     cancelled: jobs that the server stopped; None: it has stopped none.
     cut: under secure aggregation, updates of which a part was lost because `secure.bits` left no room; None: none.

@@ -166,7 +166,7 @@ def _flat(table: Mapping[str, Any], front: str = "") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Trackers:
-    """Experiment trackers that get the measurements, too.
+    """Experiment trackers that also get the measurements.
 
     tensorboard: folder in which every run gets its own.
     wandb: project at Weights & Biases.
