@@ -309,7 +309,8 @@ class ClientCore:
         data = write_client_state(self.state)
         sharing = assignment.call is not None and not assignment.call.sharers  # which needs no copy: it is done again
         if self.remembers and self.state.pending != state.pending and not sharing:
-            self.mirror_of = data  # with fresh keys, or with what others wait for once the result is in a sum
+            # with fresh keys, or with what others wait for once the result is in a sum
+            self.mirror_of, self.mirror_progress = data, self.state.progress
         return [effects.Save(data)]
 
     def _first(self, assignment: Assignment) -> list[Effect]:
