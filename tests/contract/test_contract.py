@@ -30,7 +30,7 @@ UNEVEN = Times(Exponential(tuple(0.2 * 2.0**i for i in range(N))))
 ROUGH = Times(Exponential(1.0), presence=OnOff(on=20.0, off=5.0), dropout=0.2)
 QUIET = Quadratic(N, dim=5, convexity=0.5, dtype=torch.float64)
 NOISY = Quadratic(N, dim=5, convexity=0.2, noise=0.5)
-SHORT = Until(updates=150)
+SHORT = Until(updates=90)
 
 
 def outcome(row: Row, result: Run) -> torch.Tensor:

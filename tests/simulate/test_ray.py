@@ -1,4 +1,4 @@
-"""The same over Ray: two workers on this machine."""
+"""The same over Ray: two workers on this machine. Starting Ray takes half a minute of a processor: `make test-slow`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def agrees(row: single.Row, cluster: Cluster) -> None:
     assert torch.equal(single.outcome(row, serial), single.outcome(row, spread))
 
 
+@pytest.mark.slow
 def test_memories_held_work_and_networks_travel_and_nothing_changes(cluster: Cluster) -> None:
     for row in rows("area sampled", "scaffold", "favano"):
         agrees(row, cluster)
@@ -88,6 +89,7 @@ def test_a_job_that_kills_every_worker_is_an_error_that_names_it(cluster: Cluste
         run(Deadly(6, deadly=frozenset({3})), AREA(size=2), SGD(lr=0.1), EQUAL, SHORT, executor=cluster)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_problem_is_the_caller_s(cluster: Cluster) -> None:
     with pytest.raises(RuntimeError, match="no such sample") as caught:
         run(Broken([1.0, 2.0]), FedAsync(), SGD(lr=0.1), EQUAL, SHORT, executor=cluster)
