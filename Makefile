@@ -47,7 +47,7 @@ fuzz: setup-dev
 faults: setup-dev
 	$(BIN)/pytest -n 2 -m 'slow or not slow' tests/deploy/test_faults.py tests/deploy/test_shipped.py
 
-# N small mistakes in algorithms/, local/ and theory/, and whether the tests notice: about half a minute each
+# N small mistakes in algorithms/, local/ and theory/, and whether the tests notice: up to half a minute each
 mutants: setup-dev
 	$(BIN)/python tests/mutants.py -n $(or $(N),120) --seed $(or $(SEED),0)
 

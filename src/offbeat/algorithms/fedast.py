@@ -14,7 +14,7 @@ from offbeat.algorithms.criteria import MessageCount
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.flow import Flow
 from offbeat.algorithms.restart import Restarting
-from offbeat.algorithms.rounds import Rounds
+from offbeat.algorithms.rounds import SentRounds
 from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.guard import Guard
@@ -50,7 +50,7 @@ class TaskState(State):
     scale: float = 1.0  # of the variance: η_c · η_s · τ of the last update, if it counts
     spreads: Vector | None = None  # sum of the variances of this period, where their mean counts
     spread_count: int = 0
-    rounds: Rounds | None = None  # where updates are weighed by them
+    rounds: SentRounds | None = None  # where updates are weighed by them
 
     def landed(self, client: int) -> None:
         """A request is not on its way any more."""
@@ -212,7 +212,7 @@ class FedAST(Stepping[FedASTState]):
             raise SettingError(f"{len(self.targets)} targets for {len(models)} tasks: give one for each")
         tasks = [TaskState(self.inner(m).begin([model], view)) for m, model in enumerate(models)]
         for task in tasks:
-            task.rounds = Rounds() if self.weights == "sent" else None
+            task.rounds = SentRounds() if self.weights == "sent" else None
         return FedASTState(tasks)
 
     def started(self, state: FedASTState, view: View) -> Commands:
@@ -418,7 +418,7 @@ class FedAST(Stepping[FedASTState]):
         """The task is over; its requests go to the others in proportion to what they have."""
         gone = state.tasks[m]
         gone.active, gone.flying, gone.working, gone.recent = False, 0, [], []
-        gone.rounds = gone.rounds and Rounds()
+        gone.rounds = gone.rounds and SentRounds()
         first = self.first(state)
         weights = {k: float(state.tasks[k].requests or share) for k, share in first.items()}
         yield from self._share(state, weights, f"task {m} is done", view)

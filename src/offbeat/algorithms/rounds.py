@@ -9,7 +9,7 @@ from offbeat.core.vectors import Vector
 
 
 @dataclass
-class Rounds(State):
+class SentRounds(State):
     """For each version, |A^(t)| and how many of these requests are back; and the sums of what came in this round."""
 
     sent: dict[int, tuple[int, int]] = field(default_factory=dict)
