@@ -183,3 +183,17 @@ def test_numbers_out_of_all_proportion_are_damage(folder: Path) -> None:
     at = table.column_names.index("client")
     write_table(table.set_column(at, "client", pa.array([2**31 - 1] * len(table), pa.int32())), path)
     assert "client has implausible numbers" in said(write(folder))
+
+
+def test_a_client_s_reason_for_a_failed_job_is_shown_and_never_run(folder: Path) -> None:
+    path = folder / "area-0" / "events" / "part-00000.parquet"
+    table = pq.read_table(path)
+    reasons = pa.array([f"failed: {HOSTILE}"] * len(table), table.schema.field("reason").type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("reason"), table.schema.field("reason"), reasons), path
+    )
+    page = write(folder)
+    text = page.read_text(encoding="utf-8")
+    assert HOSTILE in json.dumps(embedded(page), ensure_ascii=False).replace('\\"', '"')
+    assert text.count("<script") == 2
+    assert "<img" not in text
