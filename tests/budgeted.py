@@ -20,7 +20,7 @@ from offbeat.algorithms import AREA, FedAST, FedBuff
 from offbeat.core.errors import SpentError
 from offbeat.core.guard import Contributions
 from offbeat.core.local import STEPS_SPENT, Carry, Work
-from offbeat.core.server import Algorithm
+from offbeat.core.server import SPENT, Algorithm
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import APPLIED
@@ -126,8 +126,9 @@ class Budgeted(Broken):
             self.kept[node.index] = max(self.kept[node.index], 0.0 if spent is None else float(spent[0]))
         if isinstance(effect, client_side.Tell):
             message = wire.unpack(effect.data)
-            if message.kind == "trained" and message.parts:
-                self.left[node.index][wire.digest(effect.data)] = message.header["steps"]
+            if message.kind == "trained" and not message.header["error"].startswith(SPENT):
+                failed = self.plan.locals[0].steps if message.header["error"] else 0  # that says something, too
+                self.left[node.index][wire.digest(effect.data)] = message.header["steps"] + failed
                 if self.kind.startswith("own") and sum(self.left[node.index].values()) > self.kept[node.index]:
                     self.violations.append(f"{node.name} sends more than it has counted")
         super().obey_client(node, effect)

@@ -8,10 +8,11 @@ import torch
 from logs import Log, plan
 
 from offbeat.algorithms import FedAsync
+from offbeat.core.local import STEPS_SPENT
 from offbeat.deploy import effects
 from offbeat.deploy.assignment import Models, write_assignment
 from offbeat.deploy.client_core import ClientCore
-from offbeat.deploy.client_state import ClientState, write_client_state
+from offbeat.deploy.client_state import ClientState, read_client_state, write_client_state
 from offbeat.deploy.effects import Effect
 
 FIRST, OWN = torch.zeros(2), torch.ones(2)
@@ -40,6 +41,36 @@ def test_what_only_the_client_knows_stays() -> None:
     assert client.state.epoch == 101
     assert torch.equal(client.state.memory[0]["own"], OWN)
     assert client.undone == 7
+
+
+def test_what_a_client_has_spent_of_its_budget_is_not_for_a_server_to_say() -> None:
+    log, spent = Log(plan(FedAsync())).begin(), torch.tensor([90.0, 3.0])
+    log.add("", "restored", epoch=100)
+    log.reducer.ledger.clients[0].resync = {0: {STEPS_SPENT: torch.zeros(2), "own": OWN}}
+    lie = write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+    first, mine = {"own": FIRST, STEPS_SPENT: torch.zeros(2)}, {"own": FIRST, STEPS_SPENT: spent}
+    left = ClientState("run", "a", 1, "a", accepted=True, memory={0: mine})
+    for disk in (True, False):
+        client = ClientCore("run", "a", [first], lambda: "next", retry=1e9, beat=1e9)
+        client.state = left if disk else None
+        assert asked(client.hear(lie, 0.0)) == ([] if disk else ["a"])
+        client.recovered(write_client_state(left), 0.0)
+        assert client.state is not None
+        assert client.state.memory[0][STEPS_SPENT].tolist() == [90.0 if disk else 93.0, 3.0]  # a lost disk: a job more
+        assert torch.equal(client.state.memory[0]["own"], OWN)
+
+
+def test_a_job_that_has_failed_is_charged_and_one_that_was_refused_is_not() -> None:
+    log = Log(plan(FedAsync())).begin()
+    assignment = write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+    for reason, expected in (("delta is not finite after 1 steps", 91.0), ("privacy budget: spent", 90.0)):
+        client = ClientCore("run", "a", [{STEPS_SPENT: torch.zeros(2)}], lambda: "next", retry=1e9, beat=1e9)
+        mine = {0: {STEPS_SPENT: torch.tensor([90.0, 3.0])}}
+        client.state = ClientState("run", "a", 1, "a", accepted=True, settled=(1, 0), memory=mine)
+        (train,) = (each for each in client.hear(assignment, 0.0) if isinstance(each, effects.Train))
+        (saved, *_) = client.failed(train.job, reason, 0.0)
+        assert isinstance(saved, effects.Save)
+        assert read_client_state(saved.data).memory[0][STEPS_SPENT].tolist() == [expected, 3.0]
 
 
 def test_without_a_disk_it_comes_from_the_copy_that_the_backup_has() -> None:

@@ -12,7 +12,7 @@ import torch
 from command import offbeat
 from torch import nn
 
-from offbeat.algorithms import AREA, FedBuff
+from offbeat.algorithms import AREA, FedBuff, SyncUCBST
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, SpentError
 from offbeat.core.events import Job
@@ -21,6 +21,7 @@ from offbeat.core.server import Algorithm
 from offbeat.deploy.client_data import ClientProblem, dataset
 from offbeat.deploy.train import Training
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.real import PartyMaker
 from offbeat.local import SGD
 from offbeat.privacy.dp_sgd import DPSGD, LocalNoise
 from offbeat.problems.quadratic import Quadratic
@@ -216,6 +217,12 @@ def test_a_client_that_brings_its_data_is_checked_and_has_a_budget_by_its_own_sa
     assert training.result()[1][STEPS_SPENT].tolist() == [2.0, 2.0]
 
 
+def test_a_server_to_which_clients_would_report_losses_without_noise_is_refused() -> None:
+    local = DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0))
+    with pytest.raises(SettingError, match="to which no noise is added"):
+        Algorithm(SyncUCBST(sampled=2), local).trainers([problem()])
+
+
 def test_a_problem_without_samples_is_refused() -> None:
     local = DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0))
     with pytest.raises(SettingError, match=r"dp-sgd: .* samples .* not known here"):
@@ -237,6 +244,7 @@ FILE: dict[str, Any] = {
         ({"shuffle": True}, "in no order"),
         ({"accumulate": 2}, "one step has one sum"),
         ({"epochs": 2.0, "steps": 1}, "a budget counts local steps"),
+        ({"batch": [1, 2, 3, 4, 5, 600]}, "give one size, or a share"),
         ({"clip": 1e300}, "give 1e-30 to 1e30"),
         ({"noise": {"multiplier": 1.0}}, "epsilon missing"),
         ({"noise": {"epsilon": 8.0}}, "multiplier missing"),
@@ -247,6 +255,23 @@ FILE: dict[str, Any] = {
 def test_settings_that_would_break_the_claim_are_refused(changes: Any, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         Experiment.parse({**FILE, "algorithm": {"fedbuff": {"local": {"dp-sgd": {**DP, **changes}}}}})
+
+
+def test_clients_report_nothing_that_they_have_learned_without_noise() -> None:
+    told = {
+        "run": "run",
+        "roster": [*"abcdef"],
+        "label": "fedbuff",
+        "seed": 0,
+        "paced": False,
+        "unit": 1.0,
+        "dtype": "",
+    }
+    asked = {**FILE, "evaluate": {"personal": {"steps": 2}}}
+    with pytest.raises(SettingError, match="its steps have no noise"):
+        PartyMaker().party({**told, "experiment": asked}, "a")
+    asked["evaluate"] = {"personal": {"steps": 0}}
+    assert PartyMaker().party({**told, "experiment": asked}, "a").client == "a"
 
 
 def test_noise_that_allows_not_one_step_is_refused() -> None:

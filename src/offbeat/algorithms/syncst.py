@@ -226,6 +226,10 @@ class SyncUCBST(TaskRounds[UCBState]):
     reads: ClassVar[tuple[str, ...]] = ("delta", "loss")
 
     def pair(self, local: Local) -> Local:
+        if local.by_sample:
+            raise SettingError(
+                f"{local.label}: sync-ucb-st has clients report their losses, to which no noise is added; use sync-st"
+            )
         return ReportsLoss.around(local)
 
     def learn(self, state: UCBState, update: Update, view: View) -> None:

@@ -6,7 +6,8 @@ The rules, before the code:
    bytes are sent again until the assignment shows their verdict. One message is under way at a time.
 2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job. Only what a client has
    spent of its own privacy budget (`STEPS_SPENT`) moves on when a result is written down, whatever its verdict will be;
-   and by one job when a disk was lost, because the copy that is replaced may still send one result.
+   by a whole job when one has failed, because that it has says something about the data; and by one job when a disk
+   was lost, because the copy that is replaced may still send one result. No server's word sets it.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
@@ -33,6 +34,7 @@ from typing import TypeAlias
 
 from offbeat.core.events import Job
 from offbeat.core.local import STEPS_SPENT
+from offbeat.core.server import SPENT
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects, wire
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
@@ -152,7 +154,7 @@ class ClientCore:
         if found.nonce != (assignment.nonce or assignment.known_nonce):
             return self._move(assignment)  # another copy was let in meanwhile: look again
         if assignment.restored:
-            self.state = found
+            self.state = _doubted(found, assignment)
             return self._move(assignment)
         if not found.agrees(assignment):
             if found.settled > assignment.last:
@@ -210,6 +212,8 @@ class ClientCore:
         if self.current is None or self.current.id != job.id:
             return []
         self.current, self.interrupted = None, False
+        if self.state is not None and not reason.startswith(SPENT):  # which is said before anything is computed
+            self.state = _charged_more(self.state, {job.task: job.steps})
         return self._hand_in(job, None, reason)
 
     def judged(self, number: int, answer: Judgement, now: float) -> list[Effect]:
@@ -338,7 +342,7 @@ class ClientCore:
         for name in assignment.memory.values():
             if name not in self.models:
                 return [effects.Interrupt(False), *self._get(name)]
-        given = {task: self.models[name] for task, name in assignment.memory.items()}
+        given = {task: _but_spent(self.models[name]) for task, name in assignment.memory.items()}
         if self.state is None and assignment.known_nonce and not self._all_in(given):
             return [effects.Interrupt(False), *self._recover(assignment)]
         own = self.state.memory if self.state is not None else {}
@@ -587,13 +591,25 @@ def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
 
 def _doubted(state: ClientState, assignment: Assignment) -> ClientState:
     """The same with one job more spent: the copy that we replace may have sent a result that nobody will settle."""
+    largest = {task: kept[STEPS_SPENT][1].item() for task, kept in state.memory.items() if STEPS_SPENT in kept}
+    asked = {task: [job.steps for job, _ in assignment.jobs if job.task == task] for task in largest}
+    return _charged_more(state, {task: max([most, *asked[task]]) for task, most in largest.items()})
+
+
+def _charged_more(state: ClientState, steps: Mapping[int, float]) -> ClientState:
+    """The same with so many steps more spent, by task; nothing for a client that keeps no budget."""
     memory = dict(state.memory)
-    for task, kept in memory.items():
-        if STEPS_SPENT in kept:
-            total, largest = kept[STEPS_SPENT].tolist()
-            job = max([largest, *(job.steps for job, _ in assignment.jobs if job.task == task)])
-            memory[task] = {**kept, STEPS_SPENT: kept[STEPS_SPENT].new_tensor([total + job, largest])}
+    for task, more in steps.items():
+        if STEPS_SPENT in memory.get(task, {}):
+            total, largest = memory[task][STEPS_SPENT].tolist()
+            spent = memory[task][STEPS_SPENT].new_tensor([total + more, largest])
+            memory[task] = {**memory[task], STEPS_SPENT: spent}
     return replace(state, memory=memory)
+
+
+def _but_spent(given: Payload) -> Payload:
+    """What a server says that a client is to remember; what that has spent of its own budget is not for it to say."""
+    return {name: vector for name, vector in given.items() if name != STEPS_SPENT}
 
 
 def _told(number: float) -> bool:

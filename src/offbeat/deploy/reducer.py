@@ -495,6 +495,8 @@ class Reducer(Course[SentJob]):
             self._strike(client)
             if self.budgeted[job.task] and result.error.startswith(SPENT):
                 self._exhaust(client, job.task)
+            elif self.budgeted[job.task]:
+                ledger.tally.spend(job.task, client, job.steps)  # as its client has: a failure, too, says something
             return False
         if job.hold and job.task not in ledger.clients[client].recalls:
             raise RefusedError("uncalled", "held work that nobody asked for")

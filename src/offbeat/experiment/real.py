@@ -147,6 +147,7 @@ def plan_of(
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
     algorithm = experiment.aimed(spec.label, problems, spec.seed)
     locals_ = algorithm.trainers(problems)
+    _check_personal(personal, locals_)
     planned = [
         None if isinstance(problem, ModelOnly) else planned_steps(local, problem)
         for local, problem in zip(locals_, problems, strict=True)
@@ -235,6 +236,16 @@ def _without_count(table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return {**table, key: inner}, count
 
 
+def _check_personal(personal: Personal | None, locals_: Sequence[Local]) -> None:
+    """Raise `SettingError` if clients would report what they have learned without the noise that hides samples."""
+    for local in locals_ if personal is not None and personal.steps else ():
+        if local.by_sample:
+            raise SettingError(
+                f"evaluate.personal: its steps have no noise, and {local.label} is to hide single samples; leave it out, "
+                "or give steps = 0"
+            )
+
+
 class PartyMaker:
     """Makes a client's part of a run from its charter, as its `Partner` says."""
 
@@ -259,7 +270,8 @@ class PartyMaker:
         clock = experiment.timing.bind(len(roster), spec.seed, names) if charter["paced"] else None
 
         algorithm = experiment.algorithms[spec.label]
-        locals_ = algorithm.trainers(problems)
+        locals_, personal = algorithm.trainers(problems), judged(experiment.evaluate.personal, problems)
+        _check_personal(personal, locals_)
         return Party(
             check_name("run", str(charter["run"])),
             client,
@@ -267,7 +279,7 @@ class PartyMaker:
             problems,
             locals_,
             spec.seed,
-            HoldoutJudge(problems, locals_, number, spec.seed, judged(experiment.evaluate.personal, problems)),
+            HoldoutJudge(problems, locals_, number, spec.seed, personal),
             clock,
             float(charter["unit"]),
             str(charter["dtype"]),

@@ -9,10 +9,12 @@ The rules, before the code:
    divided by `batch`, however many were drawn. Decay, momentum and all else see the noised gradient only.
 3. Draws and noise come from the job's key in a simulation, and from the operating system in a real run, where nobody
    else may know them: the server knows the keys.
-4. A client counts its local steps over the whole run. A job that would bring it beyond `epsilon` is refused. Steps
-   count when their result is written down, before it is sent, whatever becomes of it (`deploy/client_core.py`). After
-   a lost disk one job more counts: the old copy may live on and send it.
-5. ε is about adding or removing one sample at one client, whose number of samples is public. The server may be anybody.
+4. A client counts its local steps over the whole run, for each task by itself. A job that would bring it beyond
+   `epsilon` is refused. Steps count when their result is written down, before it is sent, whatever becomes of it
+   (`deploy/client_core.py`). A job that fails counts in full. After a lost disk one job more counts: the old copy may
+   live on and send it.
+5. ε is about adding or removing one training sample at one client, whose number of samples is public. The server may be
+   anybody, as long as the experiment has `dp-sgd` with this noise: that is the server's to write.
 """
 
 from __future__ import annotations
@@ -74,6 +76,10 @@ class DPSGD(SGD):
             raise SettingError(f"epochs = {self.epochs:g}: a budget counts local steps; give steps")
         if self.accumulate > 1:
             raise SettingError(f"accumulate = {self.accumulate}: one step has one sum and its noise; give a batch")
+        if isinstance(self.batch, tuple | list):
+            raise SettingError(
+                "batch: a list has one size for each client, and jobs say whose; give one size, or a share"
+            )
         if not 1e-30 <= self.clip <= 1e30:
             raise SettingError(f"clip = {self.clip:g}: single precision keeps no such lengths; give 1e-30 to 1e30")
 
