@@ -10,7 +10,8 @@ import torch
 from offbeat.algorithms.buffer import check_memory
 from offbeat.core.errors import SettingError
 from offbeat.local.schedules import LinearDecay
-from offbeat.theory import defedavg, fedast
+from offbeat.theory import defedavg, fedast, persafl
+from offbeat.theory.advice import Arrivals
 
 
 def test_the_largest_client_step_of_fedast_without_delay_is_the_first_of_theorem_1s_two() -> None:
@@ -31,3 +32,12 @@ def test_a_table_that_does_not_fit_is_refused_with_its_size() -> None:
 def test_defaults_of_formulas_and_schedules() -> None:
     assert defedavg.DeFedAvgProblem(smoothness=1.0).delay == 1.0
     assert LinearDecay(over="version", length=4).factor(8) == 0.0
+
+
+def test_the_condition_binds_only_where_no_more_steps_than_it_asks_for_are_needed() -> None:
+    problem = persafl.MamlProblem(persafl.FedAsyncProblem(1.0), alpha=0.0, gradient=1.0, gap=1.0)  # T ≥ 64
+    for steps, binds in ((64, True), (65, False)):
+        epsilon = persafl.maml_bound(problem, steps).total
+        advice = persafl.advise(problem, Arrivals([1.0, 1.0]), staleness=0.0, epsilon=epsilon)
+        assert advice.facts["server steps T for ε"] == steps
+        assert (advice.facts["what binds"] == "the condition T ≥ 64") == binds
