@@ -30,6 +30,8 @@ from offbeat.deploy.membership import openings
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint, refold
+from offbeat.deploy.reporter import Reporter
+from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
 from offbeat.privacy.secure.calls import Call, read_call
 from offbeat.privacy.secure.member import CohortMember, begin
@@ -339,6 +341,31 @@ def test_whatever_members_say_and_whenever_the_fold_goes_on_and_is_a_function_of
         again.fold(entry)
     assert fingerprint(again.ledger) == fingerprint(talk.ledger)
     assert not talk.ledger.tally.refused.get("quarantined")
+
+
+def test_an_operator_is_told_of_cohorts_that_are_aborted_and_of_sums_that_are_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    talk, reporter = Talk(), Reporter([])
+    fold = talk.reducer.fold
+
+    def watched(entry: LogEntry) -> str:
+        was = reporter.before(talk.ledger, None)
+        code = fold(entry)
+        reporter.after(talk.ledger, None, entry, was)
+        return code
+
+    talk.reducer.fold = watched  # type: ignore[method-assign]
+    talk.ready()
+    talk.late()
+    talk.ready(attempt=1)
+    talk.deal()
+    talk.mask()
+    with caplog.at_level("WARNING"):
+        talk.reveal("c0", "c1", "c2", flip=1)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "too few members of a cohort were left" in said
+    assert "a sum cannot be opened" in said
 
 
 # What is refused before a run begins

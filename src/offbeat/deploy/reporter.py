@@ -31,6 +31,7 @@ class Before(NamedTuple):
     applied: int
     failed: int
     measured: int
+    secure: tuple[int, int, int]  # cohorts aborted, sums lost, updates cut
 
 
 class Reporter:
@@ -46,7 +47,7 @@ class Reporter:
         if client is not None:
             record = ledger.clients[client]
             own = record.present, record.epoch, record.applied, record.failed
-        return Before(ledger.begun, ledger.stopped, *own, len(self.measurements))
+        return Before(ledger.begun, ledger.stopped, *own, len(self.measurements), _secure(ledger))
 
     def after(self, ledger: Ledger, client: int | None, entry: LogEntry, was: Before) -> None:
         """Write what the entry has changed."""
@@ -56,6 +57,9 @@ class Reporter:
             self._own(ledger, *_opened(entry.data))
         if ledger.begun and not was.begun:
             note("begins", clients=len(_there(ledger)))
+        for before, now, said in zip(was.secure, _secure(ledger), _SECURE, strict=True):
+            if now > before and rare(now):
+                note(said, "warning", so_far=now)
         for measured in self.measurements[was.measured :]:
             self._measured(measured)
         if ledger.stopped and not was.stopped:
@@ -107,6 +111,17 @@ class Reporter:
         task = {"task": measured.task} if measured.task else {}
         fields = {"time": round(measured.time, 1), "updates": measured.updates, **task, **metrics}
         note("evaluated", "info" if shown else "debug", **fields)
+
+
+_SECURE = (
+    "too few members of a cohort were left; the others come again with fresh keys",
+    "a sum cannot be opened, and its updates are lost",
+    "numbers of an update were too large, and a part of it is lost; give fewer secure.bits, or clip",
+)
+
+
+def _secure(ledger: Ledger) -> tuple[int, int, int]:
+    return ledger.aborted, ledger.unopened, ledger.tally.cut
 
 
 def waiting(ledger: Ledger) -> str:
