@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from faults import freeze, same, thaw
 from logs import Log, plan
+from served import Served, staged, until
 
 from offbeat.algorithms import AREA, FedAsync
 from offbeat.core.errors import FolderError, HandlerError
@@ -16,6 +18,7 @@ from offbeat.core.events import Job, Update
 from offbeat.core.server import Commands, View
 from offbeat.deploy import past, reducer as module
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
+from offbeat.deploy.gate import BURST
 from offbeat.deploy.membership import openings
 from offbeat.deploy.reducer import Reducer
 from offbeat.watch.history import History
@@ -238,3 +241,17 @@ def test_a_log_of_another_version_stops_the_fold_with_both_versions() -> None:
     log = Log(plan(FedAsync(lr=0.1)))
     with pytest.raises(FolderError, match=r"the log of run has version: a message of protocol version '1'.*version 2"):
         log.raw("", b"OBT1" + openings(log.reducer.plan)[0][4:])
+
+
+def test_who_sets_off_a_failure_waits_before_the_next(tmp_path: Path) -> None:
+    """To undo an entry, 1,000 are folded again: a client that knows of a bug must not do so 50 times a second."""
+
+    async def act(served: Served) -> None:
+        server, _ = await served.serve()
+        for name in ("alice", "bob"):  # the second one's greetings fail
+            await served.join(name)
+        await until(lambda: server.ledger.tally.refused.get("quarantined"))
+        assert server.gate.budgets["bob"].messages < BURST / 2
+        assert server.gate.budgets["alice"].messages > BURST / 2
+
+    staged(Served(tmp_path, server=Fragile(size=1, fails="joined")), act)

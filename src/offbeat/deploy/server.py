@@ -21,7 +21,7 @@ from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.envelope import OVERHEAD
-from offbeat.deploy.gate import USELESS, Gate
+from offbeat.deploy.gate import BURST, USELESS, Gate
 from offbeat.deploy.helping import write_helping
 from offbeat.deploy.intake import Intake, acknowledge, rare
 from offbeat.deploy.journal import (
@@ -463,7 +463,8 @@ class RunServer:
         code = self.core.code
         self.reporter.after(self.ledger, client, entry, before)
         if entry.sender and code != APPLIED and entry.sender in self.gate.budgets:
-            self.gate.budgets[entry.sender].spend(len(entry.data), USELESS - 1)
+            cost = BURST if code == "quarantined" else USELESS - 1  # to undo an entry, many are folded again
+            self.gate.budgets[entry.sender].spend(len(entry.data), cost)
         if code not in ("", APPLIED) and rare(self.ledger.tally.refused.get(code, 1)):
             note("refused", client=entry.sender, code=code, position=entry.seq, bytes=len(entry.data))
         if code == "quarantined":
