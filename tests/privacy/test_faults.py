@@ -12,7 +12,9 @@ from budgeted import BUDGETED, CLIP, Budgeted, Z
 from faults import Bugs
 
 from offbeat.core.guard import Contributions
+from offbeat.core.local import STEPS_SPENT
 from offbeat.core.vectors import Vector
+from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.effects import Effect
@@ -93,6 +95,20 @@ class BeginsAnew(ClientCore):
         return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), self.assignment)
 
 
+class IgnoresTheOldCopy(ClientCore):
+    """A client that has lost its disk counts nothing for the copy of it that may live on and send a result."""
+
+    def recovered(self, data: bytes | None, now: float) -> list[Effect]:
+        self.anew = not self.comparing
+        return super().recovered(data, now)
+
+    def _renew(self, state: ClientState, assignment: Assignment) -> list[Effect]:
+        if getattr(self, "anew", False):
+            total, largest = state.memory[0][STEPS_SPENT].tolist()
+            state = replace(state, memory={0: {STEPS_SPENT: torch.tensor([total - largest, largest])}})
+        return super()._renew(state, assignment)
+
+
 LATE = ChargesAfterRelease(CLIP, Noise(10**6, multiplier=Z))
 
 
@@ -104,8 +120,9 @@ LATE = ChargesAfterRelease(CLIP, Noise(10**6, multiplier=Z))
         ("private", None, Quiet(CLIP, Noise(10**6, multiplier=Z))),
         ("own", Bugs(core=ChargesWhenApplied), None),
         ("own", Bugs(core=BeginsAnew), None),
+        ("own", Bugs(core=IgnoresTheOldCopy), None),
     ],
-    ids=["charged after release", "the same, AREA", "a sum without noise", "refused for nothing", "disk lost"],
+    ids=["charged after release", "the same, AREA", "a sum without noise", "refused for nothing", "disk lost", "copy"],
 )
 def test_a_planted_mistake_is_caught(algorithm: str, bugs: Bugs | None, guard: Any) -> None:
-    assert any(Budgeted(seed, algorithm, bugs, guard=guard).run().violations for seed in range(3))
+    assert any(Budgeted(seed, algorithm, bugs, guard=guard).run().violations for seed in range(10))
