@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from worlds import same_world, through_text
 
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core.course import Until
+from offbeat.core.errors import InterruptedRunError
 from offbeat.core.server import Algorithm
 from offbeat.core.vectors import materialise
 from offbeat.local.sgd import SGD
@@ -21,8 +23,10 @@ from offbeat.simulate.lazy import Arenas, LazyArena
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare
+from offbeat.simulate.world import World
 from offbeat.timing import Exponential, OnOff, Times
 from offbeat.watch.history import History
+from offbeat.watch.session import Patience, drive
 
 NOISY = Quadratic(N, dim=5, convexity=0.2, noise=0.5)
 MANY = Quadratic(100, dim=5, noise=0.5)
@@ -95,6 +99,22 @@ def test_a_run_saved_where_nothing_is_owed_ends_bit_for_bit_like_one_that_was_no
             break
     resumed = lazy(MANY, FEDBUFF, Times(Exponential(1.0)), Until(updates=400), world=through_text(run.world))
     assert same_world(world, resumed.run())
+
+
+def test_a_run_that_is_stopped_while_it_owes_goes_on_until_it_does_not(tmp_path: Path) -> None:
+    patience = Patience()
+
+    def make(watchers: Any, world: World | None) -> Simulation:
+        run = lazy(MANY, FEDBUFF, Times(Exponential(1.0)), Until(updates=400), watchers=watchers, world=world)
+        if world is None:
+            pay = run.computing.blocked  # asked only while something is owed
+            run.computing.blocked = lambda: patience.__setattr__("asked", True) or pay()  # type: ignore[method-assign]
+        return run
+
+    with pytest.raises(InterruptedRunError, match="and saved"):
+        drive(make, tmp_path, patience=patience)
+    resumed, _, _ = drive(make, tmp_path)
+    assert same_world(lazy(MANY, FEDBUFF, Times(Exponential(1.0)), Until(updates=400)).run(), resumed.world)
 
 
 def test_reading_a_value_has_it_computed_and_rows_in_use_are_not_given_away() -> None:
