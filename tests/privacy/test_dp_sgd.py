@@ -274,9 +274,10 @@ def test_clients_report_nothing_that_they_have_learned_without_noise() -> None:
     assert PartyMaker().party({**told, "experiment": asked}, "a").client == "a"
 
 
-def test_noise_that_allows_not_one_step_is_refused() -> None:
+@pytest.mark.parametrize("multiplier", [0.1, 0.02, 0.001])
+def test_noise_that_allows_not_one_step_is_refused(multiplier: float) -> None:
     with pytest.raises(SettingError, match="a single step"):
-        DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(0.1, 0.5)).allowance(20, 5)
+        DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(multiplier, 0.5)).allowance(20, 5)
 
 
 def test_plain_sgd_has_no_budget() -> None:

@@ -25,6 +25,7 @@ from offbeat.core.errors import SettingError
 
 _LARGEST = 1e6  # ε beyond which nothing is claimed
 _COARSEST, _FINEST = 5e-4, 1e-5  # spacing of the grid of privacy losses
+_BEYOND = 600.0  # losses beyond it count as without bound; e to this power is a number
 _STRAY = 1e-4  # of δ: what may lie beyond the ends of the grid; it is added to δ
 
 Numbers = npt.NDArray[np.float64]
@@ -177,10 +178,10 @@ def _tail(x: Numbers) -> Numbers:
 
 
 def _farthest(of: Callable[[Numbers], Numbers], least: float) -> float:
-    """Where something that falls is below a number."""
+    """Where something that falls is below a number, or where `_BEYOND` is."""
     at = 1.0
-    while float(of(np.array([at]))[0]) > least and at < 700.0:
-        at *= 1.25
+    while float(of(np.array([at]))[0]) > least and at < _BEYOND:
+        at = min(1.25 * at, _BEYOND)
     return at
 
 
@@ -189,7 +190,7 @@ def _reach(losses: Numbers, masses: Numbers, steps: int, least: float) -> float:
     best = inf
     for power in np.geomspace(1e-3, 60.0, 60):
         shift = float(np.max(losses))
-        moment = power * shift + log(float(np.sum(masses * np.exp(power * (losses - shift)))))
+        moment = power * shift + log(max(float(np.sum(masses * np.exp(power * (losses - shift)))), 1e-300))
         best = min(best, (steps * moment - log(least)) / power)
     return best
 
@@ -203,6 +204,6 @@ def _epsilon_from(losses: Numbers, masses: Numbers, lost: float, delta: float) -
 
     def holds(epsilon: float) -> bool:
         at = int(np.searchsorted(losses, epsilon, side="right"))
-        return at >= len(losses) or lost + above[at] - exp(epsilon) * scaled[at] <= delta
+        return at >= len(losses) or lost + above[at] - exp(min(epsilon, _BEYOND)) * scaled[at] <= delta
 
     return 0.0 if holds(0.0) else _smallest(holds, _LARGEST)
