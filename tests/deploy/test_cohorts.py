@@ -243,6 +243,18 @@ def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run() -> None:
     assert talk.gathering.number == 2
 
 
+def test_sealed_shares_that_nobody_can_open_abort_the_cohort_and_no_update_is_lost() -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal("c0", "c1", "c2")
+    talk.add("c3", "dealt", {"shares": bytes(246)}, number=1)
+    with pytest.raises(TicketError, match="the shares of member 3"):
+        talk.mask("c0")
+    talk.late()
+    assert (talk.ledger.aborted, talk.ledger.unopened, talk.ledger.stopped) == (1, 0, "")
+    assert [record.attempt for record in talk.ledger.clients] == [1] * 4
+
+
 def test_under_area_a_sum_that_is_lost_ends_the_run() -> None:
     talk = Talk(AREA(size=4))
     talk.ready()

@@ -17,6 +17,7 @@ from offbeat.core.local import Local, planned_steps
 from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
+from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits as Limits
@@ -147,7 +148,7 @@ def plan_of(
         raise SettingError(f"the experiment has {problems[0].clients} clients and the roster {len(roster)}")
     algorithm = experiment.aimed(spec.label, problems, spec.seed)
     locals_ = algorithm.trainers(problems)
-    _check_personal(personal, locals_)
+    _check_hidden(personal, algorithm.secure, locals_)
     planned = [
         None if isinstance(problem, ModelOnly) else planned_steps(local, problem)
         for local, problem in zip(locals_, problems, strict=True)
@@ -236,13 +237,18 @@ def _without_count(table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return {**table, key: inner}, count
 
 
-def _check_personal(personal: Personal | None, locals_: Sequence[Local]) -> None:
-    """Raise `SettingError` if clients would report what they have learned without the noise that hides samples."""
-    for local in locals_ if personal is not None and personal.steps else ():
-        if local.by_sample:
+def _check_hidden(personal: Personal | None, secure: Secure | None, locals_: Sequence[Local]) -> None:
+    """Raise `SettingError` if what clients send would show what noise or sums are to hide."""
+    for local in locals_:
+        if local.by_sample and personal is not None and personal.steps:
             raise SettingError(
-                f"evaluate.personal: its steps have no noise, and {local.label} is to hide single samples; leave it out, "
-                "or give steps = 0"
+                f"evaluate.personal: its steps have no noise, and {local.label} is to hide single samples; leave it "
+                "out, or give steps = 0"
+            )
+        if secure is not None and secure.bound is None and local.batch is None and not local.by_sample:
+            raise SettingError(
+                "secure: without batch, a client sends the same update again while the model is the same, and two sums "
+                "that differ in one client would show that client's; give a batch"
             )
 
 
@@ -271,7 +277,7 @@ class PartyMaker:
 
         algorithm = experiment.algorithms[spec.label]
         locals_, personal = algorithm.trainers(problems), judged(experiment.evaluate.personal, problems)
-        _check_personal(personal, locals_)
+        _check_hidden(personal, algorithm.secure, locals_)
         return Party(
             check_name("run", str(charter["run"])),
             client,
