@@ -143,14 +143,14 @@ def test_bad_keys_and_values_are_one_clear_line_before_anything_runs(says: str, 
 
 
 def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
-    with pytest.raises(OffbeatError, match=r"sweep\.seed and trials both say"):
+    with pytest.raises(OffbeatError, match=r"sweep\.seed and trials both set"):
         grid("seed = [1]", top="trials = 2")
 
 
 def test_what_a_sweep_needs_and_what_it_cannot_have(tmp_path: Path) -> None:
     assert "has no [sweep] table" in sweep(tmp_path, QUADRATIC).err
     assert "best = 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
-    assert "say --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
+    assert "use --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
     broken = sweep(tmp_path, DIGITS + RATES, "--set", "problem.data=own")
     assert broken.code == 1
     assert not (tmp_path / "out").exists()
