@@ -9,7 +9,7 @@ from pathlib import Path
 from offbeat import __version__
 from offbeat.suite.definition import Suite, task_names
 from offbeat.suite.result import SuiteResult
-from offbeat.suite.tables import Table, tables
+from offbeat.suite.tables import SuiteTable, tables
 from offbeat.watch.files import write_text
 
 _READING = (
@@ -93,7 +93,7 @@ def page(result: SuiteResult, suite: Suite | None = None) -> str:
     )
 
 
-def _section(at: int, table: Table, result: SuiteResult) -> str:
+def _section(at: int, table: SuiteTable, result: SuiteResult) -> str:
     heads = "".join(f'<th scope="col">{_broken(name)}</th>' for name in table.head)
     rows = "".join(
         f'<tr{" class=own" if row[0] in result.own else ""}><th scope="row">{_broken(row[0])}</th>'

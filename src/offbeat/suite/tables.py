@@ -18,7 +18,7 @@ _RANKED = "area"  # always known, and it says more than one point of a curve
 _WON = ("area", "time", "worst")
 
 
-class Table(NamedTuple):
+class SuiteTable(NamedTuple):
     """name: a short title.   body: rows of text, of one or two lines."""
 
     name: str
@@ -32,18 +32,18 @@ def column(method: MethodScores, score: str) -> list[float | None]:
     return [getattr(each, score) for each in method.seeds]
 
 
-def tables(result: SuiteResult, suite: Suite | None = None) -> Iterator[Table]:
+def tables(result: SuiteResult, suite: Suite | None = None) -> Iterator[SuiteTable]:
     """Who wins where, the user's methods, all places, and a table for each cell."""
-    yield Table("Who wins where", "Who wins where", *winners(result))
+    yield SuiteTable("Who wins where", "Who wins where", *winners(result))
     for label in result.own:
-        yield Table(f"Where {label} wins", f"Where {label} wins, and where it loses", *verdicts(result, label))
-    yield Table("Places", "Places by the area under the curve", *overview(result))
+        yield SuiteTable(f"Where {label} wins", f"Where {label} wins, and where it loses", *verdicts(result, label))
+    yield SuiteTable("Places", "Places by the area under the curve", *overview(result))
     for cell in result.compared:
         found = result.cells[cell]
         title = f"{found.task}, {found.clock}"
         if suite is not None and found.task in suite.tasks and found.clock in suite.clocks:
             title = f"{suite.tasks[found.task].title}. {suite.clocks[found.clock].title}"
-        yield Table(cell, title, *cell_table(result, cell))
+        yield SuiteTable(cell, title, *cell_table(result, cell))
 
 
 def cell_table(result: SuiteResult, cell: str) -> tuple[list[str], list[list[str]]]:
