@@ -337,9 +337,10 @@ class Broken:
         server_core = self.core
         try:
             for effect in step(server_core):
-                self.perhaps_crash("server", "before", type(effect).__name__, 0.004)
+                often = 0.04 if isinstance(effect, server_side.Put) else 0.004  # few models are large
+                self.perhaps_crash("server", "before", type(effect).__name__, often)
                 self.obey_server(effect)
-                self.perhaps_crash("server", "after", type(effect).__name__, 0.004)
+                self.perhaps_crash("server", "after", type(effect).__name__, often)
         except CrashError:
             self.crash_server()
 
