@@ -18,6 +18,7 @@ from offbeat.core.errors import SettingError, SpentError
 from offbeat.core.events import Job
 from offbeat.core.local import STEPS_SPENT, Work, allowed_steps
 from offbeat.core.server import Algorithm
+from offbeat.data.base import Normalised
 from offbeat.deploy.client_data import ClientProblem, dataset
 from offbeat.deploy.train import Training
 from offbeat.experiment.experiment import Experiment
@@ -215,6 +216,17 @@ def test_a_client_that_brings_its_data_is_checked_and_has_a_budget_by_its_own_sa
     while training.step():
         pass
     assert training.result()[1][STEPS_SPENT].tolist() == [2.0, 2.0]
+
+
+def test_inputs_that_are_scaled_by_all_samples_are_refused() -> None:
+    local, made = DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0)), problem()
+    for way in ("standard", "signed", Normalised((0.5,), (0.5,))):
+        scaled = Supervised(made.data.as_inputs(way), Net(), [np.arange(20)])
+        if way == "standard":
+            with pytest.raises(SettingError, match="by all the others, without noise"):
+                scaled.pair(local)
+        else:
+            assert scaled.pair(local) is local
 
 
 def test_a_server_to_which_clients_would_report_losses_without_noise_is_refused() -> None:

@@ -65,6 +65,7 @@ class Dataset:
     target: str = "y"
     owners: tuple[str, ...] = ()
     tokens: Tokeniser | None = None
+    fitted: bool = False  # whether inputs are scaled by numbers that were computed from all training samples
     _made: dict[str | Normalised, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class Dataset:
             train, test = self.train, self.test
             for name in self.inputs:
                 train, test = self._ranged(name, train, test, way)
-            self._made[way] = replace(self, train=train, test=test, _made={})
+            self._made[way] = replace(self, train=train, test=test, fitted=way == "standard", _made={})
         return self._made[way]
 
     def _ranged(self, name: str, train: Samples, test: Samples, way: str | Normalised) -> tuple[Stored, Stored]:

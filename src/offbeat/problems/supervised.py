@@ -478,6 +478,11 @@ class Supervised:
 
     def check_by_sample(self, label: str) -> None:
         """Raise `SettingError` where a sample has no gradient of its own."""
+        if self.data.fitted:
+            raise SettingError(
+                f'{label}: inputs = "standard" scales each sample of {self.name} by all the others, without noise; '
+                "give a mean and a standard deviation that are public"
+            )
         layers = zip(self.flat.module.named_modules(), self.flat.modes, strict=True)
         mixing = [name for (name, layer), training in layers if training and isinstance(layer, _BatchNorm)]
         if self.flat.running is not None or mixing:
