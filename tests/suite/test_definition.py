@@ -108,3 +108,11 @@ def test_a_class_that_is_none_is_one_line(place: str, words: str) -> None:
 def test_a_server_that_wants_gradients_gets_them() -> None:
     assert definition.own_method("offbeat.algorithms:AsySG", {"lr": 0.1}).local == "gradient"
     assert definition.own_method("offbeat.algorithms:FedAsync").local == "sgd"
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_result_depends_on_the_digests_of_its_own_tasks_alone() -> None:
+    suite = definition.load("v1")
+    ours = suite.only(["tabular"]).digests
+    assert ours == suite.digests_of(["tabular"])
+    assert set(ours) == {"tasks.toml, tabular", "clocks.toml", "methods.toml", "protocol.toml"}

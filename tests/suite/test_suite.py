@@ -66,7 +66,7 @@ def test_the_result_holds_every_seed_of_every_method_and_its_settings(run: Path)
         assert [each.seed for each in method.seeds] == [0, 1, 2]
         assert len(method.settings) == 1
         assert all(each.area is not None and each.worst is not None for each in method.seeds)
-    assert found.digests == definition.load("v1").digests
+    assert found.digests == definition.load("v1").digests_of(["tabular"])
     assert found.own["mine"][0] == "mine.py"
     assert found.sources["mine.py"] == MINE
 
@@ -101,7 +101,9 @@ def _step(lr: float) -> dict[str, float]:
         (lambda r: r["cells"]["tabular/equal"]["methods"]["fedavg"]["seeds"][0].update(updates=1), "1 updates stated"),
         (lambda r: _equal(r)["methods"]["mine"].update(settings=_step(1e-5)), "mine, seed 0"),
         (lambda r: _equal(r)["methods"]["fedavg"].update(settings=_step(1e-5)), "settings are none that the suite"),
-        (lambda r: r["digests"].update({"tasks.toml": "0"}), "of another suite"),
+        (lambda r: r["digests"].update({"tasks.toml, tabular": "0"}), "of another suite"),
+        (lambda r: r["digests"].pop("tasks.toml, tabular"), "of another suite"),
+        (lambda r: r["digests"].pop("protocol.toml"), "of another suite"),
         (lambda r: r["sources"].update({"mine.py": MINE + "# other\n"}), "its text is not that of the digest"),
         (
             lambda r: r["cells"]["tabular/equal"]["experiment"]["until"].update(time=0.5),

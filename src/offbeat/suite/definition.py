@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -96,6 +96,7 @@ class SuiteMethod:
 class Suite:
     """A version of the suite at a scale, with the methods that take part.
 
+    digests: of the files, and of each task alone, so that a result does not depend on tasks that are not in it.
     cells: `TASK/CLOCK`; the reference on one machine is one for each task.   omitted: what is left out, and why.
     """
 
@@ -124,7 +125,13 @@ class Suite:
         cells = {cell for cell in self.cells if {cell, *cell.split("/")} & set(wanted)}
         tasks = {cell.partition("/")[0] for cell in cells}
         kept = [cell for cell in self.cells if cell in cells or cell in {f"{name}/{CENTRALISED}" for name in tasks}]
-        return replace(self, tasks={name: t for name, t in self.tasks.items() if name in tasks}, cells=kept, omitted=())
+        left = {name: task for name, task in self.tasks.items() if name in tasks}
+        return replace(self, tasks=left, digests=self.digests_of(left), cells=kept, omitted=())
+
+    def digests_of(self, tasks: Collection[str]) -> dict[str, str]:
+        """The digests of these tasks, and of the files that all share."""
+        others = {_digest_name(name) for name in self.tasks if name not in tasks}
+        return {name: text for name, text in self.digests.items() if name not in others}
 
     def labels(self, cell: str) -> list[str]:
         """The methods of a cell; clients that only send gradients train no personal parts."""
@@ -214,10 +221,18 @@ def load(version: str = "v1", scale: Scale = "full", own: Sequence[SuiteMethod] 
         {name: _clock(name, table) for name, table in clocks.items()},
         {**ours, **{method.label: method for method in own}},
         chosen,
-        digests,
+        {**{_digest_name(name): _digest(tasks[name]) for name in found}, **{name: digests[name] for name in FILES[1:]}},
         [f"{task}/{clock}" for task in found for clock in (CENTRALISED, *clocks)],
         omitted,
     )
+
+
+def _digest_name(task: str) -> str:
+    return f"tasks.toml, {task}"
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _task(name: str, table: Mapping[str, Any], scale: Scale, budget: int) -> SuiteTask:
