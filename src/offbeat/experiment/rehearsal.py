@@ -28,6 +28,7 @@ from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Simulation
 
 _LARGE = 1.2  # a quarter of the step size is called better if the loss would be so many times lower
+_PATIENCE = 10  # times the trial's seconds, to wait for the first update
 _WARM = 0.25  # share of the trial's seconds that may be slower than the rest
 _MANY = 10_000  # evaluations of one run
 _FAR = 10.0  # means and standard deviations of a column that make steps difficult
@@ -126,11 +127,14 @@ def _try(
         simulation = session.simulation(spec)
         before, _ = _loss(simulation)
         over, error, world = False, None, simulation.world
-        began = time.perf_counter()
+        began = start = time.perf_counter()
         warm = began, 0.0  # when it was under way, and how far: the first calls of a model take longer than later ones
         try:
-            while not over and world.now < end and (wall := time.perf_counter() - began) < seconds:
+            while not over and world.now < end and (wall := time.perf_counter() - start) < seconds:
+                waited = not world.tally.updates
                 over = simulation.advance(1)
+                if waited and time.perf_counter() - began < _PATIENCE * seconds:
+                    start = time.perf_counter()  # choosing an executor, or a busy machine, takes nothing off the trial
                 if warm[1] == 0.0 and wall > _WARM * seconds:
                     warm = time.perf_counter(), _share(simulation)
             wall = time.perf_counter() - began
