@@ -12,7 +12,7 @@ from offbeat.core.local import STEPS_SPENT
 from offbeat.deploy import effects
 from offbeat.deploy.assignment import Models, write_assignment
 from offbeat.deploy.client_core import ClientCore
-from offbeat.deploy.client_state import ClientState, read_client_state, write_client_state
+from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.effects import Effect
 
 FIRST, OWN = torch.zeros(2), torch.ones(2)
@@ -71,6 +71,26 @@ def test_a_job_that_has_failed_is_charged_and_one_that_was_refused_is_not() -> N
         (saved, *_) = client.failed(train.job, reason, 0.0)
         assert isinstance(saved, effects.Save)
         assert read_client_state(saved.data).memory[0][STEPS_SPENT].tolist() == [expected, 3.0]
+
+
+def test_what_a_lost_disk_costs_is_not_given_back_by_the_verdict_on_the_message_before() -> None:
+    """The other machine lives on: its message is settled, and it can send one more."""
+    log = Log(plan(FedAsync())).begin()
+    client = ClientCore("run", "a", [{STEPS_SPENT: torch.zeros(2)}], lambda: "next", retry=1e9, beat=1e9)
+
+    def assignment() -> bytes:
+        return write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None)
+
+    client.hear(assignment(), 0.0)
+    log.result("a", 1, log.reducer.ledger.clients[0].queue[0], 1.0)
+    spent = {STEPS_SPENT: torch.tensor([9.0, 3.0])}
+    pending = PendingResult(1, 1, 0, 0, log.entries[-1].data, spent)
+    left = ClientState("run", "a", 1, "a", True, 1, settled=(1, 0), memory={0: spent}, pending=pending)
+    client.recovered(write_client_state(left), 0.0)
+    client.hear(assignment(), 0.0)
+    assert client.state is not None
+    assert (client.state.settled, client.state.pending) == ((1, 1), None)
+    assert client.state.memory[0][STEPS_SPENT].tolist() == [12.0, 3.0]
 
 
 def test_without_a_disk_it_comes_from_the_copy_that_the_backup_has() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from offbeat.core.local import STEPS_SPENT
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
@@ -69,7 +70,7 @@ class ClientState(ClientStateHeader):
         ):
             memory, members = self.memory, self.members
             if assignment.verdict == APPLIED and pending.memory is not None:
-                memory = {**memory, pending.task: pending.memory}
+                memory = {**memory, pending.task: {**pending.memory, **_spent(memory.get(pending.task, {}))}}
             if assignment.verdict == APPLIED and pending.heard:
                 members = {**members, pending.cohort: pending.member}
             return replace(self, memory=memory, pending=None, settled=assignment.last, members=members)
@@ -151,6 +152,11 @@ def read_client_state(data: bytes) -> ClientState:
         )
     except (KeyError, TypeError, ValueError, IndexError):
         raise RefusedError("malformed", "not a client's state of this version") from None
+
+
+def _spent(memory: Payload) -> Payload:
+    """What a client has spent of its own budget, which no verdict changes: it was charged when it was written down."""
+    return {STEPS_SPENT: memory[STEPS_SPENT]} if STEPS_SPENT in memory else {}
 
 
 def _whole(value: Any) -> int:
