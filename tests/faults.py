@@ -623,9 +623,8 @@ class Broken:
     def gives_way(self, node: Node, error: str) -> bool:
         """Whether a machine stops for the one that it replaced: if the old one has to come back under a new epoch, too,
         because its disk was put back from a backup, either may be first. The other is the client from then on."""
-        assert node.core is not None
-        assert node.core.state is not None
-        assert node.core.assignment is not None
+        if node.core is None or node.core.state is None or node.core.assignment is None:
+            return False
         rivals = [each for each in self.zombies if each.index == node.index and each.rival and each.disk is not None]
         for rival in rivals:
             nonce = read_client_state(rival.disk or b"").nonce

@@ -130,7 +130,7 @@ def test_a_setting_of_one_experiment_is_not_asked_of_the_others(file: Path, tmp_
     assert json.loads((tmp_path / "out" / "outcome.json").read_text())["seeds"] == {"main": [0]}
     done = offbeat("reproduce", file, "--out", tmp_path / "both", *words[2:])
     assert done.code == 1
-    assert "experiment other: algorithm.area.size = 2: 'area' chooses nothing" in done.err
+    assert "experiment other: algorithm.area.size = 2: 'area' matches none of fedavg" in done.err
     assert "--only runs some of the experiments" in done.err
     assert not (tmp_path / "both").exists()
 

@@ -85,7 +85,7 @@ class AppliesRepeated(Reducer):
         record.seq = result.seq - 1
         return False
 
-    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
+    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
         done = self.__dict__.setdefault("done", {})
         flight = self.ledger.flights.get(result.job)
         if flight is None and result.job in done:  # the job is applied as often as it comes
@@ -93,7 +93,7 @@ class AppliesRepeated(Reducer):
             self.ledger.clients[client].queue.append(result.job)
         elif flight is not None:
             done[result.job] = flight
-        super()._settle(client, result, message)
+        return super()._waits(client, result, message, digest)
 
 
 class TakesOldEpochs(Reducer):
@@ -130,21 +130,21 @@ class TakesCancelled(Reducer):
 
         self.stop_jobs, self.gone = cancel, gone
 
-    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
+    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
         record = self.ledger.clients[client]
         if result.job in record.cancelled and result.job in self.gone:
             self.ledger.flights[result.job] = self.gone[result.job]
             record.queue.append(result.job)
-        super()._settle(client, result, message)
+        return super()._waits(client, result, message, digest)
 
 
 class LosesCancelled(Reducer):
     """A cancelled job is reported as lost when its result comes after all."""
 
-    def _settle(self, client: int, result: wire.Trained, message: wire.Message) -> None:
+    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
         if result.job in self.ledger.clients[client].cancelled:
             self.lost(SentJob(Job(result.job, client, 0, 0, 1, 1.0, 0), None, 0.0, 0.0), "cancelled")
-        super()._settle(client, result, message)
+        return super()._waits(client, result, message, digest)
 
 
 class WorksOn(ClientCore):

@@ -279,7 +279,7 @@ def test_the_first_line_takes_a_second_of_processor_time_at_most_and_no_torch(
 ) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
     process = subprocess.run(
-        [sys.executable, "-c", FIRST_LINE, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-s", "-c", FIRST_LINE, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     line, spent, torch = json.loads(process.stdout)
     assert (torch, spent < 1.0) == (False, True), (line, spent)

@@ -13,18 +13,20 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import wire
 from offbeat.deploy.connection import FAILURES
-from offbeat.deploy.effects import Progress
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
 from offbeat.deploy.gate import USELESS, Gate
 from offbeat.deploy.journal import UncertainError
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link, as_json
 from offbeat.deploy.wire import RefusedError
+
+if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loaded
+    from offbeat.deploy.effects import Progress
 
 SERVER = "server"  # stands where a client's account stands in the subjects of whoever holds the server's keys
 FRESH = 120.0  # seconds for which such a question counts
