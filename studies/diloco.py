@@ -37,13 +37,11 @@ from offbeat.data.texts import windows
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.intervals import SeedMean, difference, estimate
 from offbeat.experiment.overrides import override
-from offbeat.experiment.session import Problems, Session
-from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
-from offbeat.simulate.threads import computing, use
+from offbeat.simulate.threads import computing
 from offbeat.watch.history import History
+from studies.in_memory import InMemory, recorded, write
 
 STEPS, UPDATES = 32, 200  # local steps of a job; updates of four workers of equal speed, each step of which takes 1 s
 TIME = STEPS * UPDATES / 4.0
@@ -197,10 +195,9 @@ class Bench:
     """The runs of a part as one program. A run is known by (method, outer step size, seed)."""
 
     def __init__(self, path: Path, part: Part, given: argparse.Namespace, end: float) -> None:
-        self.path, self.part, self.given, self.end = path, part, given, end
-        self.runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
-        self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()
-        self.at_work: dict[int, tuple[dict[str, Any], History, float]] = {}
+        self.path, self.part, self.given = path, part, given
+        self.runs, self.memory = recorded(path), InMemory(end - time.monotonic())
+        self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
 
     def work(self) -> None:
         """Tune, then judge; the parts about staleness also with the step size that is best without it."""
@@ -219,7 +216,7 @@ class Bench:
         makers = ((number, partial(self._make, number, *each)) for number, each in enumerate(left))
         began = time.monotonic()
         for _ in Program(makers, self._over, WIDTHS.get(self.given.device, 64)).rounds():
-            if time.monotonic() > self.end:
+            if self.memory.late:
                 raise SystemExit(3)
         if left:
             print(f"{self.part.name}: {len(left)} runs in {time.monotonic() - began:.0f} s", flush=True)
@@ -227,23 +224,14 @@ class Bench:
     def _make(self, number: int, method: str, outer: float, seed: int) -> Simulation:
         experiment = Experiment.parse(table(self.part, method, outer, seed, self.given))
         history = History()
-        self.at_work[number] = {"method": method, "outer": outer, "seed": seed}, history, time.monotonic()
-        session = Session(experiment, self.problems)
-        run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
-        use(run.problems, experiment.threads, experiment.precision, 1)
-        return run
-
-    def _executor(self, made: Executor) -> Executor:
-        return self.executors.setdefault(made.stacked, made)
+        self.at_work[number] = {"method": method, "outer": outer, "seed": seed}, history
+        return self.memory.make(experiment, history)
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
-        known, history, _ = self.at_work.pop(number)
+        known, history = self.at_work.pop(number)
         rows = [[float(f"{x:.5g}") for x in (m.time, m.updates, m.metrics["loss"])] for m in history.measurements]
         self.runs.append({**known, "diverged": error is not None, "curve": rows})
-        replacement = self.path.with_suffix(".new")
-        content = {"part": self.part.name, "columns": ["time", "updates", "loss"], "runs": self.runs}
-        replacement.write_text(json.dumps(content, separators=(",", ":")))
-        replacement.replace(self.path)
+        write(self.path, {"part": self.part.name, "columns": ["time", "updates", "loss"], "runs": self.runs})
 
 
 def loss(run: Mapping[str, Any], at: float = float("inf"), column: int = 0) -> float:
