@@ -105,6 +105,13 @@ def test_a_run_that_falls_short_costs_more_the_farther_it_is() -> None:
     assert tuning.cost(near, "accuracy") == -0.6
 
 
+def test_a_run_that_reaches_the_value_and_ends_worse_than_it_began_has_diverged() -> None:
+    curve = tuple(Measurement(0, float(t), t, t, {"r2": value}) for t, value in enumerate((-0.1, 0.7, -3.0)))
+    run = ob.Result("a", 0, time=2.0, metrics={"r2": -3.0}, measured=(Metric("r2", higher=True),), curve=curve)
+    assert tuning.cost(run, "time:r2=0.6") == inf
+    assert tuning.cost(replace(run, metrics={"r2": 0.7}, curve=curve[:2], tasks=()), "time:r2=0.6") == 1.0
+
+
 def test_an_even_spread_uses_every_part_of_a_range_once() -> None:
     axes = {"a": Values(0.01, 100.0), "b": Values(1, 9, log=False), "c": ["x", "y"]}
     found = Latin(axes, 0).ask(9)

@@ -156,6 +156,19 @@ def test_only_the_first_clients_are_judged_if_asked() -> None:
         assert few.each == many.each[:5]
 
 
+@pytest.mark.parametrize("until", [Until(time=3.0), Until(time=2.7), Until(updates=40), Until(time=9.0, accuracy=0.3)])
+def test_personal_models_are_evaluated_at_the_end_alone_if_asked(until: Until) -> None:
+    always, once = (
+        run(DIGITS, FedAsync(lr=0.3), LOCALS["sgd"], TIMES, until, evaluate=Evaluate(1.0, personal=personal)).history
+        for personal in (Personal(steps=1), Personal(steps=1, last=True))
+    )
+    assert once[-1] == always[-1]
+    assert [bool(m.each) for m in once] == [False] * (len(once) - 1) + [True]
+    before = [m.metrics["accuracy"] for m in always]
+    assert len(before) > 1
+    assert [m.metrics["accuracy"] for m in once if not m.each] == before[: len(once) - 1]
+
+
 def test_problems_without_test_shares_and_impossible_budgets_are_refused() -> None:
     with pytest.raises(SettingError, match="have no test data of their own"):
         run(Quadratic(3), FedAvg(), SGD(lr=0.1), TIMES, Until(updates=1), evaluate=Evaluate(personal=Personal()))

@@ -165,6 +165,22 @@ def test_the_area_is_the_mean_over_time() -> None:
     assert set(scores(Result("a", 0, error="diverged"), TASK, 2).values()) == {None}
 
 
+def _r2(*values: float) -> Result:
+    curve = tuple(Measurement(0, float(t), t, t, {"r2": value}) for t, value in enumerate(values))
+    return Result(
+        "a", 0, time=2.0, updates=40, metrics={"r2": values[-1]}, measured=(Metric("r2", higher=True),), curve=curve
+    )
+
+
+def test_a_run_that_ends_below_the_untrained_model_has_diverged_and_a_dip_counts_no_less_than_it() -> None:
+    task = replace(TASK, metric="r2", target=0.6)
+    assert scores(_r2(-0.5, -1e9, 0.7), task, 2)["area"] == pytest.approx((-0.5 + (-0.5 + 0.7) / 2) / 2)
+    for end in (-1e9, -0.51, float("nan")):
+        found = scores(_r2(-0.5, 0.7, end), task, 2)
+        assert found.pop("updates") == 40
+        assert set(found.values()) == {None}
+
+
 def test_a_method_beats_another_only_beyond_the_interval_of_the_difference() -> None:
     assert versus([0.5, 0.6, 0.7], [0.4, 0.5, 0.61], higher=True) == 1
     assert versus([0.5, 0.6, 0.7], [0.4, 0.5, 0.61], higher=False) == -1

@@ -141,6 +141,8 @@ def plan_of(
     if options.paced and isinstance(experiment.timing, Untimed):
         raise SettingError("--pace: the experiment has no [timing] table to follow; add one, or leave --pace out")
     personal = judged(experiment.evaluate.personal, problems)
+    if personal is not None and personal.last:
+        raise SettingError("evaluate.personal.last: real clients evaluate their own models every time; leave it out")
     for problem in problems if personal is not None else ():
         if not isinstance(problem, ModelOnly | PersonalProblem):
             raise SettingError(f"evaluate.personal: the clients of {problem.name} have no test data of their own")

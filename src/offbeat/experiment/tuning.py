@@ -311,7 +311,7 @@ def cost(run: Result, by: str) -> float:
     """What a run costs by a criterion, so that less is better.
 
     Of one that is too short to reach a value, the distance from it counts: it costs the time it had, and as many times
-    that as it lacks of the value.
+    that as it lacks of the value. One that ends worse than it began has diverged, though it may have reached the value.
     """
     if run.error is not None or run.time is None:
         return inf
@@ -319,9 +319,11 @@ def cost(run: Result, by: str) -> float:
     if not by.startswith("time:"):
         higher = by in {m.name for task in run.tasks for m in task.measured if m.higher}
         return inf if found is None or not isfinite(found) else -found if higher else found
+    name, target = ranking.aim(by)
+    if run.worsened(name or run.own.name):
+        return inf
     if found is not None:
         return found
-    name, target = ranking.aim(by)
     last = run.overall.get(name or run.own.name)
     if last is None or isnan(last):
         return inf

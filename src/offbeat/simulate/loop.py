@@ -59,6 +59,8 @@ class Simulation(Course[Flight]):
         self.problems, self.clock, self.seed = problems, clock, seed
         self.weigh, self.compiling = weigh, ""  # why local steps are compiled or not, if that is weighed
         self.every, self.judged = every, personal
+        # tasks whose clients' own models are still to be evaluated, at the end
+        self.owed = set(range(len(problems))) if personal is not None and personal.last else set[int]()
         self.clients = problems[0].clients
         for problem in problems:
             if problem.clients != self.clients:
@@ -282,8 +284,8 @@ class Simulation(Course[Flight]):
         return self.problems[task].name
 
     def look(self, task: int) -> None:
-        if self.every is not None and self.world.measured[task] < self.world.now:
-            self._measure(task)
+        if self.every is not None and (task in self.owed or self.world.measured[task] < self.world.now):
+            self._measure(task, last=True)
 
     def over(self) -> None:
         for task in range(len(self.problems)):
@@ -292,13 +294,16 @@ class Simulation(Course[Flight]):
 
     # Measuring
 
-    def _measure(self, task: int) -> None:
+    def _measure(self, task: int, last: bool = False) -> None:
         world = self.world
         if task in world.finished:
             return
         model = self.server.models(world.server)[task]
         world.measured[task] = world.now
-        each = self._judge(task, materialise(model.vector)) if self.judged else []
+        due = last or world.now >= self.limit or task not in self.owed
+        if due:
+            self.owed.discard(task)
+        each = self._judge(task, materialise(model.vector)) if due and self.judged else []
         world.pending.append(PendingEvaluation(task, world.now, world.tally.updates, model.version, model.vector, each))
         if self.prompt or len(world.pending) >= self.at_once:
             self.flush()

@@ -26,10 +26,12 @@ class Personal:
 
     steps: gradients that each client may spend on its own model, the same for every method.
     clients: at most this many clients, the first ones; None: all.
+    last: only at the end of the run.
     """
 
     steps: int = 1
     clients: int | None = None
+    last: bool = False
 
     def __post_init__(self) -> None:
         at_least(0, steps=self.steps)

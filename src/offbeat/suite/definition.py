@@ -152,7 +152,7 @@ class Suite:
         first, seeds = self.protocol["judging"]
         evaluate: dict[str, Any] = {"every": task.every, "personal": {"steps": 0}}
         if task.metric != "personal":
-            evaluate["targets"] = [task.target]
+            evaluate |= {"targets": [task.target], "personal": {"steps": 0, "last": True}}  # for the worst tenth
         if task.samples is not None:
             evaluate["samples"] = task.samples
         return {

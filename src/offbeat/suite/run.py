@@ -87,8 +87,12 @@ def read_request(folder: Path) -> SuiteRequest:
         raise FolderError(f"{folder / REQUEST} is damaged; start again in another folder") from None
 
 
-def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None) -> Suite:
-    """Do what is not done yet. jobs: cells at once, each in a process; default: one per core, on a GPU one."""
+def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None, workers: int = 1) -> Suite:
+    """Do what is not done yet.
+
+    jobs: cells at once, each in a process; default: one per core, on a GPU one.   workers: processes that share the
+    runs of a cell; a cell that has begun keeps its number.
+    """
     request = read_request(folder)
     suite = request.suite()
     left = [cell for cell in suite.cells if not (folder / cell / SCORED).exists()]
@@ -96,16 +100,18 @@ def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None) ->
     began, done = time.perf_counter(), len(suite.cells) - len(left)
     for line in suite.stand_ins:
         say(f"not the real thing: {line}")
-    if line := mps.advice(request.device, min(count, len(left))):
+    if line := mps.advice(request.device, workers * min(count, len(left))):
         say(line)
     try:
         if count == 1:
             for cell in left:
-                run_cell(folder, suite, cell, request.device)
+                run_cell(folder, suite, cell, request.device, workers)
                 done += 1
                 say(f"{done} of {len(suite.cells)}: {cell}, {time.perf_counter() - began:.0f} s")
         else:
-            _several(folder, left, count, lambda cell: say(f"{cell} done, {time.perf_counter() - began:.0f} s"))
+            _several(
+                folder, left, count, workers, lambda cell: say(f"{cell} done, {time.perf_counter() - began:.0f} s")
+            )
     except InterruptedRunError:
         raise InterruptedRunError(f"stopped and saved; continue with `offbeat resume {folder}`") from None
     finally:
@@ -114,12 +120,12 @@ def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None) ->
     return suite
 
 
-def run_cell(folder: Path, suite: Suite, cell: str, device: str) -> None:
+def run_cell(folder: Path, suite: Suite, cell: str, device: str, workers: int = 1) -> None:
     """Tune and judge the methods of one cell."""
     place, table = folder / cell, suite.tuned(cell)
     if device != "cpu":
         table["device"] = device
-    options = suite.options(cell, 1)
+    options = suite.options(cell, workers)
     tuned = tuning.resume(place, progress=False) if tuning.is_tuning(place) else None
     tuned = tuned or tuning.tune(table, place, options, progress=False)
     task = suite.tasks[cell.partition("/")[0]]
@@ -135,14 +141,14 @@ def run_cell(folder: Path, suite: Suite, cell: str, device: str) -> None:
     write_json(place / SCORED, found)
 
 
-def _several(folder: Path, cells: Sequence[str], count: int, done: Callable[[str], None]) -> None:
+def _several(folder: Path, cells: Sequence[str], count: int, workers: int, done: Callable[[str], None]) -> None:
     """Cells in processes of their own, each taking the next cell when it is free."""
     left, working, failure = list(cells), dict[Connection, tuple[Child, str]](), ""
     with interruptible() as patience:
         while (left and not failure and not patience.asked) or working:
             while left and len(working) < count and not failure and not patience.asked:
                 cell = left.pop(0)
-                child = Child(f"{__name__}:serve", (str(folder), cell))
+                child = Child(f"{__name__}:serve", (str(folder), cell, workers))
                 working[child.connection] = child, cell
             for pipe in wait(list(working), timeout=0.2):
                 assert isinstance(pipe, Connection)
@@ -166,12 +172,12 @@ def _several(folder: Path, cells: Sequence[str], count: int, done: Callable[[str
         raise FolderError(f"{failure}; continue with `offbeat resume {folder}`")
 
 
-def serve(pipe: Connection, folder: str, cell: str) -> None:
+def serve(pipe: Connection, folder: str, cell: str, workers: int) -> None:
     """In a process of its own: one cell."""
     place, problem = Path(folder), ""
     try:
         request = read_request(place)
-        run_cell(place, request.suite(), cell, request.device)
+        run_cell(place, request.suite(), cell, request.device, workers)
     except OffbeatError as error:
         problem = str(error)
     except Exception as error:

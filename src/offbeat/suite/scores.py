@@ -26,9 +26,11 @@ def scores(run: Result, task: SuiteTask, clients: int) -> dict[str, float | None
     area: the mean of the task's metric over the time of the run.   worst: mean over the worst tenth of the clients of
     the metric on their own test samples, at the end.   bytes: of all updates that had arrived at the target, both ways.
     client_seconds: time that clients were busy by then, added up.
+    Some metrics, such as R², have no lower bound. The first evaluation is that of the untrained model: a run that ends
+    below it has diverged, and in the area no evaluation counts less.
     """
-    if run.error is not None:
-        return dict.fromkeys((*SCORES, "updates"))
+    if run.error is not None or run.worsened(task.metric):
+        return {**dict.fromkeys(SCORES), "updates": float(run.updates) if run.error is None else None}
     reached = run.time_to(task.metric, task.target)
     found: dict[str, float | None] = {
         "time": reached,
@@ -51,6 +53,7 @@ def _area(run: Result, task: SuiteTask) -> float | None:
     curve = [(m.time, m.metrics[task.metric]) for m in run.history if task.metric in m.metrics]
     if len(curve) < 2:
         return None
+    curve = [(time, max(value, curve[0][1])) for time, value in curve]
     total = sum((b[0] - a[0]) * (a[1] + b[1]) / 2.0 for a, b in pairwise(curve))
     return total / (curve[-1][0] - curve[0][0])
 

@@ -315,6 +315,15 @@ class Result:
         """When an evaluation first showed this value or a better one; None: never. Of several tasks the last counts."""
         return time_to_all(self.history, [task.measured for task in self.tasks], metric, value)
 
+    def worsened(self, metric: str) -> bool:
+        """Whether its last evaluation is worse than its first, or no number. Of several tasks one is enough."""
+        known = self.metric(metric)
+        for task in {m.task for m in self.history}:
+            values = [m.metrics[metric] for m in self.history if m.task == task and metric in m.metrics]
+            if values and not known.better(values[-1], values[0]):
+                return True
+        return False
+
     @cached_property
     def models(self) -> Mapping[str, Vector]:
         """The final model of each task, by its name, read when first asked for."""
