@@ -89,6 +89,13 @@ def test_importing_offbeat_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "[]", result.stdout
 
 
+def test_studies_run_without_what_writes_folders_and_budgets() -> None:
+    """A rented machine often has PyTorch and numpy only."""
+    missing = ("pyarrow", "scipy", "nats", "typer", "rich", "sklearn")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing}, None)); import studies.in_memory"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent.parent)
+
+
 def test_pickles_go_between_a_process_and_its_own_workers_and_nowhere_else() -> None:
     """Whatever is read from a disk or a network could run code if it were a pickle."""
     those = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -19,7 +19,6 @@ from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
 
 from offbeat.core.errors import SettingError
 
@@ -31,6 +30,13 @@ _STRAY = 1e-4  # of δ: what may lie beyond the ends of the grid; it is added to
 Numbers = npt.NDArray[np.float64]
 
 
+def _log_normal(x: npt.ArrayLike) -> Numbers:
+    """log Φ."""
+    from scipy.special import log_ndtr  # slow to import, and of no use to runs without budgets
+
+    return np.asarray(log_ndtr(x), dtype=np.float64)
+
+
 def delta_of(epsilon: float, mu: float) -> float:
     """The smallest δ with which a Gaussian mechanism of sensitivity/noise = μ is (ε, δ)-differentially private.
 
@@ -38,7 +44,8 @@ def delta_of(epsilon: float, mu: float) -> float:
     """
     if mu == 0:
         return 0.0
-    first, second = float(log_ndtr(mu / 2 - epsilon / mu)), epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    first, second = (float(_log_normal(at - epsilon / mu)) for at in (mu / 2, -mu / 2))
+    second += epsilon
     return max(0.0, exp(first) - exp(min(second, 0.0)))
 
 
@@ -174,7 +181,7 @@ def _one_step(
 
 def _tail(x: Numbers) -> Numbers:
     """The probability that a normal number is larger."""
-    return np.asarray(np.exp(log_ndtr(-x)), dtype=np.float64)
+    return np.asarray(np.exp(_log_normal(-x)), dtype=np.float64)
 
 
 def _farthest(of: Callable[[Numbers], Numbers], least: float) -> float:
