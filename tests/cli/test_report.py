@@ -95,7 +95,7 @@ def test_figures_without_matplotlib_name_the_remedy(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = offbeat("report", finished[0], "--out", tmp_path / "r.html", "--figures", tmp_path)
     assert outcome.code == 1
-    ways = "pip install 'offbeat[plots]', or in a clone pip install -e '.[plots]'"
+    ways = "pip install 'offbeat[plots]', or in a clone pip install -c constraints.txt -e '.[plots]'"
     assert outcome.err == f"offbeat: figures need matplotlib; install the extra plots: {ways}\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def test_the_users_own_names_are_accepted(schema: Draft4Validator) -> None:
     assert [error.message for error in schema.iter_errors(table)] == []
     table = override(DEMO, {"problem.model": {"name": "mine:net", "width": 4}})
     assert [error.message for error in schema.iter_errors(table)] == []
+
+
+def test_a_setting_s_text_ends_where_that_of_the_next_attribute_begins(schema: Draft4Validator) -> None:
+    until = schema.schema["definitions"]["offbeat.core.course.Until"]["properties"]
+    assert until["iterations"]["description"].endswith("may end one past the number.")
+    assert re.findall(r"\. [a-z_]+: [^\"]*", json.dumps(schema.schema)) == []
 
 
 def test_every_setting_has_its_text(schema: Draft4Validator) -> None:

@@ -79,7 +79,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SettingError:
 
 def not_installed(what: str, extra: str, otherwise: str = "") -> SettingError:
     """The error for something that needs packages which an extra of offbeat installs. otherwise: what works without."""
-    ways = f"pip install 'offbeat[{extra}]', or in a clone pip install -e '.[{extra}]'"
+    ways = f"pip install 'offbeat[{extra}]', or in a clone pip install -c constraints.txt -e '.[{extra}]'"
     return SettingError(f"{what}; install the extra {extra}: {ways}{otherwise}")
 
 

@@ -315,10 +315,16 @@ def line(kind: Any) -> str:
 
 
 def _texts(kind: Any, fields: Sequence[str]) -> dict[str, str]:
-    """What docstrings say of fields, `name: text` each; a class inherits the texts of its bases."""
+    """What docstrings say of fields, `name: text` each; a class inherits the texts of its bases.
+
+    The text of a field ends where that of another attribute begins, also of one that is no setting.
+    """
     found: dict[str, str] = {}
-    start = re.compile(rf"(?:^|(?<=\n)|(?<=\s\s\s))\s*((?:{'|'.join(fields)})(?:, (?:{'|'.join(fields)}))*): ")
-    for base in reversed(kind.__mro__ if fields else ()):
+    if not fields:
+        return found
+    name = "|".join({*fields, *(name for base in kind.__mro__ for name in vars(base).get("__annotations__", ()))})
+    start = re.compile(rf"(?:^|(?<=\n)|(?<=\s\s\s))\s*((?:{name})(?:, (?:{name}))*): ")
+    for base in reversed(kind.__mro__):
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         marks = list(start.finditer(text))
         for mark, after in itertools.zip_longest(marks, marks[1:]):
