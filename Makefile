@@ -2,7 +2,8 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN     := $(VENV)/bin
-PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+START   := $(shell date +%s)
 PACKAGE := $(VENV)/.installed
 TOOLS   := $(VENV)/.installed-dev
 
@@ -26,6 +27,7 @@ $(TOOLS): $(PACKAGE)
 
 demo: setup
 	$(BIN)/offbeat run
+	@echo "make demo took $$(($$(date +%s) - $(START))) s"
 
 lint: setup-dev
 	$(BIN)/ruff check .
