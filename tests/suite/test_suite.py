@@ -17,7 +17,7 @@ from offbeat.suite import definition, result as results
 from offbeat.suite.compare import standings, versus
 from offbeat.suite.definition import SuiteTask
 from offbeat.suite.scores import scores
-from offbeat.suite.tables import where, winners
+from offbeat.suite.tables import overview, where, winners
 from offbeat.watch.results import Result
 
 MINE = '''
@@ -142,6 +142,18 @@ def test_the_page_says_which_tasks_were_not_run_and_who_wins_without_the_yardsti
     assert cell == "tabular/equal"
     assert len(best) == 3
     assert "centralised" not in "".join(best)
+
+
+def test_the_places_of_several_tasks_are_means_over_their_clocks(run: Path) -> None:
+    found = results.read(run)
+    cell = found.cells["tabular/equal"]
+    again = {f"tabular/{clock}": replace(cell, clock=clock) for clock in ("phones", "hospital")}
+    several = replace(found, cells={**found.cells, **again, "other/equal": replace(cell, task="other")})
+    (head, body), (_, single) = overview(several), overview(found)
+    assert head == ["method", "wins", "losses", "tabular", "other"]
+    places = {row[0]: row[3].split()[0] for row in single}
+    assert all(row[3].split()[0] == places[row[0]] for row in body)
+    assert {row[0] for row in body if not row[4]} == {"centralised"}
 
 
 def test_a_finished_suite_resumes_without_running_again(run: Path) -> None:

@@ -280,8 +280,9 @@ def serve(pipe: Pipe, given: Mapping[str, Any], worker: int) -> None:
     failure = ""
     try:
         mine = replace(orders, folder=str(home))
-        for _ in SweepWorker(mine, worker, points(), lambda message: _send(pipe, message), stop).steps():
-            pass
+        with computing(()):  # each run sets what it needs
+            for _ in SweepWorker(mine, worker, points(), lambda message: _send(pipe, message), stop).steps():
+                pass
     except OffbeatError as error:
         failure = str(error)
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from offbeat.core.problem import Problem
@@ -26,11 +27,12 @@ def use(problems: Sequence[Problem], threads: int | None = None, precision: str 
 
 @contextmanager
 def computing(problems: Sequence[Problem], threads: int | None = None, precision: str = "single") -> Iterator[None]:
-    """Within, as `use` says; afterwards as before."""
+    """Within, as `use` says and without NumPy's warnings: a run that diverges says so itself. Afterwards as before."""
     before = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     use(problems, threads, precision)
     try:
-        yield
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
     finally:
         torch.set_num_threads(before[0])
         _, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -17,8 +17,10 @@ _READING = (
     "One method beats another if the 95 % interval of their difference, seed by seed, excludes zero; otherwise they "
     "are level. Of comparisons between equal methods, one in twenty looks decided. A method that reached the target on "
     "all seeds beats one that did not.",
-    "`3 (+5 −1)` is third place by the area under the curve: better than five others, worse than one. "
-    "`4 of 5 seeds`: only so many seeds have this score. `(edge)`: tuning chose the smallest or largest step size.",
+    "`3 (+5 −1)` is third place by the area under the curve: better than five others, worse than one; of several "
+    "clocks, the mean place and the sums. `4 of 5 seeds`: only so many seeds have this score. `(edge)`: tuning chose "
+    "the smallest or largest step size.",
+    "A run whose metric is lower at the end than before training has diverged and has no scores.",
     "The area under the curve is the task's metric, averaged over the run. The step size of every method was tuned for "
     "the time to the target, with the same budget, on other seeds. Centralised training is a yardstick: it takes part "
     "in the comparisons, but not in the first table.",

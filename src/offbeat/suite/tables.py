@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 from offbeat.experiment.intervals import difference, estimate
@@ -106,23 +107,38 @@ def _winner(methods: Mapping[str, MethodScores], score: str) -> str:
 
 
 def overview(result: SuiteResult) -> tuple[list[str], list[list[str]]]:
-    """For each method, by cell: its place by the area, and how many others it beats and is beaten by."""
-    cells = result.compared
-    places: dict[str, dict[str, str]] = {label: {} for label in result.methods}
-    totals = {label: [0, 0] for label in result.methods}
-    for cell in cells:
+    """For each method its places by the area, and how many others it beats and is beaten by.
+
+    By cell or, of several tasks, by task: the mean place over its cells.
+    """
+    tasks = list(dict.fromkeys(result.cells[cell].task for cell in result.compared))
+    groups = {cell: result.cells[cell].task if len(tasks) > 1 else cell for cell in result.compared}
+    found: dict[str, dict[str, list[tuple[int, int, int]]]] = {label: {} for label in result.methods}
+    for cell, group in groups.items():
         methods = result.with_references(cell)
-        found = standings({label: column(each, _RANKED) for label, each in methods.items()})
-        for place, standing in enumerate(found, 1):
-            places[standing.label][cell] = f"{place} (+{standing.wins} −{standing.losses})"
-            totals[standing.label][0] += standing.wins
-            totals[standing.label][1] += standing.losses
-    order = sorted(result.methods, key=lambda label: totals[label][1] - totals[label][0])
-    head = ["method", "wins", "losses", *cells]
-    return head, [
-        [label, str(totals[label][0]), str(totals[label][1]), *(places[label].get(cell, "") for cell in cells)]
+        ordered = standings({label: column(each, _RANKED) for label, each in methods.items()})
+        for place, each in enumerate(ordered, 1):
+            found[each.label].setdefault(group, []).append((place, each.wins, each.losses))
+    totals = {label: _total([one for several in mine.values() for one in several]) for label, mine in found.items()}
+    order = sorted(result.methods, key=lambda label: totals[label][2] - totals[label][1])
+    names = list(dict.fromkeys(groups.values()))
+    return ["method", "wins", "losses", *names], [
+        [label, str(totals[label][1]), str(totals[label][2]), *(_place(found[label].get(name)) for name in names)]
         for label in order
     ]
+
+
+def _total(several: Sequence[tuple[int, int, int]]) -> tuple[float, int, int]:
+    """(mean place, wins, losses)."""
+    places, wins, losses = zip(*several, strict=True)
+    return fmean(places), sum(wins), sum(losses)
+
+
+def _place(several: Sequence[tuple[int, int, int]] | None) -> str:
+    if several is None:
+        return ""
+    place, wins, losses = _total(several)
+    return f"{place:.3g} (+{wins} −{losses})"
 
 
 def verdicts(result: SuiteResult, label: str) -> tuple[list[str], list[list[str]]]:
