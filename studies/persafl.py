@@ -1,12 +1,13 @@
 """PersA-FL's figure 2 with its grids, in memory: for a machine without pyarrow and a network.
 
 `python -m studies.persafl FOLDER --device cuda` runs the entry persafl-fig2, each of its parts in its own process. The
-grid of a method runs with one seed to half of the horizon; its best setting then runs with the seeds that judge. FOLDER
-gets a JSON file for each part, written every few seconds: a second call goes on with what is missing, and a run that
-was cut short begins anew. `--limit` stops after so many seconds with what there is; `--until 20` shows that it works.
-`--part mnist-asynchronous --known docs/results/persafl` runs the asynchronous methods in one process, with the settings
-that the grids in those records ask for: at the last time that all runs of a grid have reached. `--judge 300` reads the
-records in FOLDER and judges the entry's claims at that time, without those about how many clients are active.
+grid of a method runs with one seed to half of the horizon, or to `--grid`; its best setting then runs with the seeds
+that judge. FOLDER gets a JSON file for each part, written every few seconds: a second call goes on with what is
+missing, and a run that was cut short begins anew. `--limit` stops after so many seconds with what there is; `--until
+20` shows that it works. `--part mnist-asynchronous --known docs/results/persafl` runs the asynchronous methods in one
+process, with the settings that the grids in those records ask for: at the last time that all runs of a grid have
+reached. `--judge 300` reads the records in FOLDER and judges the entry's claims at that time, without those about how
+many clients are active.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ class Part:
 
     def work(self) -> None:
         """Tune, then judge."""
-        self.run([(x, s, TUNING, 0.5) for x in self.labels if len(self.settings(x)) > 1 for s in self.settings(x)])
+        tuned, end = [x for x in self.labels if len(self.settings(x)) > 1], self.given.until
+        self.run([(x, s, TUNING, self.given.grid or end / 2) for x in tuned for s in self.settings(x)])
         chosen = {label: self.best(label) for label in self.labels}
-        self.run([(x, s, seed, 1.0) for x, s in chosen.items() for seed in JUDGING])
+        self.run([(x, s, seed, end) for x, s in chosen.items() for seed in JUDGING])
         self.write()
 
     def best(self, label: str) -> dict[str, float]:
@@ -112,8 +114,8 @@ class Part:
         for number, each in enumerate(wanted):
             yield number, lambda number=number, each=each: self._make(number, *each)
 
-    def _make(self, number: int, label: str, settings: dict[str, float], seed: int, share: float) -> Simulation:
-        horizon, given = share * self.given.until, self.given
+    def _make(self, number: int, label: str, settings: dict[str, float], seed: int, horizon: float) -> Simulation:
+        given = self.given
         said = [f"device={given.device}", f"until.time={horizon}", f"evaluate.every={given.every}"]
         said += [DIFFERENCE.format(label)] if "maml" in self.methods[label]["local"] else []
         said += [] if given.device == "cpu" or self.exact else ["precision=tf32"]
@@ -200,6 +202,7 @@ def main() -> None:
     parser.add_argument("--known", type=Path, help="folder of records whose grids decide")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--until", type=float, default=600.0, help="horizon")
+    parser.add_argument("--grid", type=float, metavar="TIME", help="horizon of the grids; default: half of --until")
     parser.add_argument("--every", type=float, default=30.0, help="time between evaluations")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("--set", action="append", default=[], help="overrides")

@@ -1,0 +1,236 @@
+"""The papers' experiments at full size, in parts, in memory: for a machine without pyarrow and a network.
+
+python -m studies.figures FOLDER "defedavg-fig7/fashion-iid" "fedast-fig10/mnist trials=2" --device cuda --processes 8
+python -m studies.figures FOLDER WAVE... --plan       # write FOLDER/plan.json, which a machine without pyarrow can run
+python -m studies.figures FOLDER --device cuda        # do what the plan has and FOLDER has no record of
+python -m studies.figures docs/results/defedavg --judge defedavg-fig7    # our numbers and the paper's claims
+
+A wave is ENTRY/EXPERIMENT of `offbeat reproduce ENTRY --full`, or ENTRY/EXPERIMENT/ALGORITHM,ALGORITHM, and overrides
+behind it. Its runs are one program; processes take the waves in the order in which they are written, so the most
+important ones come first. FOLDER gets a JSON file for each wave, written every few seconds. A second call does the runs
+that are missing; those that were cut short begin anew. `--limit` stops after so many seconds with what there is. On a
+GPU, start NVIDIA's multi-process service first (`nvidia-cuda-mps-control -d`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from offbeat.core.errors import DivergedError
+from offbeat.core.metric import Metric
+from offbeat.core.watcher import Measurement
+from offbeat.experiment.experiment import Experiment
+from offbeat.simulate.loop import Simulation
+from offbeat.simulate.program import Program
+from offbeat.simulate.threads import computing
+from offbeat.watch.history import History
+from offbeat.watch.results import Result, TaskResult
+from studies.in_memory import InMemory, recorded, write
+
+METRIC = Metric("accuracy", higher=True, share=True)
+_ON_GPU = {"precision": "tf32"}
+_SAME = ("algorithm", "settings", "seed")  # what a run is known by, within a wave
+
+
+def plan(waves: Sequence[str]) -> list[dict[str, Any]]:
+    """The runs of each wave, with their complete tables."""
+    from offbeat.experiment.grid import Grid  # with pyarrow
+    from offbeat.experiment.overrides import override
+    from offbeat.papers import load
+
+    found = []
+    for wave in waves:
+        place, *overrides = shlex.split(wave)
+        entry, experiment, labels = [*place.split("/"), ""][:3]
+        points = Grid(override(load(entry).experiment[experiment], overrides)).points
+        wanted = labels.split(",") if labels else [point.label for point in points]
+        runs = [
+            {"algorithm": p.label, "settings": p.settings, "seed": p.seed, "table": p.table}
+            for p in points
+            if p.label in wanted
+        ]
+        found.append({"wave": wave, "entry": entry, "experiment": experiment, "runs": runs})
+    return found
+
+
+def slug(wave: str) -> str:
+    """The name of a wave's file."""
+    return re.sub(r"[^a-z0-9.=]+", "-", wave.lower()).strip("-")
+
+
+@cache
+def _memory(until: float) -> InMemory:
+    """What the waves of one process share."""
+    return InMemory(until - time.time())
+
+
+class Wave:
+    """Runs of one experiment as one program."""
+
+    def __init__(self, folder: Path, wave: Mapping[str, Any], device: str, until: float) -> None:
+        self.path, self.wave, self.device = folder / f"{slug(wave['wave'])}.json", wave, device
+        self.runs = [run for run in recorded(self.path) if run["finished"]]
+        self.memory = _memory(until)
+        self.began = time.monotonic()
+        self.at_work: dict[int, tuple[dict[str, Any], Simulation, History]] = {}
+
+    @property
+    def left(self) -> list[Mapping[str, Any]]:
+        """The runs that are not done yet."""
+        known = [[run[key] for key in _SAME] for run in self.runs]
+        return [run for run in self.wave["runs"] if [run[key] for key in _SAME] not in known]
+
+    def work(self) -> str:
+        """Do them; says how it went."""
+        left = self.left
+        makers = ((number, lambda n=number, r=run: self._make(n, r)) for number, run in enumerate(left))
+        for active in self.memory.rounds(Program(makers, self._over), self.write) if left else ():
+            if self.memory.late:
+                for run in active.values():
+                    run.flush()  # evaluations wait for others, and would be lost
+                self.write()
+                break
+        updates, seconds = sum(run["updates"] for run in self.record), time.monotonic() - self.began
+        done = f"{len(self.runs)} of {len(self.wave['runs'])} runs"
+        return f"{self.wave['wave']}: {done}, {updates:,} updates, {seconds:.0f} s"
+
+    def _make(self, number: int, run: Mapping[str, Any]) -> Simulation:
+        table = {**run["table"], "device": self.device, **({} if self.device == "cpu" else _ON_GPU)}
+        experiment, history = Experiment.parse(table), History()
+        simulation = self.memory.make(experiment, history)
+        self.at_work[number] = {key: run[key] for key in _SAME}, simulation, history
+        return simulation
+
+    def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
+        known, _, history = self.at_work.pop(number)
+        self.runs.append(_record(known, run, history, True, error))
+
+    @property
+    def record(self) -> list[dict[str, Any]]:
+        """The runs that are over, and what is known of those under way."""
+        return [*self.runs, *(_record(*each, False, None) for each in self.at_work.values())]
+
+    def write(self) -> None:
+        """What is known so far."""
+        said = {key: self.wave[key] for key in ("wave", "entry", "experiment")}
+        seconds = round(time.monotonic() - self.began)
+        write(self.path, {**said, "columns": ["time", "version", METRIC.name], "seconds": seconds, "runs": self.record})
+
+
+def _record(
+    known: Mapping[str, Any], run: Simulation, history: History, finished: bool, error: DivergedError | None
+) -> dict[str, Any]:
+    world = run.world
+    tasks = []
+    for task, problem in enumerate(run.problems):
+        mine = [m for m in history.measurements if m.task == task]
+        curve = [[round(m.time, 6), m.version, round(m.metrics[METRIC.name], 4)] for m in mine]
+        stopped = world.finished.get(task, world.stopped)
+        tasks.append({"name": problem.name, "ended": world.ends.get(task), "stopped": stopped, "curve": curve})
+    said = None if error is None else str(error)
+    return {**known, "finished": finished, "error": said, "updates": world.tally.updates, "time": world.now,
+            "tasks": tasks}  # fmt: skip
+
+
+def result(run: Mapping[str, Any]) -> Result:
+    """A run as in a sweep, from its record."""
+    rows = [
+        Measurement(number, at, 0, version, {METRIC.name: value})
+        for number, task in enumerate(run["tasks"])
+        for at, version, value in task["curve"]
+    ]
+    tasks = tuple(
+        TaskResult(
+            task["name"],
+            task["ended"],
+            task["stopped"],
+            task["curve"][-1][1] if task["curve"] else 0,
+            0,
+            0.0,
+            {METRIC.name: task["curve"][-1][2]} if task["curve"] else {},
+            measured=(METRIC,),
+        )
+        for task in run["tasks"]
+    )
+    only = tasks[0].metrics if len(tasks) == 1 else {}
+    return Result(
+        run["algorithm"],
+        run["seed"],
+        number=0,
+        settings=run["settings"],
+        measured=(METRIC,),
+        error=run["error"],
+        time=run["time"],
+        updates=run["updates"],
+        versions=sum(task.versions for task in tasks),
+        metrics=only,
+        tasks=tasks,
+        curve=tuple(sorted(rows, key=lambda m: (m.time, m.task))),
+        unfinished=None if run["finished"] else True,
+    )
+
+
+def judged(folder: Path, name: str) -> str:
+    """An entry's cells and claims, from the records of its waves."""
+    from offbeat.papers import conclude, load  # with pyarrow
+
+    runs: dict[str, list[Result]] = {}
+    for path in sorted(folder.glob(f"{name}-*.json")):
+        data = json.loads(path.read_text())
+        if data.get("entry") == name:
+            runs.setdefault(data["experiment"], []).extend(map(result, data["runs"]))
+    return conclude(load(name), runs).markdown
+
+
+def _work(folder: Path, wave: Mapping[str, Any], device: str, until: float) -> str:
+    if time.time() > until:
+        return f"{wave['wave']}: no time"
+    with computing(()):
+        return Wave(folder, wave, device, until).work()
+
+
+def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> Iterator[str]:
+    """All waves; gives a line for each."""
+    until = time.time() + given.limit
+    if given.processes == 1:
+        yield from (_work(folder, wave, given.device, until) for wave in waves)
+        return
+    with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_work, folder, wave, given.device, until) for wave in waves]
+        yield from (future.result() for future in futures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("waves", nargs="*", metavar="WAVE")
+    parser.add_argument("--plan", action="store_true", help="write the plan, and run nothing")
+    parser.add_argument("--judge", metavar="ENTRY", help="judge what is recorded")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    given = parser.parse_intermixed_args()
+    if given.judge:
+        print(judged(given.folder, given.judge))
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    path = given.folder / "plan.json"
+    if given.waves:
+        write(path, {"waves": plan(given.waves)})
+    if not given.plan:
+        for line in run(given.folder, json.loads(path.read_text())["waves"], given):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
