@@ -10,6 +10,7 @@ import pytest
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.overrides import read_table
 from offbeat.suite import definition
 from offbeat.suite.definition import BASELINE, CENTRALISED
 
@@ -73,6 +74,17 @@ def test_clients_that_only_send_gradients_are_left_out_where_parameters_are_pers
     assert "ringmaster" in suite.labels("tabular/equal")
     assert "ringmaster" not in suite.labels("personal/equal")
     assert Experiment.parse(suite.table("personal/equal")).labels == suite.labels("personal/equal")
+
+
+@pytest.mark.usefixtures("bare")
+def test_all_client_driven_methods_take_part_unless_a_clock_would_give_them_steps_for_free() -> None:
+    suite = definition.load("v1")
+    everyone = Experiment.parse(read_table(Path(__file__).parents[2] / "experiments/contest.toml")).labels
+    assert set(suite.methods) == set(everyone)
+    assert set(suite.labels("tabular/equal")) == set(everyone) - {CENTRALISED}
+    several = {"fedcompass", "async-comm-sgd", "favano", "quafl"}
+    assert set(suite.labels("tabular/exponential")) == set(everyone) - {CENTRALISED} - several
+    assert suite.table("tabular/equal")["algorithm"]["quafl"]["local"]["sgd"]["steps"] == 4
 
 
 def test_a_slow_site_is_the_first_client() -> None:

@@ -45,12 +45,16 @@ class SuiteTask:
 
 @dataclass(frozen=True)
 class SuiteClock:
-    """A [timing] table. slow: the factor of the first client's times."""
+    """A [timing] table.
+
+    slow: the factor of the first client's times.   by_job: a job takes as long however many steps it has.
+    """
 
     name: str
     title: str
     timing: Mapping[str, Any]
     slow: float = 1.0
+    by_job: bool = False
     stand_in: str = ""
 
     def table(self, clients: int) -> dict[str, Any]:
@@ -64,6 +68,7 @@ class SuiteMethod:
     """An algorithm of the suite, or one of a user's own.
 
     settings: of its table.   local: "sgd" or "gradient".   adaptive: the server's step size is tuned, in other units.
+    several: whether its jobs have several local steps.   steps: how many; None: the server says, or one.
     own: the file of a user's method, and the digest of that file.
     """
 
@@ -71,6 +76,8 @@ class SuiteMethod:
     settings: Mapping[str, Any] = field(default_factory=dict)
     local: str = "sgd"
     adaptive: bool = False
+    several: bool = False
+    steps: int | None = None
     reference: bool = False
     own: tuple[str, str] | None = None
 
@@ -81,6 +88,7 @@ class SuiteMethod:
             settings["first"] = max(1, round(first * task.problem["clients"]))
         middle = task.steps[len(task.steps) // 2]
         local = {"batch": task.batch} | ({} if self.local == "gradient" else {"lr": middle})
+        local |= {} if self.steps is None else {"steps": self.steps}
         return {**settings, "local": {self.local: local}}
 
     def axis(self, task: SuiteTask) -> tuple[str, list[float]]:
@@ -134,14 +142,21 @@ class Suite:
         return {name: text for name, text in self.digests.items() if name not in others}
 
     def labels(self, cell: str) -> list[str]:
-        """The methods of a cell; clients that only send gradients train no personal parts."""
+        """The methods of a cell.
+
+        Clients that only send gradients train no personal parts, and jobs of several steps would gain by a clock that
+        does not count steps.
+        """
         task, _, clock = cell.partition("/")
         stepping = "personal" in self.tasks[task].problem
         alone = clock == CENTRALISED
+        by_job = not alone and self.clocks[clock].by_job
         return [
             label
             for label, method in self.methods.items()
-            if (label == CENTRALISED) == alone and not (stepping and method.local == "gradient")
+            if (label == CENTRALISED) == alone
+            and not (stepping and method.local == "gradient")
+            and not (by_job and method.several)
         ]
 
     def table(self, cell: str) -> dict[str, Any]:
@@ -275,7 +290,7 @@ _SMALLEST: Mapping[str, Any] = {
 
 
 def _method(label: str, table: Mapping[str, Any]) -> SuiteMethod:
-    named = {key: table[key] for key in ("local", "adaptive", "reference") if key in table}
+    named = {key: table[key] for key in ("local", "adaptive", "several", "steps", "reference") if key in table}
     return SuiteMethod(label, {k: v for k, v in table.items() if k not in named}, **named)
 
 
