@@ -207,7 +207,7 @@ def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namesp
         return
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_work, folder, wave, given.device, until) for wave in waves]
-        yield from (future.result() for future in futures)
+        yield from (str(future.exception() or future.result()) for future in futures)
 
 
 def main() -> None:

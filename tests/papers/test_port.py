@@ -14,7 +14,7 @@ from offbeat.core.server import Algorithm
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
-from offbeat.timing import Exponential, Times
+from offbeat.timing import Exponential, OnOff, Times
 
 HALF = SGD(lr=0.5)  # on the line: delta = (received − centre) / 2
 NOISY = Quadratic(6, dim=4, noise=0.5, dtype=torch.float64)
@@ -77,3 +77,12 @@ def test_with_a_step_for_every_update_it_is_fedasync() -> None:
 def test_no_update_is_staler_than_the_bound_and_one_step() -> None:
     result = run(NOISY, Port(size=2, bound=3), SGD(lr=0.02), UNEVEN, Until(updates=800))
     assert max(event.staleness for event in result.events if event.event == "Arrived") == 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("size", "bound"), [(1, 1), (2, 3), (4, 2)])
+def test_nor_if_results_are_lost_and_clients_come_and_go(size: int, bound: int, seed: int) -> None:
+    rough = Times(Exponential((8.0, 4.0, 2.0, 1.0, 1.0, 0.05)), presence=OnOff(3.0, 1.0), dropout=0.1)
+    result = run(NOISY, Port(size=size, bound=bound), SGD(lr=0.02), rough, Until(updates=200), seed=seed)
+    stale = [event.staleness for event in result.events if event.event == "Arrived"]
+    assert bound <= max(stale) <= bound + 1
