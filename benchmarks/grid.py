@@ -1,6 +1,8 @@
-"""The grid of experiments/area-grid.toml, timed and without its record: also for a machine without pyarrow or MNIST.
+"""The grid of experiments/area-grid.toml, timed: also for a machine without pyarrow or MNIST.
 
 PYTHONPATH=src python3 -m benchmarks.grid --device cuda --workers 8
+PYTHONPATH=src python3 -m benchmarks.grid --device cuda --workers 8 --record      # with its record and its report
+PYTHONPATH=src python3 -m benchmarks.grid --device cuda --workers 8 --apart       # every run planned by itself
 PYTHONPATH=src python3 -m benchmarks.grid --device cuda --workers 1 --trials 1 --time 3 --profile
 
 Without MNIST it takes made images of the same size, with which a run has the same events.
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--time", type=float, default=15.0)
+    parser.add_argument("--record", action="store_true", help="all that `offbeat sweep` does; needs pyarrow and rich")
+    parser.add_argument("--apart", action="store_true", help="no runs are done abreast")
     parser.add_argument("--profile", action="store_true", help="of Python, with one worker")
     given = parser.parse_args()
     began = time.perf_counter()
@@ -50,22 +55,42 @@ def run(given: argparse.Namespace, folder: Path, began: float) -> None:
     from offbeat.experiment import sweep
     from offbeat.experiment.grid import Grid
 
-    table = _table(given)
-    grid, options = Grid(table), sweep.Options(workers=given.workers)
-    _, messages = sweep._workers(folder, given.device, options, grid.points)
+    if given.apart:
+        sweep.ABREAST = 1
+    table, options = _table(given), sweep.Options(workers=given.workers)
+    if given.record:
+        results = sweep.sweep(table, folder, options, progress=False)
+        written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        _say(given, results.runs, time.perf_counter() - began, f"; {written / 1e6:.1f} MB written")
+        return
+    _, messages = sweep._workers(folder, given.device, options, Grid(table).points)
     python = cProfile.Profile()
     if given.profile:
         python.enable()
-    done = [value for kind, value in messages(lambda: False) if kind == "done"]
+    done, first = [], dict[int, float]()  # when each worker was first heard of
+    for kind, value in messages(lambda: False):
+        if kind == "done":
+            done.append((time.perf_counter() - began, value))
+        elif kind == "share":
+            first.setdefault(value[0], time.perf_counter() - began)
     python.disable()
-    wall, updates = time.perf_counter() - began, sum(result.updates for result in done)
+    starts, ends = sorted(first.values()), [when for when, _ in done]
+    times = f"; at work from {starts[0]:.1f} to {starts[-1]:.1f} s on, " if starts else "; "
+    times += ", ".join(f"{share:.0%} done at {ends[int(share * (len(ends) - 1))]:.1f} s" for share in (0.1, 0.5, 0.9))
+    _say(given, [result for _, result in done], time.perf_counter() - began, times)
+    if given.profile:
+        pstats.Stats(python).sort_stats("tottime").print_stats(30)
+
+
+def _say(given: argparse.Namespace, done: Sequence[Any], wall: float, more: str) -> None:
+    updates = sum(result.updates for result in done)
     lengths = sum(length for result in done for length in result.vectors.values())
     print(
         f"{len(done)} runs, {updates:,} updates, {given.workers} workers on {given.device}: {wall:.1f} s, "
-        f"{os.times().children_user + os.times().children_system:.0f} s of workers' CPU; models' lengths {lengths:.6g}"
+        f"{os.times().children_user + os.times().children_system:.0f} s of workers' CPU; "
+        f"models' lengths {lengths:.6g}{more}",
+        flush=True,
     )
-    if given.profile:
-        pstats.Stats(python).sort_stats("tottime").print_stats(30)
 
 
 def _table(given: argparse.Namespace) -> dict[str, Any]:

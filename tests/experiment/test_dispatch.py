@@ -47,10 +47,10 @@ class Scripted:
 
     def send(self, worker: int, what: Any) -> None:
         self.got.append((worker, what))
-        if what == STOP or what is None:
+        if what == STOP or not what:
             self.at[worker] = iter(["save"] * bool(self.runs[worker]))
         else:
-            self.runs[worker].append(what[0].number)
+            self.runs[worker] += [point.number for point, _ in what]
 
     def dismiss(self, worker: int) -> None:
         del self.at[worker]
@@ -62,7 +62,8 @@ class Scripted:
 def done(crew: Scripted, folder: Path, runs: int, stop: Any = lambda: False) -> list[int | None]:
     points = [Point(number, "area", 0, {}, {}) for number in range(runs)]
     orders = Orders(str(folder), "cpu", False, len(crew.scripts), runs, apart=True)
-    return [value.number for kind, value in dispatch(crew, orders, points, stop) if kind == "done"]
+    bundles = [[point] for point in points]
+    return [value.number for kind, value in dispatch(crew, orders, bundles, stop) if kind == "done"]
 
 
 def test_every_run_is_done_once_by_whoever_has_room(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_every_run_is_done_once_by_whoever_has_room(tmp_path: Path) -> None:
 def test_what_a_dead_worker_had_goes_on_from_its_last_save(tmp_path: Path) -> None:
     crew = Scripted("next save die", "next done next done next done")
     assert sorted(done(crew, tmp_path, 3)) == [0, 1, 2]
-    again = [(worker, what[1]) for worker, what in crew.got if what and what != STOP and what[0].number == 0]
+    again = [(worker, what[0][1]) for worker, what in crew.got if what and what != STOP and what[0][0].number == 0]
     assert again == [(0, {}), (again[1][0], {"checkpoint": b"0"})]
 
 

@@ -46,10 +46,11 @@ class Crew(Protocol):
 
 
 class Hands:
-    """Who has which runs, and which are left."""
+    """Who has which runs, and which are left: in bundles, each of which goes to one worker."""
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        self.left = deque(points)
+    def __init__(self, bundles: Sequence[Sequence[Point]]) -> None:
+        self.left = deque(bundles)
+        self.given: dict[int, Counter[str]] = {}  # by worker and label
         self.held: dict[int, dict[int, Point]] = {}  # by worker and number
         self.deaths: Counter[int] = Counter()  # by number
 
@@ -58,13 +59,20 @@ class Hands:
         """Whether there is anything to wait for."""
         return bool(self.left) or any(self.held.values())
 
-    def take(self, worker: int) -> Point | None:
-        """The next run, for this worker."""
+    def take(self, worker: int) -> Sequence[Point]:
+        """The next bundle for this worker: of the algorithm that it has had least of.
+
+        Some take many times as long as others, and a worker may take all it will ever do at once.
+        """
         if not self.left:
-            return None
-        point = self.left.popleft()
-        self.held.setdefault(worker, {})[point.number] = point
-        return point
+            return ()
+        given = self.given.setdefault(worker, Counter())
+        at = min(range(len(self.left)), key=lambda at: (given[self.left[at][0].label], at))
+        bundle = self.left[at]
+        del self.left[at]
+        given[bundle[0].label] += 1
+        self.held.setdefault(worker, {}).update({point.number: point for point in bundle})
+        return bundle
 
     def done(self, worker: int, number: int | None) -> None:
         """A run has ended."""
@@ -76,13 +84,15 @@ class Hands:
         mine = self.held.pop(worker, {})
         if again:
             self.deaths.update(list(mine))
-            self.left.extendleft(reversed(mine.values()))
+            self.left.extendleft([point] for point in reversed(mine.values()))
         return all(self.deaths[number] < ATTEMPTS for number in mine)
 
 
-def dispatch(crew: Crew, orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
+def dispatch(
+    crew: Crew, orders: Orders, bundles: Sequence[Sequence[Point]], stop: Callable[[], bool]
+) -> Iterator[Message]:
     """Have the runs done, and tell what workers tell."""
-    hands, asked, failure, starts = Hands(points), False, "", 0
+    hands, asked, failure, starts = Hands(bundles), False, "", 0
     hired = orders.workers
     alive = set(range(hired))
     how = f"finished runs are kept, continue with `offbeat resume {orders.folder}`"
@@ -98,8 +108,7 @@ def dispatch(crew: Crew, orders: Orders, points: Sequence[Point], stop: Callable
             for worker, (kind, value) in crew.hear(_TURN):
                 if kind == "next":
                     starts = 0
-                    point = hands.take(worker)
-                    crew.send(worker, None if point is None else (point, _files(orders, point)))
+                    crew.send(worker, [(point, _files(orders, point)) for point in hands.take(worker)])
                 elif kind == "files":
                     number, files = value
                     unpack_folder(place_of(Path(orders.folder), number), files)

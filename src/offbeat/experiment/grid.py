@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.core.vectors import even
 from offbeat.experiment.experiment import Experiment, algorithm_tables
 from offbeat.experiment.overrides import join_path, label as label_of, put, split_path
 from offbeat.report.grid import brief
@@ -122,6 +123,31 @@ def _axes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in node.items():
         whole = key if not path else join_path([key])  # "algorithm.*.lr" is a path already
         yield from _axes(value, f"{path}.{whole}" if path else whole)
+
+
+def bundles(points: Sequence[Point], most: int) -> list[list[Point]]:
+    """Runs that differ in nothing but the step size of their clients, up to so many, in their order.
+
+    >>> sizes = [{"algorithm.area.local.sgd.lr": lr} for lr in (0.1, 0.2, 0.3)]
+    >>> points = [Point(n, "area", seed=0, settings=each, table={}) for n, each in enumerate(sizes)]
+    >>> [[point.number for point in bundle] for bundle in bundles(points, most=2)]
+    [[0, 1], [2]]
+    """
+    alike: dict[str, list[Point]] = {}
+    for point in points:
+        others = {path: value for path, value in point.settings.items() if not _is_step_size(path)}
+        alike.setdefault(json.dumps([point.label, point.seed, others]), []).append(point)
+    found = []
+    for several in alike.values():
+        size = even(len(several), most)
+        found += [several[at : at + size] for at in range(0, len(several), size)]
+    return sorted(found, key=lambda bundle: bundle[0].number)
+
+
+def _is_step_size(path: str) -> bool:
+    """Whether nothing depends on this axis but the step size of local trainers."""
+    keys = [split_path(key) for key in path.split(" & ")]
+    return all(len(k) == 5 and (k[0], k[2], k[4]) == ("algorithm", "local", "lr") for k in keys)
 
 
 def together(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -17,7 +17,7 @@ from offbeat.core.errors import InterruptedRunError, SettingError
 from offbeat.experiment import folder as folders, mps, ranking, sweep_workers
 from offbeat.experiment.dispatch import Crew, Processes, dispatch
 from offbeat.experiment.experiment import Experiment
-from offbeat.experiment.grid import Grid, Point
+from offbeat.experiment.grid import Grid, Point, bundles
 from offbeat.experiment.logbook import Logbook
 from offbeat.experiment.results import Results, SweepTotals
 from offbeat.experiment.session import Session
@@ -28,6 +28,8 @@ from offbeat.watch.files import METRICS, SUMMARY, SWEEP_TABLE, locked, write_jso
 from offbeat.watch.record import metrics_table
 from offbeat.watch.results import Result
 from offbeat.watch.session import interruptible
+
+ABREAST = 8  # runs that are done as one on a GPU, at most: a worker has all of them
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,13 @@ def _workers(
 
         crew = actors = Actors(options.ray, device)
         room, gpus = actors.workers, max(1, actors.gpus)
-    apart, many = not isinstance(crew, Processes), min(options.workers or room, max(1, len(left)))
-    orders = Orders(str(folder), device, options.events, many, len(left), gpus, apart, sweep_workers.SAVE)
+    most = ABREAST if device.startswith("cuda") else 1
+    parts = bundles(left, most)
+    apart, many = not isinstance(crew, Processes), min(options.workers or room, max(1, len(parts)))
+    orders = Orders(str(folder), device, options.events, many, len(parts), gpus, apart, sweep_workers.SAVE)
     if many == 1 and not apart:
-        return orders, lambda stop: alone(orders, left, stop)
-    return orders, lambda stop: dispatch(crew, orders, left, stop)
+        return orders, lambda stop: alone(orders, parts, stop)
+    return orders, lambda stop: dispatch(crew, orders, parts, stop)
 
 
 def _sum_up(folder: Path, grid: Grid, results: Sequence[Result], totals: SweepTotals) -> Results:

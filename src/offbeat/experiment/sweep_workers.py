@@ -21,6 +21,7 @@ from offbeat.core.watcher import Measurement, Watcher
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Point
 from offbeat.experiment.session import Problems, Session
+from offbeat.simulate.abreast import Abreast, abreast
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
@@ -57,7 +58,7 @@ class Orders:
     device: str
     events: bool  # keep the event log of every run, in a folder of its own
     workers: int
-    runs: int
+    runs: int  # or bundles of them
     gpus: int = 1  # that the workers share
     apart: bool = False  # workers do not see the folder: files travel both ways
     save: float = SAVE
@@ -83,13 +84,13 @@ class SweepWorker:
         self,
         orders: Orders,
         worker: int,
-        points: Iterator[Point],
+        bundles: Iterator[Sequence[Point]],
         tell: Callable[[Message], None],
         stop: Callable[[], bool],
     ) -> None:
         self.orders, self.worker, self.tell, self.stop = orders, worker, tell, stop
         self.folder = Path(orders.folder)
-        self.points = points
+        self.bundles = bundles
         self.problems, self.arenas = Problems(), Arenas()
         self.executors: dict[bool, Executor] = {}
         # by number: the point, how it is evaluated, who watches, when it began
@@ -100,7 +101,7 @@ class SweepWorker:
 
     def steps(self) -> Iterator[None]:
         """Until there is nothing left to do, or somebody says stop: then what is unfinished is saved."""
-        first = next(self.points, None)
+        first = next(self.bundles, None)
         if first is None:
             return
         self.program = Program(self._makers(first), self._over, self._fair)
@@ -121,8 +122,9 @@ class SweepWorker:
             yield
 
     def _share(self, active: Mapping[int, Simulation]) -> None:
-        done = self.ended + sum(fraction(run) for run in active.values())
-        updates = self.updates + sum(run.world.tally.updates for run in active.values())
+        at_work = [run for _, run in singly(active)]
+        done = self.ended + sum(fraction(run) for run in at_work)
+        updates = self.updates + sum(run.world.tally.updates for run in at_work)
         self.tell(("share", (self.worker, done, updates)))
 
     @property
@@ -133,18 +135,46 @@ class SweepWorker:
     def _width(self, size: float) -> int:
         """How many runs of this size, in bytes of vectors, are at work at once: on a CPU those that its cache holds,
         on a GPU as many as fit."""
-        fit = _CACHE / size
-        if self.orders.device.startswith("cuda"):
-            free, _ = torch.cuda.mem_get_info()
-            beside = -(-self.orders.workers // self.orders.gpus)
-            fit = 0.25 * free / beside / size  # an arena doubles when it is full
-        return max(1, min(int(fit), self._fair))
+        return max(1, min(self._fit(size), self._fair))
 
-    def _makers(self, first: Point) -> Iterator[tuple[int, Callable[[], Simulation]]]:
-        point: Point | None = first
-        while point is not None:
-            yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
-            point = next(self.points, None)
+    def _fit(self, size: float) -> int:
+        if not self.orders.device.startswith("cuda"):
+            return int(_CACHE / size)
+        free, _ = torch.cuda.mem_get_info()
+        beside = -(-self.orders.workers // self.orders.gpus)
+        return int(0.25 * free / beside / size)  # an arena doubles when it is full
+
+    def _room_for(self, size: float) -> None:
+        """There is a run of this size."""
+        if size > self.largest:
+            self.largest, self.program.width = size, self._width(size)
+
+    def _makers(self, first: Sequence[Point]) -> Iterator[tuple[int, Callable[[], Simulation]]]:
+        bundle: Sequence[Point] | None = first
+        while bundle:
+            if len(bundle) > 1 and (together := self._abreast(bundle)) is not None:
+                yield bundle[0].number, lambda run=together: run  # type: ignore[misc]
+            else:
+                for point in bundle:
+                    yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
+            bundle = next(self.bundles, None)
+
+    def _abreast(self, bundle: Sequence[Point]) -> Simulation | None:
+        """Several runs as one, if that can be and there is room."""
+        if any(checkpoint.exists(place_of(self.folder, point.number)) for point in bundle):
+            return None
+        made = self._make(bundle[0])
+        size = len(bundle) * _size(made)
+        if self._fit(size) < 1:
+            return None
+
+        def all_made() -> dict[int, Simulation]:
+            return {point.number: self._make(point) for point in bundle}
+
+        found = abreast(all_made(), self.arenas, all_made)
+        if found is not None:
+            self._room_for(size)
+        return found
 
     def _make(self, point: Point) -> Simulation:
         experiment = Experiment.parse(point.table)
@@ -164,9 +194,7 @@ class SweepWorker:
         run = session.shared(experiment.runs[0], watchers, world, self._executor, self.arenas)
         if isinstance(watcher, Recorder):
             watcher.metrics = run.metrics
-        size = sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
-        if size > self.largest:
-            self.largest, self.program.width = size, self._width(size)
+        self._room_for(_size(run))
         use(run.problems, experiment.threads, experiment.precision, self.orders.workers)
         return run
 
@@ -200,7 +228,7 @@ class SweepWorker:
 
     def _note(self, active: Mapping[int, Simulation]) -> None:
         so_far = []
-        for number, run in active.items():
+        for number, run in singly(active):
             point, _, watcher, _ = self.at_work[number]
             so_far.append(
                 Result(
@@ -217,7 +245,7 @@ class SweepWorker:
         self.tell(("so far", so_far))
 
     def _save(self, active: Mapping[int, Simulation]) -> None:
-        for number, run in active.items():
+        for number, run in singly(active):
             _, _, watcher, began = self.at_work[number]
             extra: dict[str, Any] = {"worked": time.perf_counter() - began}
             if isinstance(watcher, Recorder):
@@ -225,7 +253,8 @@ class SweepWorker:
                 extra["record"] = watcher.state
             else:
                 extra["measurements"] = [list(m) for m in watcher.measurements]
-            checkpoint.save(place_of(self.folder, number), run.world, extra)
+            world = run.saved(number) if isinstance(run, Abreast) else run.world
+            checkpoint.save(place_of(self.folder, number), world, extra)
             self._ship(number)
         self._note(active)
 
@@ -235,16 +264,30 @@ class SweepWorker:
             self.tell(("files", (number, pack_folder(place_of(self.folder, number)))))
 
 
+def singly(active: Mapping[int, Simulation]) -> Iterator[tuple[int, Simulation]]:
+    """By number, the run that each run at work is done in: alone, or abreast with others."""
+    for number, run in active.items():
+        if isinstance(run, Abreast):
+            yield from ((each, run) for each in run.going.values())
+        else:
+            yield number, run
+
+
+def _size(run: Simulation) -> float:
+    """Bytes of vectors."""
+    return sum(4.0 * p.dim * (3 * p.clients + 64) for p in run.problems)
+
+
 def _digest(run: Simulation) -> dict[str, float]:
     """The length of every final model: enough to see whether two sweeps ended alike."""
     models = run.server.models(run.world.server)
     return {p.name: norm(m.vector) for p, m in zip(run.problems, models, strict=True)}
 
 
-def alone(orders: Orders, points: Sequence[Point], stop: Callable[[], bool]) -> Iterator[Message]:
+def alone(orders: Orders, bundles: Sequence[Sequence[Point]], stop: Callable[[], bool]) -> Iterator[Message]:
     """All in this process."""
     messages: list[Message] = []
-    worker = SweepWorker(orders, 0, iter(points), messages.append, stop)
+    worker = SweepWorker(orders, 0, iter(bundles), messages.append, stop)
     with computing(()):  # each run sets what it needs
         for _ in worker.steps():
             yield from messages
@@ -262,7 +305,7 @@ def serve(pipe: Pipe, given: Mapping[str, Any], worker: int) -> None:
         stopped = stopped or pipe.poll()  # it says nothing else that it was not asked for, or it is gone
         return stopped
 
-    def points() -> Iterator[Point]:
+    def bundles() -> Iterator[Sequence[Point]]:
         nonlocal stopped
         while not stop():
             _send(pipe, ("next", None))
@@ -271,17 +314,17 @@ def serve(pipe: Pipe, given: Mapping[str, Any], worker: int) -> None:
             except (EOFError, OSError):
                 answer = STOP
             stopped = stopped or answer == STOP
-            if stopped or answer is None:
+            if stopped or not answer:
                 return
-            point, files = answer
-            unpack_folder(place_of(home, point.number), files) if orders.apart else None
-            yield point
+            for point, files in answer if orders.apart else ():
+                unpack_folder(place_of(home, point.number), files)
+            yield [point for point, _ in answer]
 
     failure = ""
     try:
         mine = replace(orders, folder=str(home))
         with computing(()):  # each run sets what it needs
-            for _ in SweepWorker(mine, worker, points(), lambda message: _send(pipe, message), stop).steps():
+            for _ in SweepWorker(mine, worker, bundles(), lambda message: _send(pipe, message), stop).steps():
                 pass
     except OffbeatError as error:
         failure = str(error)

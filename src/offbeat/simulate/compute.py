@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError
@@ -38,11 +38,15 @@ class Team(NamedTuple):
     first: int = 0
 
 
+Teams: TypeAlias = dict[tuple[int, int, int], tuple[Team, list[tuple["Computing", Ready]]]]
+
+
 class Computing:
     """Fills in the results of a world's flights.
 
     firsts: the clients' memories before their first job, by task.   teams: with whom each task's jobs are computed.
     owed: jobs that have arrived and are not computed yet, with the rows that the server was given.
+    abreast: of runs that are done as one, those of each.
     """
 
     error: DivergedError | None = None
@@ -59,6 +63,7 @@ class Computing:
         self.executor, self.until = executor, until
         self.teams: Sequence[Team] = ()
         self.owed: dict[int, tuple[Flight, LazyVector]] = {}
+        self.abreast: Sequence[Computing] = ()
         self.looked = 0  # jobs that were sent before this number do not depend on what is owed
         self.keys = [key(seed, SAMPLE, client) for client in range(len(world.numbers))]
 
@@ -213,7 +218,7 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
     blame(executor.review(newest=False))
     waiting = [(run, run.wanted(flight)) for run in runs]
     while waiting:
-        teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]] = {}
+        teams: Teams = {}
         waiting = [(run, later) for run, numbers in waiting if (later := _sort(run, numbers, teams))]
         for team, group in teams.values():
             results, errors = executor.compute(team.problem, team.local, team.arena, group)
@@ -226,9 +231,7 @@ def compute(runs: Sequence[Computing], flight: Flight | None = None) -> None:
         run.settled()
 
 
-def _sort(
-    run: Computing, numbers: Iterable[int], teams: dict[tuple[int, int], tuple[Team, list[tuple[Computing, Ready]]]]
-) -> list[int]:
+def _sort(run: Computing, numbers: Iterable[int], teams: Teams) -> list[int]:
     """Put the jobs that can be computed now into their teams; gives the others."""
     flights = run.world.flights
     later: list[int] = []
@@ -241,7 +244,7 @@ def _sort(
         task = flight.job.task
         if task not in places:
             team = run.teams[task]
-            places[task] = teams.setdefault((id(team.problem), id(team.local)), (team, []))[1]
+            places[task] = teams.setdefault((id(team.problem), id(team.local), id(team.arena)), (team, []))[1]
         places[task].append((run, run.ready(flight)))
     return later
 

@@ -19,7 +19,8 @@ from offbeat.core.local import Carry, Local, Work, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
-from offbeat.simulate.lazy import Arena, LazyVector
+from offbeat.simulate.lazy import Arena, LazyVector, WideArena
+from offbeat.simulate.world import made
 
 Result = tuple[Payload, Payload]  # (upload, new memory)
 
@@ -62,7 +63,10 @@ class Executor:
 
     def compute(self, problem: Problem, local: Local, arena: Arena | None, group: Group) -> tuple[list[Result], Errors]:
         """The results of these jobs of one team, in their order, and which runs they show to have diverged."""
-        most = max(1, int(self.memory / (4 * problem.dim * 8))) if self.stacked else 1  # about 8 vectors a client
+        wide = arena.count if isinstance(arena, WideArena) else 1
+        most = (
+            max(1, int(self.memory / (4 * problem.dim * 8 * wide))) if self.stacked else 1
+        )  # about 8 vectors a client
         results: dict[int, Result] = {}
         errors: Errors = []
         order = sorted(range(len(group)), key=lambda at: -group[at][1].job.steps)  # long jobs with long ones
@@ -125,8 +129,12 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
 
     The longest jobs come first.
     """
-    payload = {name: stacked([r.payload[name] for r in ready]) for name in ready[0].payload}
-    memory = {name: stacked([r.memory[name] for r in ready]) for name in ready[0].memory}
+    gather: Callable[[Sequence[Any]], Vector] = arena.apart if isinstance(arena, WideArena) else stacked
+    payload = {name: gather([r.payload[name] for r in ready]) for name in ready[0].payload}
+    memory = {name: gather([r.memory[name] for r in ready]) for name in ready[0].memory}
+    given = ready
+    if isinstance(arena, WideArena):
+        ready = [each for r in ready for each in apart(r)]
     work = _work(problem, local, ready, payload, memory)
     carry = _walk(problem, local, ready, work, stacked=arena is not None)
     work.step = max(0, ready[0].job.steps - 1)
@@ -140,12 +148,20 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         if id(values) in kept:
             continue
         if values.shape[1] == problem.dim:
-            kept[id(values)] = arena.keep(values, [r.owed for r in ready] if arena.open else ())
+            kept[id(values)] = arena.keep(values.reshape(len(given), -1), [r.owed for r in given] if arena.open else ())
         elif any(values is note for note in upload.values()):
             kept[id(values)] = values.flatten().tolist()
         else:  # vectors of a memory that are longer or shorter than the model
             kept[id(values)] = [row.clone() for row in values]
-    return list(zip(_apart(upload, kept, len(ready)), _apart(stays, kept, len(ready)), strict=True)), rows
+    return list(zip(_shares(upload, kept, len(given)), _shares(stays, kept, len(given)), strict=True)), rows
+
+
+def apart(ready: Ready) -> Iterator[Ready]:
+    """A job of runs abreast as the jobs of these runs."""
+    job, *others = ready
+    several: Iterable[float] = job.lr  # type: ignore[assignment]
+    for lr in several:
+        yield made(Ready, (made(Job, (*job[:5], lr, *job[6:])), *others))
 
 
 def _work(problem: Problem, local: Local, ready: Sequence[Ready], payload: Payload, memory: Payload) -> Work:
@@ -196,7 +212,7 @@ def _walk(problem: Problem, local: Local, ready: Sequence[Ready], work: Work, st
     return {name: torch.cat([part[name] for part in reversed(aside)]) for name in carry}
 
 
-def _apart(rows: Payload, kept: Mapping[int, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+def _shares(rows: Payload, kept: Mapping[int, Sequence[Any]], count: int) -> list[dict[str, Any]]:
     """What each client has of these rows."""
     each: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, values in rows.items():
@@ -238,7 +254,14 @@ def faults(problem: Problem, group: Group, rows: Payload) -> Errors:
 def _faults_in(problem: Problem, group: Group, name: str, values: Vector) -> Errors:
     """The same by values whose sum is not finite: a run has diverged, or the sum overflows."""
     bad = (~torch.isfinite(values)).any(dim=1).nonzero().flatten()
-    return [(group[at][0], _diverged(group[at][1].job, name, problem)) for at in bad.tolist()]
+    found: Errors = []
+    wide = len(values) // len(group)
+    for at in bad.tolist():
+        run, ready = group[at // wide]
+        if wide > 1:
+            run, ready = run.abreast[at % wide], [*apart(ready)][at % wide]
+        found.append((run, _diverged(ready.job, name, problem)))
+    return found
 
 
 def _faults_later(problem: Problem, group: Group, rows: Payload) -> Callable[[], Errors]:

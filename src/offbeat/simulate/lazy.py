@@ -182,7 +182,7 @@ class LazyVector:
         return float(self.tensor())
 
     def __len__(self) -> int:
-        return self.arena.matrix.shape[1]
+        return self.arena.dim
 
     def __repr__(self) -> str:
         return f"LazyVector({self.tensor()!r})"
@@ -258,6 +258,7 @@ class Arena:
     """Rows of one length in a CPU's memory, handed out and taken back."""
 
     def __init__(self, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.dim = dim
         self.matrix = torch.empty(_ROWS, dim, dtype=dtype, device=device)
         self.free = list(range(_ROWS))
         self.returned = self.free  # rows that nobody holds any longer: nothing is still to read them
@@ -464,11 +465,34 @@ class LazyArena(Arena):
         return torch.from_numpy(np.array(slots, dtype=np.int64)).to(self.matrix.device, non_blocking=True)
 
 
+class ApartError(OffbeatError):
+    """Something depends on the numbers of a run, which therefore cannot be done abreast with others."""
+
+
+class WideArena(LazyArena):
+    """Lazy rows that each hold the vectors of several runs, side by side: [count · d].
+
+    What servers do with such a vector they do with all of them. Nobody can read it as if it were one.
+    """
+
+    def __init__(self, dim: int, dtype: torch.dtype, device: torch.device, count: int) -> None:
+        super().__init__(count * dim, dtype, device)
+        self.dim, self.count = dim, count
+
+    def rows(self, vectors: Sequence[LazyVector]) -> Vector:
+        raise ApartError("the numbers of several runs are read as if they were those of one")
+
+    def apart(self, vectors: Sequence[LazyVector]) -> Vector:
+        """Their values [n · count, d], those of the runs of one vector after each other, as a copy."""
+        return super().rows(vectors).view(-1, self.dim)
+
+
 class Arenas:
     """One arena for each kind of vector."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[int, torch.dtype, torch.device], Arena] = {}
+        self._wide: dict[int, WideArenas] = {}
 
     def like(self, vector: Vector) -> Arena:
         """The arena for vectors like this one."""
@@ -484,3 +508,21 @@ class Arenas:
                 return vector
             vector = vector.tensor()
         return self.like(vector).keep(vector.detach().unsqueeze(0))[0]
+
+    def wide(self, count: int) -> WideArenas:
+        """Arenas for so many runs abreast."""
+        return self._wide.setdefault(count, WideArenas(count))
+
+
+class WideArenas(Arenas):
+    """One arena for each kind of vectors that are side by side."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def like(self, vector: Vector) -> Arena:
+        kind = (vector.numel() // self.count, vector.dtype, vector.device)
+        if kind not in self._kinds:
+            self._kinds[kind] = WideArena(*kind, self.count)
+        return self._kinds[kind]

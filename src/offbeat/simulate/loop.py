@@ -187,6 +187,9 @@ class Simulation(Course[Flight]):
                     continue
                 if pause and flight.result is None and not flight.lost and not computing.defers(flight.job.task):
                     return False
+                if computing.error is not None and not flight.lost:
+                    world.now = time
+                    raise computing.error
                 heappop(heap)
                 world.now = time
                 if flight.lost:
@@ -195,7 +198,7 @@ class Simulation(Course[Flight]):
                         self.end(SPENT)
                     continue
                 result = flight.result
-                if result is None or result[1] or computing.error is not None:
+                if result is None or result[1]:
                     result = computing.result(flight)
                 self.arrived(flight, Update(flight.job, result[0]))
             else:

@@ -6,16 +6,19 @@ and their servers' arithmetic is done together. What happens in a run, and when,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
 from typing import Any
+
+import torch
 
 from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import stacked
+from offbeat.simulate.abreast import Abreast, Over, Repeated, but_for_step_size
 from offbeat.simulate.compute import Computing, Team, compute
+from offbeat.simulate.lazy import ApartError
 from offbeat.simulate.loop import Simulation
 
 _AT_ONCE = 64  # models that are evaluated together
@@ -28,12 +31,13 @@ class Program:
 
     makers: (number, what gives the run when its turn comes).
     over: called with (number, run, error or None) as each one ends.
+    Runs abreast are at work under one of their numbers, and end under their own.
     """
 
     def __init__(
         self,
         makers: Iterator[tuple[int, Callable[[], Simulation]]],
-        over: Callable[[int, Simulation, DivergedError | None], None],
+        over: Over,
         width: int = 1 << 30,
     ) -> None:
         self.over, self.width = over, width
@@ -63,26 +67,42 @@ class Program:
             if make is None:
                 self.more = False
                 break
-            run = self.active[number] = make()
-            if run.executor.eager and len(run.problems) == 1:
-                run.at_once = _FOREVER  # its models are evaluated from here
+            self._begin({number: make()})
         if len(self.active) > before:
             join(list(self.active.values()))
+
+    def _begin(self, runs: Mapping[int, Simulation]) -> None:
+        for number, run in runs.items():
+            self.active[number] = run
+            if run.executor.eager and len(run.problems) == 1:
+                run.at_once = _FOREVER  # its models are evaluated from here
 
     def _advance(self) -> None:
         for number, run in list(self.active.items()):
             try:
-                eager = run.executor.eager
-                ended = run.advance(_FOREVER if eager else _SLICE, pause=eager)
-                if run.computing.error is not None:
-                    raise run.computing.error
+                ended = self._go_on(run)
             except DivergedError as error:
                 with suppress(DivergedError):
                     run.flush()  # so that the record shows how it came to that
                 self.over(number, self.active.pop(number), error)
+            except ApartError:
+                assert isinstance(run, Abreast)
+                del self.active[number]
+                self._begin(run.part())
+                join(list(self.active.values()))
             else:
                 if ended:
                     self.ended[number] = self.active.pop(number)
+
+    def _go_on(self, run: Simulation) -> bool:
+        """Until it needs a result; tells whether it is over."""
+        if isinstance(run, Abreast):
+            return run.go_on(self.over)
+        eager = run.executor.eager
+        ended = run.advance(_FOREVER if eager else _SLICE, pause=eager)
+        if run.computing.error is not None:
+            raise run.computing.error
+        return ended
 
     def _measure(self) -> None:
         """Evaluate what waits for it, of all runs that share a problem, when there is enough of it.
@@ -92,8 +112,8 @@ class Program:
         waiting: dict[int, list[Simulation]] = {}
         for run in (*self.active.values(), *self.ended.values()):
             if run.world.pending and len(run.problems) == 1:
-                waiting.setdefault(id(run.problems[0]), []).append(run)
-        at_work = {id(run.problems[0]) for run in self.active.values()}
+                waiting.setdefault(id(_single(run.problems[0])), []).append(run)
+        at_work = {id(_single(run.problems[0])) for run in self.active.values()}
         for problem, sharing in waiting.items():
             if problem not in at_work or sum(len(run.world.pending) for run in sharing) >= _AT_ONCE:
                 measure_together(sharing)
@@ -107,14 +127,20 @@ class Program:
                 run.computing.review()
             except DivergedError as found:
                 error = found
-            self.over(number, run, error)
+            if isinstance(run, Abreast):
+                run.end_all(self.over)
+            else:
+                self.over(number, run, error)
 
 
 def measure_together(runs: Sequence[Simulation]) -> None:
     """Evaluate the waiting models of runs that share one problem, in one pass."""
-    vectors = [pending.vector for run in runs for pending in run.world.pending]
-    found = iter(runs[0].problems[0].measure(stacked(vectors)))
-    for run in runs:
+    singles = [run for run in runs if not isinstance(run, Abreast)]
+    wide = [run for run in runs if isinstance(run, Abreast)]
+    vectors = [pending.vector for run in singles for pending in run.world.pending]
+    models = [*([stacked(vectors)] if vectors else ()), *(run.waiting() for run in wide)]
+    found = iter(_single(runs[0].problems[0]).measure(models[0] if len(models) == 1 else torch.cat(models)))
+    for run in singles:
         waiting, run.world.pending = run.world.pending, []
         mine = [(pending, next(found)) for pending in waiting]
         try:
@@ -122,13 +148,15 @@ def measure_together(runs: Sequence[Simulation]) -> None:
                 run.measured(pending, metrics)
         except DivergedError as error:
             run.computing.error = run.computing.error or error
+    for run in wide:
+        run.evaluated(found)
 
 
 def join(runs: Sequence[Simulation]) -> None:
     """Let the jobs of these runs be computed together wherever their problems and local trainers allow it."""
     problems: dict[Hashable, dict[int, Problem]] = {}
     for run in runs:
-        for problem in run.problems:
+        for problem in map(_single, run.problems):
             problems.setdefault(_kin(problem), {})[id(problem)] = problem
     joint: dict[Hashable, Problem] = {}
     firsts: dict[int, int] = {}
@@ -142,18 +170,16 @@ def join(runs: Sequence[Simulation]) -> None:
     trainers: dict[Any, Local] = {}
     for run in runs:
         run.computing.teams = [
-            Team(joint[_kin(problem)], trainers.setdefault(_alike(local), local), arena, firsts[id(problem)])
-            for problem, local, arena in zip(run.problems, run.locals, run.arenas, strict=True)
+            Team(joint[_kin(problem)], trainers.setdefault(but_for_step_size(local), local), arena, firsts[id(problem)])
+            for problem, local, arena in zip(map(_single, run.problems), run.locals, run.arenas, strict=True)
         ]
+
+
+def _single(problem: Any) -> Problem:
+    """The problem of each of several runs that are done abreast."""
+    found: Problem = problem.inner if isinstance(problem, Repeated) else problem
+    return found
 
 
 def _kin(problem: Problem) -> Hashable:
     return getattr(problem, "kin", id(problem))
-
-
-def _alike(local: Local) -> Hashable:
-    """Equal for local trainers that differ in nothing but the step size and the number of steps, which jobs carry."""
-    inner = {f.name: _alike(v) for f in fields(local) if isinstance(v := getattr(local, f.name), Local)}
-    plain = replace(local, lr=1.0, steps=1)
-    shown = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name not in inner}
-    return (type(local), repr(sorted(shown.items(), key=lambda item: item[0])), repr(sorted(inner.items())))

@@ -161,6 +161,11 @@ def restore(kind: type[S], folder: Path, device: str = "cpu") -> tuple[S, Any] |
     return None
 
 
+def exists(folder: Path) -> bool:
+    """Whether there is something to restore."""
+    return any((folder / name).exists() for name in (CHECKPOINT, OLDER_CHECKPOINT))
+
+
 def remove(folder: Path) -> None:
     """Remove the checkpoints of a finished run."""
     for path in list(folder.glob("checkpoint*.safetensors*")):
