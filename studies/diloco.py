@@ -1,7 +1,7 @@
 """Synchronous and asynchronous DiLoCo on Shakespeare's plays, and what staleness alone does to the outer momentum.
 
 python -m studies.diloco runs/diloco                                   # all that is not done yet
-python -m studies.diloco runs/diloco --device cuda --limit 450         # as much as fits; go on with the same command
+python -m studies.diloco runs/diloco --device cuda --width 16 --limit 450   # as much as fits; the same goes on
 python -m studies.diloco runs/diloco --tiny --parts unequal-like       # shows that it works, on a CPU
 python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # the tables of a page, and no runs
 
@@ -45,11 +45,10 @@ from studies.in_memory import InMemory, recorded, write
 
 STEPS, UPDATES = 32, 200  # local steps of a job; updates of four workers of equal speed, each step of which takes 1 s
 TIME = STEPS * UPDATES / 4.0
-OUTER = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # step sizes tried
+OUTER = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # step sizes tried
 TUNING = 1000  # seed
 SPEEDS = {"equal": [1.0] * 4, "unequal": [0.58, 0.75, 1.51, 3.33]}  # seconds a local step
 AT_ONCE = (1, 4, 16)  # workers at work in the parts about staleness
-WIDTHS = {"cpu": 4}  # runs at work at once
 EVALUATIONS = 20  # of a run that judges
 MARK = "<!-- the tables: studies.diloco --page -->"
 KINDS = {  # by the beginnings of the files' names; the rest are comedies
@@ -215,7 +214,7 @@ class Bench:
         left = [each for each in wanted if each not in known]
         makers = ((number, partial(self._make, number, *each)) for number, each in enumerate(left))
         began = time.monotonic()
-        for _ in Program(makers, self._over, WIDTHS.get(self.given.device, 64)).rounds():
+        for _ in Program(makers, self._over, self.given.width).rounds():
             if self.memory.late:
                 raise SystemExit(3)
         if left:
@@ -344,6 +343,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--width", type=int, default=4, help="runs at work at once; on a GPU 16 or more")
     parser.add_argument("--compile", action="store_true", help="compile gradients")
     parser.add_argument("--tiny", action="store_true", help="a much smaller model and a tenth of the time")
     parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
