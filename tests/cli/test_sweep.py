@@ -509,7 +509,8 @@ def test_after_a_crash_runs_go_on_from_where_they_were_saved_last(tmp_path: Path
     table = tomllib.loads(LONG)
     folder = create(tmp_path / "out", Grid(table).experiment, {"axes": table["sweep"], "options": {"workers": 1}})
     orders = crew.Orders(str(folder), "cpu", False, 1, 4, save=0.2)
-    for _ in crew.SweepWorker(orders, 0, iter(Grid(table).points), lambda message: None, lambda: False).steps():
+    runs = ([point] for point in Grid(table).points)
+    for _ in crew.SweepWorker(orders, 0, runs, lambda message: None, lambda: False).steps():
         if list(folder.glob("runs/*/checkpoint.older.safetensors")):
             break  # and nobody saves what came after
     assert offbeat("resume", folder).code == 0
@@ -523,9 +524,9 @@ def test_the_largest_of_several_problems_says_how_many_runs_are_at_work(tmp_path
         QUADRATIC + '\n[sweep]\n"problem.dim" = [2, 30000]\n"algorithm.*.local.sgd.lr" = [0.1, 0.2, 0.3]'
     )
     found, at_work = Grid({**table, "until": {"updates": 40}}), []
-    hand = crew.SweepWorker(
-        crew.Orders(str(tmp_path), "cpu", False, 1, 12), 0, iter(found.points), lambda m: None, lambda: False
-    )
+    runs = ([point] for point in found.points)
+    orders = crew.Orders(str(tmp_path), "cpu", False, 1, 12)
+    hand = crew.SweepWorker(orders, 0, runs, lambda message: None, lambda: False)
     for _ in hand.steps():
         at_work.append([run.problems[0].dim for run in hand.program.active.values()])
     assert max(map(len, at_work)) >= 3
