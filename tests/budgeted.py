@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from faults import ALGORITHMS, CLIENTS, PROBLEM, Broken, Bugs, Jump, Node
+from plants import overrides
 from witness import Fold
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
@@ -92,6 +93,8 @@ class Budgeted(Broken):
     def __init__(
         self, seed: int, algorithm: str, bugs: Bugs | None = None, rate: float = 1.0, guard: Any = None
     ) -> None:
+        if guard is not None:
+            overrides(type(guard), Privacy)
         ALGORITHMS[algorithm] = lambda: BUDGETED[algorithm](guard)
         try:
             super().__init__(seed, algorithm, bugs, rate)

@@ -16,11 +16,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
+from plants import overrides
 from witness import SAMPLES, Fold, Witness, content, score
 from worlds import Line
 
@@ -135,6 +136,11 @@ class Bugs:
     pairing: type[PairMasking] = PairMasking
     part: type[TakingPart] = TakingPart
     eager: bool = False  # the server takes a message and answers before it is stored
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if isinstance(each.default, type):
+                overrides(getattr(self, each.name), each.default)
 
 
 class CrashError(Exception):

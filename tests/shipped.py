@@ -31,6 +31,7 @@ from unittest import mock
 
 import torch
 from faults import ALGORITHMS, freeze, same
+from plants import armed, overrides
 from stub_broker import Broker, Fate, Stored, StubClient
 from virtual import Halt, KilledError, Pool, Process, VirtualLoop, current, simulated
 from witness import SAMPLES, Fold, Witness, content, score
@@ -109,6 +110,12 @@ class Mistake:
     reducer: type[Reducer] = Reducer
     server: type[ServerCore] = ServerCore
     core: type[ClientCore] = ClientCore
+
+    def __post_init__(self) -> None:
+        for patch in self.patches:
+            armed(*patch)
+        for plant, base in ((self.reducer, Reducer), (self.server, ServerCore), (self.core, ClientCore)):
+            overrides(plant, base)
 
 
 @dataclass

@@ -267,6 +267,8 @@ class Fold:
         seen, asked = len(self.rows), {judging.number: judging for judging in self.ledger.judging.values()}
         before = [(record.nonce, record.seq) for record in self.ledger.clients]
         code = self.reducer.fold(entry)
+        if code == "quarantined":
+            self.wrong.append(f"the server failed on entry {entry.seq}: {self.reducer.fault}")
         if self.witness.plan.pairwise:
             self._settled(before)
         for judging in self.ledger.judging.values():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from faults import ALGORITHMS
+from plants import caught
 from shipped import Host, Mistake, Shipped
 from virtual import Process
 
@@ -330,7 +331,7 @@ async def compare_nothing(self: Appender) -> None:
 async def body_after(self: Intake, sender: Sender, message: Any, parts: Parts) -> None:
     """A large message's record is sent before its body is stored."""
     numbers, insist = parts.numbers, self.link.insist
-    found = await insist(lambda: self.link.collect(lambda n: self._part(numbers[n]), len(numbers)))
+    found = await insist(lambda: self.link.collect(lambda n: self._part(sender, numbers[n]), len(numbers)))
     try:
         data = self.gate.join(sender, parts, found)
     except wire.RefusedError as error:
@@ -419,6 +420,6 @@ PLANTS = {
 def test_a_planted_mistake_is_caught(name: str) -> None:
     plant = PLANTS[name]
     for seed in range(plant.within):
-        if plant.world(seed, plant.algorithm, plant.mistake, rate=1.5).run().violations:
+        if caught(plant.world(seed, plant.algorithm, plant.mistake, rate=1.5).run().violations):
             return
     pytest.fail(f"{plant.within} schedules did not show: {name}")
