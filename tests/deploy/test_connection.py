@@ -113,6 +113,7 @@ class Stripper:
         self.heard = b""
         self.attempts = 0
         self.open: list[asyncio.StreamWriter] = []
+        self.rate = float("inf")  # bytes a second that it passes on; 0: it is halted
 
     async def start(self) -> str:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -134,7 +135,10 @@ class Stripper:
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while data := await reader.read(1 << 16):
+            while data := await reader.read(1 << 14):
+                while not self.rate:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(len(data) / self.rate)
                 writer.write(data)
                 await writer.drain()
         except OSError:
@@ -184,6 +188,51 @@ def test_a_proxy_that_takes_tls_away_at_a_reconnect_hears_nothing(place: Place) 
             assert word not in proxy.heard
         proxy.strips = False
         await until(lambda: connection.client.is_connected)
+        await connection.close()
+        await proxy.stop()
+
+    asyncio.run(play())
+
+
+async def pinging(place: Place, proxies: list[Stripper]) -> Connection:
+    """A server's connection that asks its broker for a sign of life ten times a second."""
+    url = ",".join([await proxy.start() for proxy in proxies])
+    connection = Connection(keys.read_creds(place.fed / keys.SERVER), url)
+    await connection.connect(60)
+    assert connection.client.options["ping_interval"] == (1 if len(proxies) > 1 else 10)
+    connection.client.options["ping_interval"] = 0.1
+    for proxy in proxies:
+        proxy.cut()
+    await until(lambda: connection.client.stats["reconnects"] and connection.client.is_connected)
+    return connection
+
+
+def test_a_server_turns_from_a_halted_broker_to_the_next_one(place: Place) -> None:
+    async def play() -> None:
+        proxies = [Stripper(place.secure), Stripper(place.secure)]
+        connection = await pinging(place, proxies)
+        at = connection.client.connected_url
+        halted = next(proxy for proxy in proxies if proxy.server.sockets[0].getsockname()[1] == at.port)
+        halted.rate = 0.0
+        async with Stopwatch() as watch:
+            await until(lambda: connection.client.is_connected and connection.client.connected_url != at)
+        assert watch.seconds < 2.0
+        await connection.close()
+        for proxy in proxies:
+            await proxy.stop()
+
+    asyncio.run(play())
+
+
+def test_a_slow_line_on_which_pings_wait_behind_much_else_is_not_given_up(place: Place) -> None:
+    async def play() -> None:
+        proxy = Stripper(place.secure)
+        connection = await pinging(place, [proxy])
+        proxy.rate = 3e5
+        await connection.client.publish("nobody", bytes(600_000))
+        await until(lambda: connection.client._pings_outstanding > 8)
+        await until(lambda: connection.client._pings_outstanding < 2)
+        assert connection.client.stats["reconnects"] == 1  # that of the beginning
         await connection.close()
         await proxy.stop()
 

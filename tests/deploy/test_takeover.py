@@ -8,6 +8,7 @@ their disks, and from the log with the brokers' own time stamps. CHAOS_SECONDS s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,7 @@ from offbeat.experiment.real import saved_identity
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "300"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
+ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "1"))
 CALM = 45.0  # seconds without faults before the run ends, less what the last fault takes
 SOON = 10.0  # seconds within which another server leads
 FAULTS = {
@@ -212,6 +214,18 @@ class Chaos:
         time.sleep(self.rng.uniform(0, 3))
         self.pair.serve_as(number)
 
+    def leader_and_broker(self, number: int, how: str) -> None:
+        """Both at the same moment; the other server takes over before either is there again."""
+        wait_until(self.well, 60, "a server or a broker does not come back")
+        leader = self.pair.leader()
+        first = self.pair.number(leader)
+        self.deaths.append(Death(time.time(), leader, False))
+        (self.cluster.kill if how == "kill" else self.cluster.halt)(number)
+        self.pair.kill(self.pair.servers[first])
+        wait_until(lambda: self.pair.leader() not in ("", leader), 60, "nobody takes over")
+        (self.cluster.start if how == "kill" else self.cluster.resume)(number)
+        self.pair.serve_as(first)
+
     def _broker(self, how: str) -> None:
         """Meanwhile, a client or the leader may be killed as well."""
         wait_until(self.cluster.healthy, 60, "a broker does not come back")
@@ -331,10 +345,11 @@ def results(pair: Pair, patience: float) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
-def test_two_servers_three_brokers_and_clients_are_killed_and_halted(tmp_path: Path) -> None:
-    pair = Pair(tmp_path / "pair", AREA.replace("TIME", str(SECONDS + CALM)))
-    with Cluster(tmp_path / "brokers", pair.keys) as cluster:
+@contextlib.contextmanager
+def chaotic(folder: Path, seconds: float) -> Iterator[Chaos]:
+    """Two servers, one of which leads, three brokers and four clients at work, for so many seconds."""
+    pair = Pair(folder / "pair", AREA.replace("TIME", str(seconds)))
+    with Cluster(folder / "brokers", pair.keys) as cluster:
         pair.url = cluster.url
         chaos = Chaos(pair, cluster, random.Random(SEED))
         try:
@@ -343,46 +358,65 @@ def test_two_servers_three_brokers_and_clients_are_killed_and_halted(tmp_path: P
                 pair.join(name)
             wait_until(lambda: pair.ready(0), 60, "the first server does not lead")
             pair.serve_as(1)
-            wait_until(
-                lambda: (tmp_path / "pair" / "site0.verdicts").exists() and chaos.well(), 60, "it does not begin"
-            )
-            chaos.go_on(SECONDS)
-            pair.alive()
-            first, second = results(pair, CALM + 90)
-            for name, process in pair.clients.items():
-                assert process.wait(30) == 0, f"{name}: {pair.said(name)[-3000:]}"
-            where = ("--keys", pair.keys / keys.SERVER, "--nats", pair.url)
-            made = [json.loads((out / "area-0" / "result.json").read_text())["real"] for out in pair.outs]
-            seen = account(pair, {each["position"] for each in made})
-            applied = [said for said in seen.records if said.code == APPLIED]
-            told = witnessed(pair)
-
-            # nothing that was acknowledged is lost, and nothing counts twice
-            assert set(told) == {said.message for said in applied}
-            assert len({said.message for said in applied}) == len({said.job for said in applied}) == len(applied)
-            assert first["updates"] == second["updates"] == len(applied)
-            check(pair, seen.ledger)  # clients' disks, and mean(y_i) = x + u
-
-            # the log folded by others gives what each of the servers has, which is the same
-            assert [seen.fingerprints[each["position"]] for each in made] == [each["fingerprint"] for each in made]
-            models = [(out / "area-0" / "model.safetensors").read_bytes() for out in pair.outs]
-            assert models[0] == models[1]
-            for out in pair.outs:
-                folded = offbeat("replay", out / "area-0", *where)
-                assert folded.code == 0, folded.err
-
-            over = [(death, *taken_over(seen.records, death)) for death in chaos.deaths]
-            calm = [(led, served) for death, led, served in over if death.calm]
-            print(
-                f"{dict(sorted(chaos.counts.items()))}; {len(applied)} updates, {len(told)} verdicts, "
-                f"{seen.ledger.term} terms, {seen.ledger.tally.refused}, repeated {seen.ledger.tally.repeated}, "
-                f"longest pause {longest_pause(seen.records):.1f} s, {first['metrics']}"
-            )
-            print("another leads after", sorted(round(led, 1) for led, _ in calm), "s, and applies an update after")
-            print(sorted(round(served, 1) for _, served in calm), "s; with a broker down as well", end=" ")
-            print(sorted(round(led, 1) for death, led, _ in over if not death.calm), "s")
-            assert calm
-            assert max(led for led, _ in calm) < SOON
-            assert first["metrics"]["accuracy"] > 0.9
+            begun = pair.folder / "site0.verdicts"
+            wait_until(lambda: begun.exists() and chaos.well(), 60, "it does not begin")
+            yield chaos
         finally:
             pair.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "halt"])
+def test_another_server_leads_soon_although_a_broker_goes_down_with_the_first(tmp_path: Path, how: str) -> None:
+    """Each broker in turn: one leads those that keep the log, and the server that stands by is connected to one."""
+    with chaotic(tmp_path, 1e6) as chaos:
+        for number in [*range(3)] * ROUNDS:
+            chaos.leader_and_broker(number, how)
+        records = account(chaos.pair, set()).records
+        over = [taken_over(records, death) for death in chaos.deaths]
+        print("led", [round(led, 1) for led, _ in over], "applied", [round(served, 1) for _, served in over])
+        assert max(led for led, _ in over) < SOON
+
+
+@pytest.mark.slow
+def test_two_servers_three_brokers_and_clients_are_killed_and_halted(tmp_path: Path) -> None:
+    with chaotic(tmp_path, SECONDS + CALM) as chaos:
+        pair = chaos.pair
+        chaos.go_on(SECONDS)
+        pair.alive()
+        first, second = results(pair, CALM + 90)
+        for name, process in pair.clients.items():
+            assert process.wait(30) == 0, f"{name}: {pair.said(name)[-3000:]}"
+        where = ("--keys", pair.keys / keys.SERVER, "--nats", pair.url)
+        made = [json.loads((out / "area-0" / "result.json").read_text())["real"] for out in pair.outs]
+        seen = account(pair, {each["position"] for each in made})
+        applied = [said for said in seen.records if said.code == APPLIED]
+        told = witnessed(pair)
+
+        # nothing that was acknowledged is lost, and nothing counts twice
+        assert set(told) == {said.message for said in applied}
+        assert len({said.message for said in applied}) == len({said.job for said in applied}) == len(applied)
+        assert first["updates"] == second["updates"] == len(applied)
+        check(pair, seen.ledger)  # clients' disks, and mean(y_i) = x + u
+
+        # the log folded by others gives what each of the servers has, which is the same
+        assert [seen.fingerprints[each["position"]] for each in made] == [each["fingerprint"] for each in made]
+        models = [(out / "area-0" / "model.safetensors").read_bytes() for out in pair.outs]
+        assert models[0] == models[1]
+        for out in pair.outs:
+            folded = offbeat("replay", out / "area-0", *where)
+            assert folded.code == 0, folded.err
+
+        over = [(death, *taken_over(seen.records, death)) for death in chaos.deaths]
+        calm = [(led, served) for death, led, served in over if death.calm]
+        print(
+            f"{dict(sorted(chaos.counts.items()))}; {len(applied)} updates, {len(told)} verdicts, "
+            f"{seen.ledger.term} terms, {seen.ledger.tally.refused}, repeated {seen.ledger.tally.repeated}, "
+            f"longest pause {longest_pause(seen.records):.1f} s, {first['metrics']}"
+        )
+        print("another leads after", sorted(round(led, 1) for led, _ in calm), "s, and applies an update after")
+        print(sorted(round(served, 1) for _, served in calm), "s; with a broker down as well", end=" ")
+        print(sorted(round(led, 1) for death, led, _ in over if not death.calm), "s")
+        assert calm
+        assert max(led for _, led, _ in over) < SOON
+        assert first["metrics"]["accuracy"] > 0.9

@@ -11,13 +11,15 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
-from nats.errors import Error as NatsError
+from nats.errors import Error as NatsError, StaleConnectionError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
@@ -32,7 +34,12 @@ logging.getLogger("asyncio").addFilter(lambda record: "eof_received" not in reco
 
 T = TypeVar("T")
 FAILURES = (NatsError, APIError, OSError, asyncio.TimeoutError, EOFError)
+PATIENCE = 4.0  # seconds for an answer of the broker
+BRIEFLY = 1.0  # the same at first, where another broker may be about to answer
+_patience: ContextVar[float] = ContextVar("patience", default=PATIENCE)
 _READ = 1 << 18  # bytes that are read at once
+_UNANSWERED = 2  # pings, after which a broker is given up
+_SLOW = 1 << 17  # bytes a second of a slow line: a ping waits behind what was sent before it
 _REFUSALS = 5  # in a row, of a key that was accepted before: a broker that has just been started may not know all yet
 _NO_TLS = "it does not begin with TLS, which tls:// requires; its tls block needs `handshake_first`"
 _ASKS_FOR_TLS = "a broker with TLS has an address that begins with tls://"
@@ -46,6 +53,21 @@ _WAITING: dict[type[Exception], str] = {
     TimeoutError: "it does not answer; check the address and the firewalls on the way",
 }
 _OTHER_HOST, _OTHER_ADDRESS, _EXPIRED = 62, 64, 10  # OpenSSL's codes
+
+
+def patience() -> float:
+    """Seconds that the broker has for an answer."""
+    return _patience.get()
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Within, the broker has so many seconds for an answer."""
+    token = _patience.set(seconds)
+    try:
+        yield
+    finally:
+        _patience.reset(token)
 
 
 class _Transport(TcpTransport):
@@ -85,6 +107,7 @@ class _Client(Client):
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self.context = context
+        self._sent = 0  # bytes, when the broker last answered a ping
         self._begun: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
@@ -101,10 +124,29 @@ class _Client(Client):
         await super()._attempt_reconnect()
 
     async def _process_connect_init(self) -> None:
+        self._pings_outstanding, self._sent = 0, self.stats["out_bytes"]
         try:
             await super()._process_connect_init()
         finally:
             self._keep(self._reading_task, self._ping_interval_task, self._flusher_task)
+
+    async def _process_pong(self) -> None:
+        self._sent = self.stats["out_bytes"]
+        await super()._process_pong()
+
+    async def _ping_interval(self) -> None:
+        """Give up a broker that does not answer: not by the clock, which goes on while this process is halted."""
+        while True:
+            seconds = self.options["ping_interval"]
+            await asyncio.sleep(seconds)
+            if not self.is_connected:
+                continue
+            self._pings_outstanding += 1
+            slow = (self.stats["out_bytes"] - self._sent) / (_SLOW * seconds)
+            if self._pings_outstanding > _UNANSWERED + slow:
+                await self._process_op_err(StaleConnectionError())
+                return
+            await self._send_ping()
 
     def _keep(self, *tasks: asyncio.Task[Any] | None) -> None:
         self._begun = {task for task in (*self._begun, *tasks) if task is not None and not task.done()}
@@ -157,10 +199,12 @@ class Connection:
     def __init__(self, creds: Creds, url: str) -> None:
         self.creds, self.url = creds, url
         self.addresses = _addresses(creds, url)
+        shuffle(self.addresses)  # each begins with another, and goes on with the next one
         self.client = _Client(_context(creds, self.addresses[0]))
         self.reconnected: list[Callable[[], Awaitable[None]]] = []
         self.trouble = ""  # the last thing that went wrong
         self.refused = asyncio.Event()
+        self.accepted = False  # by the broker, once at least
         self._hopeless = asyncio.Event()  # before the first connection: trying again will not help
         self._in_vain = 0  # attempts in a row of which the same can be said
 
@@ -177,10 +221,16 @@ class Connection:
             silent = "it says nothing" if self.client.context else _SILENT
             raise OffbeatError(f"cannot connect to {self.url}: {self.trouble or silent}")
         connecting.result()
-        self._in_vain = 0
-        self.js: JetStreamContext = self.client.jetstream(timeout=4)
+        self._in_vain, self.accepted = 0, True
+
+    @property
+    def js(self) -> JetStreamContext:
+        """The broker's streams."""
+        return self.client.jetstream(timeout=patience())
 
     async def _connect(self) -> None:
+        # a server of several brokers soon turns to another, so that it can lead; clients may have slow lines
+        hurry = not self.creds.client and len(self.addresses) > 1
         await self.client.connect(
             self.addresses,
             user_jwt_cb=self.creds.jwt.encode,
@@ -191,8 +241,9 @@ class Connection:
             name=self.creds.client or "server",
             max_reconnect_attempts=-1,
             reconnect_time_wait=1,
-            connect_timeout=5,
-            ping_interval=10,
+            connect_timeout=2 if hurry else 5,
+            ping_interval=1 if hurry else 10,
+            dont_randomize=True,
             pending_size=256 << 20,
             error_cb=self._error,
             disconnected_cb=self._lost,
@@ -209,7 +260,7 @@ class Connection:
         if self.client.is_connected:
             return
         self._in_vain = self._in_vain + 1 if final else 0
-        if not hasattr(self, "js"):
+        if not self.accepted:
             if self._in_vain >= len(self.addresses):
                 self._hopeless.set()
         elif self._in_vain >= _REFUSALS * len(self.addresses) and REFUSED in self.trouble:
@@ -269,13 +320,16 @@ class Connection:
 
     async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
         """Do this, again and again until the broker answers; an error if it refuses our keys by now."""
+        seconds = patience()
         while True:
             try:
-                return await action()
+                with within(seconds):
+                    return await action()
             except (*FAILURES, UncertainError) as error:
                 if self.refused.is_set():
                     raise OffbeatError(f"{self.url}: {self.trouble}") from None
                 log.warning("the broker does not answer (%s); trying again", error)
+                seconds = min(2 * seconds, PATIENCE)
                 await asyncio.sleep(0.5)
 
 

@@ -33,7 +33,7 @@ from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy.connection import Connection
+from offbeat.deploy.connection import Connection, patience
 from offbeat.deploy.envelope import Bytes, Ours
 from offbeat.deploy.keys import Creds
 
@@ -42,7 +42,6 @@ AT_ONCE = 4  # pieces that are asked for together
 PIECES = 4096  # of one thing, at most
 MARGIN = 4096  # bytes of a message that are not its content
 WAITING = 16  # messages of a client that wait for the server at most; the broker refuses more
-PATIENCE = 4.0  # seconds for an answer of the broker
 DIRECT = "$JS.API.DIRECT.GET"
 NOT_A_CLUSTER, NO_PEERS = 10074, 10005  # the broker's codes
 BUSY = 429  # its status: too much waits to be stored
@@ -76,7 +75,7 @@ class Link(Connection):
     async def store(self, subject: str, data: Bytes, headers: dict[str, str] | None = None) -> int:
         """Send to a stream and wait until it is kept; gives its number."""
         self.bytes_out += len(data)
-        ack = await self.js.publish(subject, data, timeout=PATIENCE, headers=headers)  # type: ignore[arg-type]
+        ack = await self.js.publish(subject, data, timeout=patience(), headers=headers)  # type: ignore[arg-type]
         return int(ack.seq)
 
     async def listen(self, subject: str, heard: Callable[[str, bytes], Awaitable[None]]) -> Any:
@@ -90,7 +89,7 @@ class Link(Connection):
 
     async def get(self, subject: str, request: bytes = b"") -> Kept | None:
         """What a stream answers to this question, if it has it."""
-        answer = await self.client.request(subject, request, timeout=PATIENCE)
+        answer = await self.client.request(subject, request, timeout=patience())
         headers = answer.headers or {}
         number, status = headers.get("Nats-Sequence", ""), headers.get("Status", "")
         if status and not number:  # with a number, it is not the broker's answer but a header of what was stored
@@ -124,7 +123,7 @@ class Link(Connection):
     async def forget(self, stream: str, number: int) -> None:
         """Remove a message from a stream."""
         await self.js._api_request(
-            f"$JS.API.STREAM.MSG.DELETE.{stream}", as_json({"seq": number, "no_erase": True}), timeout=PATIENCE
+            f"$JS.API.STREAM.MSG.DELETE.{stream}", as_json({"seq": number, "no_erase": True}), timeout=patience()
         )
 
     # In pieces

@@ -19,7 +19,7 @@ from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
-from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, within
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.gate import BURST, USELESS, Gate
 from offbeat.deploy.helping import write_helping
@@ -60,6 +60,7 @@ from offbeat.watch.record import Recorder
 PULSE = 1.0  # seconds between two signs of life
 LOOK = 2.0  # seconds between two looks at the roster
 BEAT = 5.0  # what a sign of life costs: as much as so many messages
+MUTE = 2.5  # seconds in which a broker that sends us the log is heard, also if nothing is added to it
 KEPT = 64  # of the last records, at least, that a leader has copies of
 COPIES = 3  # of a client's state that the broker keeps
 
@@ -327,7 +328,7 @@ class RunServer:
         """Fold what the leader writes, until it is silent, the run is over, or we are to leave."""
         run, since = self.plan.run, time.monotonic()
         note("standing by, to take over if the leading server is silent", run=run, position=self.chain.seq)
-        patience = SILENCE + random.random()
+        patience, brief = SILENCE + random.random(), BRIEFLY
         self.heard = since if self.chain.term > self.left else float("-inf")
         self.ready = True
         async with self._reading() as entries:
@@ -337,7 +338,8 @@ class RunServer:
                 self._save_beside()
                 clock = time.monotonic()
                 if clock - self.heard > patience and entries.empty() and self.link.client.is_connected:
-                    with contextlib.suppress(*FAILURES, UncertainError):
+                    with contextlib.suppress(*FAILURES, UncertainError), within(brief):
+                        brief = min(2 * brief, PATIENCE)
                         if await self._complete(entries):
                             silent = f"the leading server was silent for {min(clock - self.heard, clock - since):.1f} s"
                             note(f"takes over; {silent}", "warning", run=run)
@@ -354,6 +356,8 @@ class RunServer:
             await refill(self.stream, self.tail, end, self.chain.seq, self.scribe)
         elif await self.stream.read(self.chain.seq + 1) is None and entries.empty():
             await self._take_in(*await self.audit.missing())
+        else:
+            await self.reader.watch(MUTE)  # the broker that sends us the log may be the one that is down
         return False
 
     async def _hear_pulse(self, _: str, data: bytes) -> None:
@@ -381,9 +385,11 @@ class RunServer:
         intake = self.intake = Intake(self.gate, link, run, appender)
         order = partial(self._order, appender, set())
         answering = Answering(link, run, self.gate, self.status, order, self.mending.leave, lambda: self.ledger.life)
-        await appender.add_own(wire.say(wire.Led(run, appender.term, self.name)))
+        with within(BRIEFLY):
+            await appender.add_own(wire.say(wire.Led(run, appender.term, self.name)))
         first = (await appender.settle()).entry
-        await link.insist(self._announce)  # before anything is done that others can see
+        with within(BRIEFLY):
+            await link.insist(self._announce)  # before anything is done that others can see
         await self._fold(first)
         await link.insist(self._read_roster)
         if self.roster.serial < self.ledger.roster:
@@ -402,7 +408,8 @@ class RunServer:
             if len(self.named) != len(self.ledger.clients):
                 await link.insist(self._announce)
             await self._obey(self.core.boot(time.monotonic()))
-            await link.insist(self.inbox.start)
+            with within(BRIEFLY):
+                await link.insist(self.inbox.start)
             tasks = [self._task(self._settle(appender)), self._task(self._pulse())]
             self.ready = True
             self._say_serving(appender.term)

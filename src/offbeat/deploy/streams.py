@@ -13,9 +13,9 @@ from typing import Any
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
-from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.connection import FAILURES, patience
 from offbeat.deploy.journal import StorageFullError, UncertainError
-from offbeat.deploy.link import PATIENCE, Link
+from offbeat.deploy.link import Link
 
 SILENT = 6.0  # seconds without a word of the broker after which it is asked again
 FULL = (10023, 10047, 10077, 10122)  # the broker's codes: insufficient resources, storage, maximum bytes exceeded
@@ -46,7 +46,7 @@ class BrokerLog:
         token = str(self.number)
         found = self.open[token] = loop.create_future()
         self.before = expected, found
-        clock = loop.call_later(PATIENCE, self._fail, token, UncertainError("the broker has not answered in time"))
+        clock = loop.call_later(patience(), self._fail, token, UncertainError("the broker has not answered in time"))
         found.add_done_callback(lambda done: _heard_of(done, clock))
         if before is not None and (before.cancelled() or before.exception()):
             self._fail(token, UncertainError("the record before it was not acknowledged"))
@@ -101,11 +101,10 @@ class BrokerLog:
 
     async def holes(self) -> set[int]:
         """The numbers between the first and the last record of which the broker has none; raises `FAILURES`."""
-        request = self.link.js._api_request
-        where = f"$JS.API.STREAM.INFO.{self.stream}"
-        if not (await request(where, timeout=PATIENCE))["state"].get("num_deleted"):
+        ask = partial(self.link.js._api_request, f"$JS.API.STREAM.INFO.{self.stream}", timeout=patience())
+        if not (await ask())["state"].get("num_deleted"):
             return set()
-        return set((await request(where, b'{"deleted_details":true}', timeout=PATIENCE))["state"].get("deleted") or ())
+        return set((await ask(b'{"deleted_details":true}'))["state"].get("deleted") or ())
 
 
 def _heard_of(done: asyncio.Future[int], clock: asyncio.TimerHandle) -> None:
@@ -202,9 +201,9 @@ class StreamReader(PushConsumer):
         self.link.bytes_in += len(message.data)
         self.take(number, str(message.subject), bytes(message.data))
 
-    async def watch(self) -> None:
+    async def watch(self, silent: float = SILENT) -> None:
         """Begin again if the broker has been silent for too long: it was restarted, and has forgotten us."""
-        if asyncio.get_running_loop().time() - self.heard > SILENT and self.link.client.is_connected:
+        if asyncio.get_running_loop().time() - self.heard > silent and self.link.client.is_connected:
             with contextlib.suppress(*FAILURES):
                 await self.start(self.position)
 
@@ -261,7 +260,7 @@ class Inbox(PushConsumer):
 
     async def age(self) -> tuple[int, float]:
         """(messages that wait, seconds since the oldest came), by the broker's clock."""
-        answer = await self.link.client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=PATIENCE)
+        answer = await self.link.client.request(f"$JS.API.STREAM.INFO.{self.stream}", b"", timeout=patience())
         info = json.loads(answer.data)
         state = info.get("state", {})
         if not state.get("messages"):
