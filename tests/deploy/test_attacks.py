@@ -562,13 +562,11 @@ def test_a_log_that_was_deleted_is_written_again_from_the_server_s_copy(place: P
         await until(lambda: alice.applied > 3)
         await scene.admin.js.delete_stream(f"LOG-{scene.run}")
         await asyncio.sleep(0.3)
-        before = fingerprint(scene.server.ledger)
         assert not scene.serving.done()
         await scene.server.link.client.close()
         await cancel(scene.serving)
         await scene.serve()
         assert scene.server.ledger.tally.updates >= alice.applied
-        assert before
         await scene.goes_on()
 
     place.play(act)

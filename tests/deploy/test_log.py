@@ -347,6 +347,28 @@ def test_records_that_a_broker_has_lost_at_its_end_are_added_again_while_the_run
     staged(Served(tmp_path), act)
 
 
+def test_a_message_stays_in_the_inbox_until_its_record_is_applied(tmp_path: Path) -> None:
+    async def act(served: Served) -> None:
+        server, _ = await served.serve("one")
+        admin = await served.link("server")
+        await until(lambda: server.leading)
+
+        async def waiting() -> int:
+            return (await admin.js.stream_info("IN-run")).state.messages
+
+        assert server.appender is not None
+        async with server.appender.lock:  # nothing is added to the log
+            before = server.ledger.position
+            await served.join("alice")
+            while not await waiting():
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.3)
+            assert (await waiting(), server.ledger.position) == (1, before)
+        await until(lambda: server.ledger.clients[0].present and server.ledger.tally.updates > 3)
+
+    staged(Served(tmp_path), act)
+
+
 def test_a_broker_that_is_away_is_waited_for(tmp_path: Path) -> None:
     async def act(served: Served) -> None:
         server, _ = await served.serve("one")

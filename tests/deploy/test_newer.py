@@ -19,9 +19,10 @@ from attacked import Place, Scene, heard, opened
 from served import until
 
 from offbeat.algorithms import FedBuff, Ringmaster
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.core.sums import Secure
 from offbeat.deploy import effects, keys, server as server_module, wire
+from offbeat.deploy.connection import Connection
 from offbeat.deploy.doctor import session
 from offbeat.deploy.envelope import SIGNATURE, STATEMENT, public_seal, sign
 from offbeat.deploy.helper import RunHelper
@@ -390,7 +391,7 @@ def test_a_client_that_was_added_while_nobody_led_has_its_own_place_and_nobody_e
 # What an operator looks at
 
 
-def test_a_broker_s_words_move_no_terminal(tmp_path: Path) -> None:
+def test_a_broker_s_words_move_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of `doctor`, and of every other command that connects."""
     keys.init(tmp_path, ["a"], tls=False)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -405,14 +406,21 @@ def test_a_broker_s_words_move_no_terminal(tmp_path: Path) -> None:
             with peer:
                 peer.sendall(b'INFO {"server_id":"\\u001b[2J","max_payload":1048576,"nonce":"abc"}\r\n')
                 peer.sendall(b"-ERR '\x1b]0;owned\x07\x1b[2J all is well'\r\n")
+                peer.recv(1 << 16)
 
     threading.Thread(target=broker, daemon=True).start()
     try:
-        found = asyncio.run(session(keys.read_creds(tmp_path / "a.creds"), f"nats://127.0.0.1:{port}", 1.0))
+        creds, url = keys.read_creds(tmp_path / "a.creds"), f"nats://127.0.0.1:{port}"
+        found = asyncio.run(session(creds, url, 1.0))
+        with pytest.raises(OffbeatError, match="owned") as caught:  # of `join` and `serve`
+            asyncio.run(Connection(creds, url).connect(1.0))
     finally:
         listener.close()
     assert [each.level for each in found] == ["problem"]
     assert all(each.line.isprintable() for each in found)
+    assert str(caught.value).isprintable()
+    assert caplog.messages
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", '"x"', "{}", "1e999", '{"federation": []}', "\udcff"])

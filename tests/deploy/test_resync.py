@@ -139,3 +139,16 @@ def test_a_copy_that_was_read_before_another_machine_s_last_result_is_asked_for_
     assert client.state is not None
     assert torch.equal(client.state.memory[0]["own"], OWN)
     assert client.state.epoch == 2
+
+
+def test_what_an_earlier_epoch_has_sent_does_not_count_in_a_restored_run() -> None:
+    log = Log(plan(FedAsync())).begin()
+    job, model = log.reducer.ledger.clients[0].queue[0], log.reducer.model(0).clone()
+    log.add("", "restored", epoch=100)
+    assert log.result("a", 1, job, 1.0) == "fenced"
+    assert log.add("a", "bye", epoch=1) == "fenced"
+    assert log.add("a", "hello", epoch=2, nonce="a", after_epoch=1) == "fenced"
+    assert log.reducer.ledger.tally.updates == 0
+    assert torch.equal(log.reducer.model(0), model)
+    assert log.add("a", "hello", epoch=101, nonce="new", after_epoch=100) == ""
+    assert log.reducer.ledger.clients[0].present

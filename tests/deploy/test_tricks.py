@@ -173,7 +173,6 @@ def test_greetings_without_end_fill_the_log_no_faster_than_a_budget(place: Place
         before = alice.applied
         await until(lambda: alice.applied > before + 5)
         taken = scene.server.ledger.clients[2].epoch - start
-        assert taken <= 400
         assert scene.server.gate.held["mallory"] or taken < 110 + 50 * passed
         await scene.goes_on()
 
@@ -202,6 +201,11 @@ def test_a_statement_of_one_kind_is_none_of_another(place: Place) -> None:
     for kind, other in permutations(("entry", "parts", "beat", "ask"), 2):
         with pytest.raises(RefusedError):
             server.open(other, channel.seal(kind, b"content"))  # type: ignore[arg-type]
+    for kind, other in permutations(("desk", "tell"), 2):
+        with pytest.raises(RefusedError):
+            channel.open(other, server.seal(kind, b"content"))  # type: ignore[arg-type]
+    with pytest.raises(RefusedError):  # nor does what one end has said count there as the other's
+        channel.open("desk", channel.seal("entry", b"content"))
 
 
 def test_the_farewell_of_a_former_leader_said_again_calls_no_standby(
@@ -341,7 +345,7 @@ def test_a_result_that_is_held_back_until_its_keys_were_rotated_is_refused(tmp_p
         await scene.admin.store(f"up.{new.account}.{scene.run}", held.data)
         await scene.admin.store(held.subject, held.data)
         await scene.taken()
-        assert sum(scene.server.refused.values()) >= 1
+        assert scene.server.refused == {"forged": 2}
         assert scene.server.ledger.clients[0].applied == before
         await scene.join("bob")
         await scene.goes_on()
