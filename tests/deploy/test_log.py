@@ -16,7 +16,7 @@ from worlds import Line
 from offbeat.deploy import link as link_module, mending, questions, server as server_module
 from offbeat.deploy.board import change_board, read_board
 from offbeat.deploy.intake import acknowledge
-from offbeat.deploy.journal import BrokenLogError, Record, Tail
+from offbeat.deploy.journal import Appender, BrokenLogError, Record, Tail
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.mending import NAME
 from offbeat.deploy.refold import copy_of, fingerprint, mended, read_body, refold
@@ -194,6 +194,28 @@ def test_a_record_that_the_broker_loses_before_its_sender_has_heard_of_it_is_men
         await kill(server, task)
         await delete(served, first)
         assert (await goes_on(served)).ledger.position > first
+
+    staged(Served(tmp_path), act)
+
+
+def test_a_leader_leaves_a_copy_of_a_lost_record_as_soon_as_it_has_heard_of_it(tmp_path: Path) -> None:
+    async def act(served: Served) -> None:
+        server, _ = await served.serve("one", save_every=1e9)
+        appender = server.appender
+        assert appender is not None
+        appender.settle = lambda: asyncio.sleep(1e9)  # type: ignore[assignment, method-assign, return-value]
+        for name in served.names:
+            await served.join(name)
+        await until(lambda: len(appender.under_way) > 1)
+        first, admin = appender.under_way[0], await served.link("server")
+        while await admin.end("LOG-run") < first.record.seq + 1:
+            await asyncio.sleep(0.02)
+        await delete(served, first.record.seq)
+        await server.mending.look()
+        assert await mended(admin, "run", first.record.seq) is None  # it does not know yet whose record was there
+        assert await Appender.settle(appender) is first
+        await server.mending.look()
+        assert await mended(admin, "run", first.record.seq) == first.raw
 
     staged(Served(tmp_path), act)
 

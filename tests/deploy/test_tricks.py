@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
@@ -28,7 +29,7 @@ from offbeat.deploy.journal import BrokenLogError, Scribe
 from offbeat.deploy.keys import parse_roster
 from offbeat.deploy.logs import _Text, log, plain
 from offbeat.deploy.push import push
-from offbeat.deploy.questions import Asking, ask_server, channel_of
+from offbeat.deploy.questions import Asking, Question, ask_server, channel_of
 from offbeat.deploy.refold import copy_of, fingerprint, refold
 from offbeat.deploy.server import members_of
 from offbeat.deploy.wire import RefusedError
@@ -391,6 +392,20 @@ def test_an_order_to_stop_said_again_to_a_restored_run_is_void(place: Place) -> 
         await scene.stop()
         again = await refold(scene.admin, scene.plan(), scene.server.ledger.position)
         assert fingerprint(again) == fingerprint(scene.server.ledger)
+
+    place.play(act)
+
+
+def test_a_server_whose_clock_is_an_hour_behind_is_answered_and_gives_no_orders(place: Place) -> None:
+    async def act(scene: Scene) -> None:
+        asking, before = Asking(scene.admin, scene.run), time.time() - 3600.0
+        await asking.listen()
+        answer = json.loads(await asking.put(Question("mend", "one", before, seq=1), patience=60.0))
+        assert answer["run"] == scene.run
+        stop = wire.say(wire.Halted(scene.run, "stopped"))
+        with pytest.raises(TimeoutError):
+            await asking.put(Question("append", "two", before), stop, patience=0.5)
+        await scene.goes_on()
 
     place.play(act)
 

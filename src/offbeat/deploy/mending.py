@@ -92,7 +92,7 @@ class Mending:
             for seq in sorted(fresh & self.tail.known().keys()):
                 note("the broker has lost a record; a copy is left beside the log", "warning", run=self.run, record=seq)
                 await self.leave(seq)
-        self.holes = holes
+        self.holes = holes - self.tail.under_way.keys()  # of which we may hear yet that they were in the log
 
     # For ourselves
 
