@@ -63,7 +63,8 @@ from offbeat.deploy.link import Link
 from offbeat.deploy.mending import NAME
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
-from offbeat.deploy.server import RunServer, members_of
+from offbeat.deploy.roll import members_of
+from offbeat.deploy.server import RunServer
 from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
 from offbeat.deploy.wire import LogEntry, RefusedError

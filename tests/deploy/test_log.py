@@ -163,7 +163,7 @@ def test_a_server_that_stands_by_takes_over_although_the_broker_has_lost_the_log
         for name in served.names:
             await served.join(name)
         await until(lambda: two.ledger.position > 20)
-        await two.reader.stop()  # it has not read the last records yet
+        await two.following.reader.stop()  # it has not read the last records yet
         await until(lambda: one.ledger.position > two.chain.seq + 2)
         await kill(one, task)
         link = await served.link("server")
@@ -243,13 +243,13 @@ def test_a_server_that_comes_too_late_for_a_trimmed_log_says_what_to_copy_and_th
             await asyncio.sleep(0.1)
         with pytest.raises(BrokenLogError, match=r"begins at record \d+: older .*`rsync -a .* LEADER:RUN-FOLDER/ "):
             await served.serve("two", trim=True)
-        server.save_every = 1e9
-        await until(lambda: server.saving is None)
+        server.saving.every = 1e9
+        await until(lambda: server.saving.under_way is None)
         shutil.copytree(
             tmp_path / "one", tmp_path / "two", ignore=shutil.ignore_patterns("log.tail*", NAME), dirs_exist_ok=True
         )
         other, _ = await served.serve("two", trim=True)
-        await until(lambda: other.ledger.position > server.safe[-1][0])
+        await until(lambda: other.ledger.position > server.saving.safe[-1][0])
         assert not other.leading
 
     staged(Served(tmp_path), act)
@@ -271,7 +271,7 @@ def test_a_server_that_was_overtaken_trims_nothing_that_the_next_one_has_recorde
     async def act(served: Served) -> None:
         one, task = await served.serve("one", save_every=1e9, trim=True)
         clients = [await served.join(name) for name in served.names]
-        await until(lambda: len(one.bodies) > 5)
+        await until(lambda: len(one.saving.bodies) > 5)
         two, _ = await served.serve("two", save_every=1e9, trim=True)
         await cancel(*(client for _, client in clients))
         admin = await served.link("server")
@@ -283,21 +283,21 @@ def test_a_server_that_was_overtaken_trims_nothing_that_the_next_one_has_recorde
         again = SimpleNamespace(subject=last.subject, data=last.data, ack=partial(asyncio.sleep, 0.0))
         for _ in range(2):  # the broker has not heard that it was taken
             await two.intake.take(again)  # type: ignore[union-attr]
-        await until(lambda: [record.term for record in two.bodies][-2:] == [2, 2])
-        assert len({record.body.digest for record in [*two.bodies][-3:] if record.body}) == 1
-        of_one, of_two = [[record for record in two.bodies if record.term == term] for term in (1, 2)]
+        await until(lambda: [record.term for record in two.saving.bodies][-2:] == [2, 2])
+        assert len({record.body.digest for record in [*two.saving.bodies][-3:] if record.body}) == 1
+        of_one, of_two = [[record for record in two.saving.bodies if record.term == term] for term in (1, 2)]
 
         async def kept(records: list[Record]) -> list[bool]:
             return [await read_body(two.link, "run", record) is not None for record in records]
 
         assert all(await kept([of_one[0], of_one[-1], *of_two]))
-        one.safe = [(of_one[-1].seq, 1)]
-        await one._trim()
+        one.saving.safe = [(of_one[-1].seq, 1)]
+        await one.saving.trim()
         assert await kept([of_one[0], of_one[-1]]) == [False, True]
         assert all(await kept(of_two))
         await two.link.store("body.run.1.99.0", b"stored and never recorded")
-        two.safe = [(of_two[-1].seq, 2)]
-        await two._trim()
+        two.saving.safe = [(of_two[-1].seq, 2)]
+        await two.saving.trim()
         assert await kept([of_one[-1], *of_two]) == [False, False, True]
         assert await two.link.last("BODY-run", "body.run.1.99.0") is None
 
@@ -307,13 +307,13 @@ def test_a_server_that_was_overtaken_trims_nothing_that_the_next_one_has_recorde
 def test_a_checkpoint_is_of_one_moment_though_a_record_s_envelope_is_being_read(tmp_path: Path) -> None:
     async def act(served: Served) -> None:
         server, _ = await served.serve("one", save_every=1e9)
-        server.save_every = -1.0
-        server._save_beside()
-        assert server.saving is not None
+        server.saving.every = -1.0
+        server.saving.begin()
+        assert server.saving.under_way is not None
         saved = server.chain.seq, server.ledger.position
         server.chain.seq += 1  # before the task has begun: the next record is verified and not folded yet
-        server.save_every = 1e9
-        await server.saving
+        server.saving.every = 1e9
+        await server.saving.under_way
         server.chain.seq -= 1
         found = checkpoint.restore(Ledger, tmp_path / "one")
         assert found is not None

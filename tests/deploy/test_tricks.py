@@ -31,7 +31,7 @@ from offbeat.deploy.logs import _Text, log, plain
 from offbeat.deploy.push import push
 from offbeat.deploy.questions import Asking, Question, ask_server, channel_of
 from offbeat.deploy.refold import copy_of, fingerprint, refold
-from offbeat.deploy.server import members_of
+from offbeat.deploy.roll import members_of
 from offbeat.deploy.wire import RefusedError
 from offbeat.experiment import admin, backup
 from offbeat.experiment.real import RunIdentity, save_identity
@@ -290,7 +290,7 @@ def test_a_log_written_again_in_another_order_is_put_right_from_the_server_s_cop
             await scene.admin.store(record.subject, record.data)
         await scene.serve()
         assert scene.server.ledger.position >= end
-        assert [number for number, _ in scene.server.audit.mended] == [6, 7]
+        assert [number for number, _ in scene.server.following.audit.mended] == [6, 7]
         scene.clients.clear()
         await scene.goes_on()
 
