@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,9 @@ from offbeat.deploy.envelope import digest_of, sign
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.link import Link
-from offbeat.deploy.questions import Asking, CopyPiece, Question, ask_server, write
+from offbeat.deploy.questions import Answering, Asking, CopyPiece, Question, ask_server, write
 from offbeat.deploy.refold import fingerprint, refold
-from offbeat.deploy.server import members_of
+from offbeat.deploy.roll import members_of
 from offbeat.experiment.admin import served_runs
 from offbeat.experiment.joining import Bulletin
 
@@ -222,15 +224,42 @@ def test_copies_that_make_no_sense_are_no_copies(place: Place) -> None:
     place.play(act)
 
 
-def test_questions_for_copies_are_answered_one_at_a_time(place: Place) -> None:
+def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, times = Answering._copy, list[tuple[float, float]]()
+
+    async def timed(self: Answering, *given: Any) -> None:
+        began = time.monotonic()
+        await copy(self, *given)
+        times.append((began, time.monotonic()))
+
+    monkeypatch.setattr(Answering, "_copy", timed)
+
     async def act(scene: Scene) -> None:
         await scene.thief.store(f"mirror.{scene.run}", write("copy", CopyPiece("n", "c", 0, 1), bytes(1 << 20)))
-        before = scene.server.link.bytes_out
-        for _ in range(90):
-            question = write("question", Question("copy", "id", nonce="n"))
-            await scene.thief.say(f"ask.{scene.run}", scene.sealed(question, "ask"))
+        question = scene.sealed(write("question", Question("copy", "id", nonce="n")), "ask")
+        for _ in range(80):
+            await scene.thief.say(f"ask.{scene.run}", question)
+            await asyncio.sleep(0.01)
         await scene.goes_on()
-        assert scene.server.link.bytes_out - before < 45 << 20
+
+    place.play(act)
+    assert len(times) > 1
+    assert all(after[0] - before[1] > min(3.9, 8 * (before[1] - before[0])) for before, after in pairwise(times))
+
+
+def test_pieces_that_are_read_in_vain_cost_as_much_as_their_bytes_in_a_message_would(place: Place) -> None:
+    """A few words that name a client's own pieces, again and again, would keep the server reading and hashing."""
+
+    async def act(scene: Scene) -> None:
+        own = await scene.thief.store(f"part.{scene.run}", bytes(1 << 20))
+        parts = scene.sealed(write_parts([own], 1 << 20, digest_of(b"something else")), "parts")
+        await scene.up(PARTED + parts)
+        assert scene.server.refused == {"damaged": 1}
+        budget = scene.server.gate.budgets["mallory"]
+        assert budget.bytes < budget.most - 18 * (1 << 20)
+        await scene.goes_on()
 
     place.play(act)
 
@@ -689,11 +718,11 @@ def test_a_roster_that_is_older_or_another_s_is_not_taken(place: Place, tmp_path
     other = keys.init(tmp_path / "other", ["alice", "eve"], tls=False)
 
     async def act(scene: Scene) -> None:
-        before = scene.server.roster
+        before = scene.server.roll.roster
         for roster in (other.to_json(), before.to_json(), b"", b"{}", before.to_json().replace(b"mallory", b"malory!")):
             await scene.admin.store("roster", roster)
-            assert not await scene.server._read_roster()
-        assert scene.server.roster == before
+            assert not await scene.server.roll.read()
+        assert scene.server.roll.roster == before
         await scene.admin.js.purge_stream("BOARD", subject="roster")
         await scene.goes_on()
 

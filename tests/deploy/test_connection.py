@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from served import until
@@ -86,6 +87,25 @@ def test_a_plain_address_for_a_broker_with_tls_is_said(place: Place) -> None:
 
 def test_tls_for_a_broker_without_it_is_said(place: Place) -> None:
     assert "does not begin with TLS" in error_of(place.creds, place.open.url.replace("nats:", "tls:"))
+
+
+@pytest.mark.parametrize("most", [0, 4096, -1, "many", None, [1 << 20]])
+def test_a_broker_that_takes_only_small_messages_or_says_nonsense_about_them_is_said(place: Place, most: Any) -> None:
+    async def play() -> None:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(
+                b"INFO " + json.dumps({"server_id": "x", "nonce": "abc", "max_payload": most}).encode() + b"\r\n"
+            )
+            await reader.read(1 << 16)
+            writer.close()
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(OffbeatError, match="takes no messages of 64 KB, which a run needs; raise its max_payload"):
+            await Connection(keys.read_creds(place.plain / "a.creds"), url).connect(2)
+        server.close()
+
+    asyncio.run(play())
 
 
 def test_keys_of_another_federation_are_said(place: Place) -> None:

@@ -158,6 +158,27 @@ class Away(Holes):
         self.boot_server(host)
 
 
+class Forgotten(Away):
+    """And the record that is lost is older than the leader's last two checkpoints."""
+
+    away = 14.0
+
+    def hole(self) -> None:
+        self.loop.call_later(9.0, self.lose, self.broker.streams["LOG-run"].last)
+
+    def lose(self, seq: int) -> None:
+        self.fired["record lost"] += 1
+        self.broker.streams["LOG-run"].remove(seq, self.loop.now)
+
+
+def test_a_leader_has_copies_of_more_records_than_those_since_its_checkpoints() -> None:
+    schedule = Forgotten(1, "queued")
+    outcome = schedule.run()
+    assert outcome.fired["record lost"]
+    assert outcome.violations == []
+    assert schedule.broken == []
+
+
 class Late(Away):
     """And the leader does not answer for a while when it comes back."""
 
@@ -407,7 +428,10 @@ PLANTS = {
     ),
     "own record taken for a lost one": Plant(GUESSED, 16, "defedavg", Contested),
     "copies dropped by every checkpoint": Plant(
-        planted(server.Tail, "rotate", lambda self, _=0, rotate=server.Tail.rotate: rotate(self)), 16, "queued"
+        planted(server.Tail, "rotate", lambda self, _=0, rotate=server.Tail.rotate: rotate(self)),
+        3,
+        "queued",
+        Forgotten,
     ),
     "oldest copy handed back": Plant(
         planted(questions.Answering, "_copy", oldest_copy(questions.Answering._copy)), 12, "area", Disks

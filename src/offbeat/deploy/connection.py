@@ -44,6 +44,8 @@ _REFUSALS = 5  # in a row, of a key that was accepted before: a broker that has 
 _NO_TLS = "it does not begin with TLS, which tls:// requires; its tls block needs `handshake_first`"
 _ASKS_FOR_TLS = "a broker with TLS has an address that begins with tls://"
 _SILENT = f"it says nothing; {_ASKS_FOR_TLS}"
+LEAST = 1 << 16  # bytes of a message that a broker has to take
+_NARROW = f"it takes no messages of {LEAST >> 10} KB, which a run needs; raise its max_payload"
 REFUSED = "it refuses these keys"
 _CLOSED = "maximum account active connections exceeded"  # what the broker says about an account that was closed
 _CUT = ("user authentication revoked", REFUSED)  # what it says then
@@ -164,6 +166,9 @@ class _Client(Client):
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and info.get("tls_required") and self.context is None:
             raise NatsError(_ASKS_FOR_TLS)
+        most = info.get("max_payload", LEAST)
+        if initial_connection and (not isinstance(most, int) or most < LEAST):
+            raise NatsError(_NARROW)
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
@@ -280,7 +285,7 @@ class Connection:
             return f"{REFUSED}, which were replaced or revoked, or are another federation's: {who}", True
         if _CLOSED in text.lower():
             return f"{REFUSED}: {removed(self.creds)}", True
-        if text == _ASKS_FOR_TLS:
+        if text in (_ASKS_FOR_TLS, _NARROW):
             return text, True
         if "expecting INFO" in text:  # it waits for our handshake
             return _SILENT, True

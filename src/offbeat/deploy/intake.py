@@ -89,6 +89,7 @@ class Intake:
             try:
                 data = self.gate.join(sender, parts, found)
             except RefusedError as error:
+                self.gate.budgets[sender.name].bytes -= (USELESS - 1) * parts.size  # all of it was read in vain
                 await self._refuse(message, sender.name, error)
                 return
             self.bodies += 1

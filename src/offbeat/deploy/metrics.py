@@ -152,7 +152,9 @@ def exposed(server: RunServer, port: int | None, address: str = "127.0.0.1") -> 
 
 
 class _Silent(WSGIRequestHandler):
-    """Does not print a line for every request."""
+    """Does not print a line for every request, and does not wait for ever for one."""
+
+    timeout = STUCK
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

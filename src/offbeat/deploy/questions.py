@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loa
 SERVER = "server"  # stands where a client's account stands in the subjects of whoever holds the server's keys
 FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
+REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Answering:
         self.tasks: set[asyncio.Task[None]] = set()
         self.told = (float("-inf"), b"")  # the last status for a client, and when it was made
         self.copying: set[str] = set()  # accounts whose copies are being handed back
+        self.resting: dict[str, float] = {}  # account -> until when it gets no other copy
 
     async def hear(self, subject: str, data: bytes) -> None:
         """A question."""
@@ -159,9 +161,9 @@ class Answering:
                 answer = self._recent(clock)
                 budget.bytes -= USELESS * len(answer)
                 await self._tell(say, question, answer)
-            elif question.what == "copy" and account not in self.copying:  # one at a time: copies are large
+            elif question.what == "copy" and account not in self.copying:
                 self.copying.add(account)
-                task = self._later(self._copy(say, account, question))
+                task = self._later(self._copy_slowly(say, account, question))
                 task.add_done_callback(lambda _: self.copying.discard(account))
 
     def _recently(self, at: float) -> bool:
@@ -197,6 +199,14 @@ class Answering:
             await say(write("answer", Answer(question.id, number, len(pieces)), bytes(piece)))
         if not pieces:
             await say(write("answer", Answer(question.id, 0, 0)))
+
+    async def _copy_slowly(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
+        """Copies are large: a client gets one at a time, and the next one after a rest."""
+        await asyncio.sleep(max(0.0, self.resting.get(account, 0.0) - time.monotonic()))
+        began = time.monotonic()
+        await self._copy(say, account, question)
+        took = time.monotonic() - began
+        self.resting[account] = time.monotonic() + min(REST * took, SLOW / 2)
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
         """Hand a client its own copy back; the broker keeps the last few, in pieces."""
