@@ -243,6 +243,7 @@ class Fold:
         self.reducer = reducer(replace(plan, server=self._watched(plan.server)), None, [watcher])
         self.calm_events = 0  # events before the calm
         self.sums = 0  # opened
+        self.sealed: set[tuple[int, int, int]] = set()  # (client, task, version) of updates that are in sums
         seconds = 0.0
         for i, (entry, self.now) in enumerate(zip(log, times, strict=True)):
             if self.ledger.begun:
@@ -321,8 +322,9 @@ class Fold:
                 if name == "sealed":
                     cohort = self.reducer.sum_of(given[0])
                     once = cohort.tickets[-1][-1]
+                    self._sealed(given[0])
                     self._arrived(Update(given[0], self.witness.plain[once]))
-                if name == "summed":
+                if name == "summed" and given[2]:
                     self._summed(given[1])
                 for command in handler(this, state, *given) or ():
                     self._models(this, state)
@@ -377,6 +379,13 @@ class Fold:
             self.wrong.append(f"job {job.id} of client {job.client} was computed from another memory")
         self.memory[place] = (right or same)[-1].after
         self.memories[place].append(self.memory[place])
+
+    def _sealed(self, job: Job) -> None:
+        """No client may be in two sums with updates of one model."""
+        what = job.client, job.task, job.version
+        if what in self.sealed:
+            self.wrong.append(f"client {job.client} is in two sums of version {job.version}")
+        self.sealed.add(what)
 
     def _summed(self, total: Vector) -> None:
         """A sum must be that of what its clients have masked."""

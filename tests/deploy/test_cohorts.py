@@ -232,15 +232,72 @@ def test_messages_of_a_cohort_that_make_no_sense_change_nothing() -> None:
     assert talk.reveal("c0", "c1", "c2") == "applied"
 
 
-def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run() -> None:
+FOUR = ("c0", "c1", "c2", "c3")
+
+
+def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run_if_others_can_go_on() -> None:
+    """Its members have been in a sum of this model: they wait for the next one."""
+    talk = Talk(FedBuff(size=4), clients=8)
+    talk.ready(*FOUR)
+    talk.deal(*FOUR)
+    talk.mask(*FOUR)
+    assert talk.reveal("c0", "c1", "c2", flip=1) == "masks"
+    assert (talk.moved, talk.ledger.unopened, talk.ledger.stopped) == (0.0, 1, "")
+    assert [len(talk.record(name).queue) for name in FOUR] == [0] * 4
+    others = ("c4", "c5", "c6", "c7")
+    talk.ready(*others)
+    talk.deal(*others)
+    talk.mask(*others)
+    assert talk.reveal("c4", "c5", "c6") == "applied"
+    assert [len(record.queue) for record in talk.ledger.clients] == [1] * 8
+
+
+def test_the_run_is_over_if_a_sum_of_all_is_lost_since_another_could_show_one_of_them() -> None:
     talk = Talk()
     talk.ready()
     talk.deal()
     talk.mask()
-    assert talk.reveal("c0", "c1", "c2", flip=1) == "masks"
-    assert (talk.moved, talk.ledger.unopened, talk.ledger.stopped) == (0.0, 1, "")
+    talk.reveal("c0", "c1", "c2", flip=1)
+    assert "all clients were in one of this model" in talk.ledger.stopped
+
+
+def test_the_run_is_over_if_those_who_are_left_are_too_few_for_a_sum() -> None:
+    talk = Talk(FedBuff(size=4), clients=5)
+    talk.ready(*FOUR)
+    talk.deal(*FOUR)
+    talk.mask(*FOUR)
+    talk.reveal("c0", "c1", "c2", flip=1)
+    assert talk.ledger.stopped == ""
+    talk.ready("c4")  # alone, for ever
+    assert "all clients were in one of this model" in talk.ledger.stopped
+
+
+def test_a_member_gets_its_next_job_when_its_sum_is_open_and_not_before() -> None:
+    talk = Talk()
     talk.ready()
-    assert talk.gathering.number == 2
+    talk.deal()
+    talk.mask()
+    assert [record.verdict for record in talk.ledger.clients] == ["applied"] * 4
+    for name in ("c0", "c1"):
+        talk.reveal(name)
+        assert [record.queue for record in talk.ledger.clients] == [[]] * 4
+    talk.add("c3", "bye", epoch=1)
+    talk.add("c3", "hello", epoch=1, nonce="c3")  # not by coming back, either
+    assert talk.record("c3").queue == []
+    talk.reveal("c2")
+    assert [len(record.queue) for record in talk.ledger.clients] == [1] * 4
+
+
+def test_fewer_than_a_step_takes_are_called_when_no_sum_is_being_opened() -> None:
+    """Those who wait for one will be at work again; after a lease nobody waits for them."""
+    talk = Talk(FedBuff(size=4), clients=6)
+    talk.ready(*FOUR)
+    talk.deal(*FOUR)
+    talk.mask(*FOUR)
+    talk.ready("c4", "c5")
+    assert len(talk.ledger.gatherings) == 1
+    talk.late()
+    assert [each.clients for each in talk.ledger.gatherings.values()] == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_sealed_shares_that_nobody_can_open_abort_the_cohort_and_no_update_is_lost() -> None:
@@ -278,15 +335,15 @@ def test_a_sum_is_opened_by_members_that_have_been_away() -> None:
     assert talk.moved == -1.0
 
 
-def test_a_closed_sum_that_nobody_opens_is_given_up_after_a_lease_unless_clients_remember_it() -> None:
-    for server, stays in ((FedBuff(size=4), 0), (AREA(size=4), 1)):
+def test_a_closed_sum_waits_for_its_members_however_late() -> None:
+    for server in (FedBuff(size=4), AREA(size=4)):
         talk = Talk(server)
         talk.ready()
         talk.deal()
         talk.mask()
         talk.late()
-        assert len(talk.ledger.closed) == stays
-        assert talk.ledger.stopped == ""
+        assert (len(talk.ledger.closed), talk.ledger.stopped) == (1, "")
+        assert talk.reveal("c0", "c1", "c2") == "applied"
 
 
 def test_nothing_of_a_cohort_is_left_when_the_run_is_over_or_was_restored() -> None:

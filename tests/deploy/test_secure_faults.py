@@ -13,6 +13,7 @@ from secured import SECURED, Secured
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.helper_core import HelperCore
+from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.taking_part import TakingPart
 from offbeat.privacy.secure.helper import HelperState
@@ -74,6 +75,12 @@ PLANTED = {
     "keys reused": ("cohort", Bugs(pairing=ReusesKeys), "used a mask for two messages"),
     "unmask answered twice": ("cohort", Bugs(part=RevealsTwice), "has answered twice"),
 }
+
+
+def test_a_server_that_sends_a_model_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "barred", lambda *_: False)
+    for algorithm in ("secure", "secure area"):
+        assert any("in two sums of version" in text for text in Secured(0, algorithm).run().violations)
 
 
 @pytest.mark.parametrize("name", PLANTED)

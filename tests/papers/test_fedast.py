@@ -41,6 +41,7 @@ class Desk:
     now: float = 0.0
     clients: int = 1000
     flying: int = 0
+    sealed: bool = False
     rng: Stream = field(default_factory=lambda: Stream(0))
     given: int = 0
 
@@ -50,6 +51,9 @@ class Desk:
 
     def present(self, client: int) -> bool:
         return True
+
+    def barred(self, client: int, version: int, task: int = 0) -> bool:
+        return False
 
     def everyone(self) -> Iterable[int]:
         return range(self.clients)

@@ -262,6 +262,13 @@ class FedAST(Stepping[FedASTState]):
         yield from self._own(task, self.inner(task, mine.size).summed(mine.inner, 0, total, count, view))
         self._gather(mine, version, 0)
         yield from self._horizon(state, task, view)
+        yield from self._refill(state, task, view)
+
+    def _refill(self, state: FedASTState, m: int, view: View) -> Commands:
+        """The requests of a task that nobody was there to take."""
+        task = state.tasks[m]
+        if task.active:
+            yield from self._send(state, m, task.requests - task.flying, None, view)
 
     def lost(self, state: FedASTState, job: Job, reason: str, view: View) -> Commands:
         task = state.tasks[job.task]
@@ -281,8 +288,8 @@ class FedAST(Stepping[FedASTState]):
 
     def joined(self, state: FedASTState, client: int, view: View) -> Commands:
         for m, task in enumerate(state.tasks):  # nobody was there to take the requests
-            if task.active and task.flying == 0:
-                yield from self._send(state, m, task.requests, None, view)
+            if task.flying == 0 or view.sealed:
+                yield from self._refill(state, m, view)
 
     def track(self, state: FedASTState, models: Sequence[Vector], view: View) -> None:
         for m, task in enumerate(state.tasks):
@@ -439,7 +446,8 @@ class FedAST(Stepping[FedASTState]):
             model = task.inner.model
             template = Send(-1, {"model": model.vector}, model.version, lr=self.inner(m).local_lr(task.inner))
         limited = self.guard is not None and self.guard.limits
-        for client in self._admitted(task, count, view) if limited else view.available(max(count, 0)):
+        chosen = self._admitted(m, task, count, view) if limited or view.sealed else view.available(max(count, 0))
+        for client in chosen:
             task.flying += 1
             if task.rounds is not None:
                 task.rounds.send(template.version)
@@ -448,12 +456,13 @@ class FedAST(Stepping[FedASTState]):
             yield Stop(m, SPENT)
             yield from self._drop(state, m, view)
 
-    def _admitted(self, task: TaskState, count: int, view: View) -> Sequence[int]:
+    def _admitted(self, m: int, task: TaskState, count: int, view: View) -> Sequence[int]:
         """Up to so many clients that may contribute to a task and do not work for it, drawn uniformly."""
-        assert self.guard is not None
         model, busy = task.inner.model, set(task.working)
-        free = [c for c in view.everyone() if c not in busy and self.guard.admits(model, c)]
-        chosen = view.rng.sample(free, count)
+        free = [c for c in view.everyone() if c not in busy and not view.barred(c, model.version, m)]
+        if self.guard is not None:
+            free = [c for c in free if self.guard.admits(model, c)]
+        chosen = view.rng.sample(free, max(count, 0))
         task.working = [*task.working, *chosen]
         return chosen
 

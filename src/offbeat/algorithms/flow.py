@@ -55,16 +55,15 @@ class Flow(Stepping[S]):
         if self.guard is not None and self.guard.limits:
             yield from self.refill(state, client, view)
         elif self.concurrency is not None:
-            yield from self.hand(state, view.idle(self.concurrency - view.flying), view)
-        elif view.present(client):
+            yield from self.hand(state, self.idle(state, self.concurrency - view.flying, view), view)
+        elif view.present(client) and not view.barred(client, state.model.version):
             yield from self.hand(state, (client,), view)
 
     def refill(self, state: S, client: int, view: View) -> Commands:
         """Work for clients that may contribute: this one, and when a sum was released all that have waited for it."""
         past = state.model.contributions
         if past is not None and past.refilled == past.releases and self.concurrency is None:
-            here = view.present(client) and self.guard is not None and self.guard.admits(state.model, client)
-            chosen = [client] if here else []
+            chosen = [client] if view.present(client) and self.admits(state, client, view) else []
         else:
             chosen = self.idle(state, (self.concurrency or view.clients) - view.flying, view)
         if past is not None:
@@ -79,10 +78,16 @@ class Flow(Stepping[S]):
             yield Stop(reason=SPENT)
 
     def opened_sum(self, state: S, view: View) -> Commands:
-        """Under secure aggregation, a sum that had closed is open, or was given up."""
+        """Under secure aggregation, a sum that had closed is open, or was given up: work for those who have waited."""
         past = state.model.contributions
         if past is not None and past.closed:
             past.closed -= 1
+        if self.concurrency is not None or (self.guard is not None and self.guard.limits):
+            chosen = self.idle(state, (self.concurrency or view.clients) - view.flying, view)
+        else:
+            chosen = [c for c in view.waiting() if view.present(c) and not view.barred(c, state.model.version)]
+        yield from self.hand(state, chosen, view)
+        if past is not None and not chosen:
             yield from self.rest(state, view)
 
     def lacking(self, state: S) -> int:

@@ -20,6 +20,10 @@ time, a deployment from its log. What happens then is decided here, by the rules
 10. Under secure aggregation an arrival is `Sealed`, and its numbers go into the sum of its task (`core/sums.py`). A sum
    that is full is closed, the next update begins another, and when it is open it is `Summed`: at once in virtual time.
    A run that ends after so many updates ends when the sums that are closed by then are open.
+11. A client is in one sum of each version of a model: two sums of one model that differ in one client would show that
+   client's update. So a client that has sent an update of the present model waits for the next one (`view.barred`), as
+   long as its sum is not open. If nobody is at work any more, a sum is closed with fewer updates, of `secure.cohort`
+   clients at least. A sum that is lost leaves its clients waiting; the run is over if these are all that there are.
 """
 
 from __future__ import annotations
@@ -189,6 +193,17 @@ class RunState(State):
     cohorts: dict[int, Cohort] = field(default_factory=dict)  # task -> the sum that is being made
     closed: dict[int, Cohort] = field(default_factory=dict)  # by number: sums that are full and not open yet
     sums: int = 0  # closed so far
+    sealed: bool = False  # whether the server is shown sums only
+    spoken: dict[int, dict[int, int]] = field(default_factory=dict)  # task -> client -> version of its last update
+    rested: dict[int, dict[int, int]] = field(default_factory=dict)  # of these, those that were sent nothing since
+
+    def barred(self, client: int, version: int, task: int) -> bool:
+        """Whether a sum holds an update of this client that was made of this version of a task's model, or later."""
+        return self.sealed and self.spoken.get(task, {}).get(client, -1) >= version
+
+    def waiting_for(self, task: int) -> list[int]:
+        """The clients that have waited for the next version of a task's model."""
+        return [*self.rested.get(task, ())]
 
     @property
     def open_tasks(self) -> list[int]:
@@ -268,7 +283,8 @@ class Course(Generic[F]):
         self.spans = [local.averaged if server.rebases else None for local in locals_]
         self.post = traffic.send
         # bound once: there is one for every event
-        self.send: Callable[[Send], None] = self._post_and_keep if any(self.spans) else traffic.send
+        self.send: Callable[[Send], None] = self._post_and_keep if any(self.spans) or secure else traffic.send
+        state.sealed = secure is not None
         self.land: Callable[[Job], None] = traffic.land
         self.absent, self.losing = traffic.absent, False
         self.recall, self.drop, self.join, self.leave = traffic.recall, traffic.drop, traffic.join, traffic.leave
@@ -360,13 +376,56 @@ class Course(Generic[F]):
             )
         if moved is not None:
             cohort.moved = moved if cohort.moved is None else cohort.moved + moved
+        if state.barred(job.client, job.version, job.task):
+            raise SettingError(
+                f"secure: {type(self.server).__name__} has sent client {job.client} a model twice, and two sums with "
+                "updates of one model could show one of them; let it ask view.barred before it sends"
+            )
         self.collect(cohort, update, result)
+        state.spoken.setdefault(job.task, {})[job.client] = job.version
+        if not staleness:
+            state.rested.setdefault(job.task, {})[job.client] = job.version
         self.handle(Sealed(job), flight, staleness, result)
-        if cohort is state.cohorts.get(job.task) and cohort.full(size, secure) and not state.stopped:
-            del state.cohorts[job.task]
-            state.sums += 1
-            state.closed[state.sums] = cohort
-            self.unmask(state.sums)
+
+    def _look_at_sums(self, secure: Secure) -> None:
+        """Close the sums that are full, or for which nobody is at work."""
+        state = self.state
+        for task in [*state.cohorts]:
+            cohort = state.cohorts.get(task)
+            if cohort is None or task in state.finished or state.stopped:
+                continue
+            few = secure.bound is None and len(cohort.clients) >= secure.cohort and self._stands_still(task)
+            if few or cohort.full(self.server.adds(task) or 1, secure):
+                del state.cohorts[task]
+                state.sums += 1
+                state.closed[state.sums] = cohort
+                self.unmask(state.sums)
+        for task in [*state.rested]:
+            self._end_if_all_wait(task)
+
+    def _stands_still(self, task: int) -> bool:
+        """Whether nobody is at work on a task, and no sum of it waits to be opened."""
+        return self.ready(task) == self.flying(task) and all(each.task != task for each in self.state.closed.values())
+
+    def flying(self, task: int) -> int:
+        """Jobs of a task in flight."""
+        flights = self.state.flights
+        return len(flights) if len(self.locals) == 1 else sum(each.job.task == task for each in flights.values())
+
+    def ready(self, task: int) -> int:
+        """Of these, those whose results wait for others."""
+        return 0
+
+    def _end_if_all_wait(self, task: int) -> None:
+        """A sum was lost, and nobody is left who has not been in one of this model."""
+        state = self.state
+        resting, ready = state.rested[task], self.ready(task)
+        if not resting or len(resting) + ready < self.view.clients or task in state.finished or state.stopped:
+            return
+        version = self.server.models(state.server)[task].version
+        waiting = sum(each == version for each in resting.values())
+        if waiting + ready >= self.view.clients and self._stands_still(task):
+            self.end("a sum is lost, and all clients were in one of this model: another one could show one of them")
 
     def sum_of(self, job: Job) -> Cohort:
         """The sum that an update goes into."""
@@ -391,9 +450,12 @@ class Course(Generic[F]):
         self.summed(number, masks)
 
     def give_up(self, number: int) -> None:
-        """A sum will never be open: its updates are lost, and what its clients have spent is spent."""
+        """A sum will never be open: its updates are lost, and what its clients have spent is spent.
+
+        The server hears of a sum of none.
+        """
         cohort = self.state.closed.pop(number)
-        if self.secure is not None and self.secure.bound is not None and cohort.task not in self.state.finished:
+        if cohort.task not in self.state.finished:
             nothing = 0.0 * self.server.models(self.state.server)[cohort.task].vector
             self.handle(Summed(cohort.task, nothing, 0))
 
@@ -445,6 +507,8 @@ class Course(Generic[F]):
 
     def dismissed(self, client: int) -> None:
         """The roster has one client less; it has left before."""
+        for waiting in self.state.rested.values():
+            waiting.pop(client, None)
         self.handle(Dismissed(client))
 
     def turn(self, task: int) -> None:
@@ -544,11 +608,14 @@ class Course(Generic[F]):
             self.end("iterations")
         if self.absent and not self.losing:
             self._lose_absent()
+        if self.secure is not None and not state.stopped:
+            self._look_at_sums(self.secure)
 
     def _post_and_keep(self, send: Send) -> None:
         """Put a job on its way, and keep its model where its update will be rebased."""
         self.post(send)
         state = self.state
+        state.rested.get(send.task, {}).pop(send.client, None)
         flight = state.flights.get(state.jobs - 1)  # not there: nobody is
         if flight is not None and send.task in state.spared:
             flight.base = send.payload["model"]

@@ -67,7 +67,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A sum of updates is open. total: of what the clients have sent.   count: how many updates it has."""
+    """A sum of updates is open. total: of what the clients have sent.   count: of its updates; 0: it is lost."""
 
     task: int
     total: Vector

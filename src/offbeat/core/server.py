@@ -101,6 +101,19 @@ class View(Protocol):
     def flying(self) -> int:
         """Number of jobs in flight without the one that has just arrived; held work of a client and task is one."""
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the server is shown sums only: secure aggregation."""
+
+    def barred(self, client: int, version: int, task: int = 0) -> bool:
+        """Whether this client is not to be sent this version of a task's model.
+
+        So under secure aggregation, if a sum holds an update that it has made of this version or a later one.
+        """
+
+    def waiting(self, task: int = 0) -> Sequence[int]:
+        """Under secure aggregation, the clients that wait for the next version of a task's model."""
+
     def present(self, client: int) -> bool:
         """Whether this client is there."""
 
@@ -228,7 +241,7 @@ class Server(Checked, Generic[S]):
         yield from ()
 
     def summed(self, state: S, task: int, total: Vector, count: int, view: View) -> Commands:
-        """The sum of what so many clients have sent."""
+        """The sum of what so many clients have sent; 0: it is lost. Those who have waited (`view.waiting`) get work."""
         yield from ()
 
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
@@ -354,9 +367,16 @@ class Stepping(Server[S]):
 
     def idle(self, state: Any, count: int, view: View) -> list[int]:
         """Up to so many idle clients, drawn uniformly among those that may contribute."""
-        if self.guard is None or not self.guard.limits:
+        limited = self.guard is not None and self.guard.limits
+        if not limited and not view.sealed:
             return view.idle(count)
-        return [client for client in view.idle(view.clients) if self.guard.admits(state.model, client)][: max(count, 0)]
+        return [client for client in view.idle(view.clients) if self.admits(state, client, view)][: max(count, 0)]
+
+    def admits(self, state: Any, client: int, view: View) -> bool:
+        """Whether this client may be sent the model as it is now."""
+        if view.barred(client, state.model.version):
+            return False
+        return self.guard is None or self.guard.admits(state.model, client)
 
     def spent(self, state: Any, view: View, wanted: int) -> bool:
         """Whether too few clients may still contribute for so many updates more, and no sum waits to be opened."""

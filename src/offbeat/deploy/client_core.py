@@ -11,7 +11,8 @@ The rules, before the code:
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
-   that is older than the copy was restored from a backup: then the copy counts.
+   that is older than the copy was restored from a backup: then the copy counts. A client that has no memory but takes
+   part in cohorts leaves a copy of what it needs to open their sums, and begins anew with that, or without.
 4. A client that was let in and finds another copy in its place stops: it has been fenced.
 5. Jobs are done in the order of the assignment. Held results stay here until recalled. A job that is no longer listed
    was cancelled or lost: the client stops it between two local steps and goes on with the next.
@@ -103,7 +104,7 @@ class ClientCore:
             if (found.run, found.client) != (self.run, self.client):
                 return self._exit(f"the state on disk is that of {found.client} in {found.run}")
             self.state = found
-            if self.remembers:
+            if self.remembers or self.part is not None:
                 return self._compare(found)
         return []
 
@@ -149,10 +150,14 @@ class ClientCore:
         found, early = self._left(data), self.recovered_at != _place(assignment)
         if found is None and early:
             return self._recover(assignment)  # another copy was let in meanwhile, whose state pushed out this one's
+        if found is None and not self.remembers:
+            return self._anew(None, assignment)
         if found is None:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != (assignment.nonce or assignment.known_nonce):
             return self._move(assignment)  # another copy was let in meanwhile: look again
+        if not self.remembers:
+            return self._anew(found.after(assignment), assignment)
         if assignment.restored:
             self.state = _doubted(found, assignment)
             return self._move(assignment)
@@ -312,9 +317,9 @@ class ClientCore:
             return []
         data = write_client_state(self.state)
         sharing = assignment.call is not None and not assignment.call.sharers  # which needs no copy: it is done again
-        if self.remembers and self.state.pending != state.pending and not sharing:
+        if self.state.pending != state.pending and not sharing:
             # with fresh keys, or with what others wait for once the result is in a sum
-            self.mirror_of, self.mirror_progress = data, self.state.progress
+            self.mirror_of, self.mirror_progress = self._copy(self.state), self.state.progress
         return [effects.Save(data)]
 
     def _first(self, assignment: Assignment) -> list[Effect]:
@@ -322,12 +327,16 @@ class ClientCore:
         if assignment.epoch == 0:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
             return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
-        if not self.remembers:
-            state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
-            if self.state is not None:  # what others wait for is answered in the next epoch, too
-                state = replace(state, members=self.state.members, cohort=self.state.cohort)
-            return self._renew(state, assignment)
+        if not self.remembers and self.part is None:
+            return self._anew(None, assignment)
         return self._recover(assignment)
+
+    def _anew(self, found: ClientState | None, assignment: Assignment) -> list[Effect]:
+        """Begin without a memory; what others wait for is answered in the next epoch, too."""
+        state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
+        for kept in filter(None, (found, self.state)):
+            state = replace(state, members={**state.members, **kept.members}, cohort=max(state.cohort, kept.cohort))
+        return self._renew(state, assignment)
 
     def _resync(self, assignment: Assignment) -> list[Effect]:
         """The run was put back to an earlier state: begin anew, with the memory that goes with that state."""
@@ -375,7 +384,9 @@ class ClientCore:
         wants = list[Effect]()
         left = self._left(data)
         if left is None or left.nonce != mine.nonce or left.progress < mine.progress:
-            self.mirror_of, self.mirror_progress = write_client_state(mine), mine.progress
+            self.mirror_of, self.mirror_progress = self._copy(mine), mine.progress
+        elif not self.remembers and left.progress > mine.progress:
+            self.state = None  # the disk is as good as lost
         elif data is not None and left.progress > mine.progress:
             self.state = left
             wants.append(effects.Save(data))
@@ -410,8 +421,17 @@ class ClientCore:
         """This is the state now: write it down, leave a copy where that is needed, and only then speak."""
         self.state = state
         data = write_client_state(state)
-        self.mirror_of, self.mirror_progress = data if self.remembers else None, state.progress
+        self.mirror_of, self.mirror_progress = self._copy(state), state.progress
         return [effects.Save(data), *self._speak()]
+
+    def _copy(self, state: ClientState) -> bytes | None:
+        """What is to be left with the broker; None: nothing."""
+        pending = state.pending
+        if not self.remembers and (self.part is None or not (state.members or (pending and pending.heard))):
+            return None
+        if not self.remembers and pending is not None:
+            state = replace(state, pending=replace(pending, words=b""))  # its numbers could not be sent again
+        return write_client_state(state)
 
     def _speak(self) -> list[Effect]:
         """Say what is unheard, at most once in a while."""

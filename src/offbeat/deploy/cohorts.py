@@ -4,8 +4,8 @@ The rules, before the code:
 
 1. A client that has trained says that it is ready, with keys of this attempt, and keeps its numbers. Its message is not
    settled yet, and its job stays in flight. It does not count as late while it waits for others.
-2. When as many are ready as a server step takes, they are called to a cohort. If nobody else is at work, fewer are
-   called, `secure.cohort` of them at least: otherwise everybody would wait for ever.
+2. When as many are ready as a server step takes, they are called to a cohort. If nobody else is at work, nor waits for
+   a sum to be opened, fewer are called, `secure.cohort` of them at least: otherwise everybody would wait for ever.
 3. A cohort deals shares, then sends masked numbers. Each phase ends when all that are left have done so, or after a
    while without the others. Whoever is left out is to say again that it is ready, with fresh keys.
 4. If fewer than `threshold` or `secure.cohort` are left before the sum is closed, the cohort is aborted, and all its
@@ -117,7 +117,12 @@ class Cohorts:
         if len(ledger.ready) >= size:
             return ledger.ready[:size]
         everybody = len(ledger.ready) >= self.least and len(ledger.ready) == len(ledger.flights)
-        return [*ledger.ready] if everybody else []
+        return [*ledger.ready] if everybody and not self._opening() else []
+
+    def _opening(self) -> bool:
+        """Whether a sum is being opened, whose members are then at work again; not if that has taken a lease."""
+        each = self.ledger.gatherings.values()
+        return any(one.phase == OPENING and one.alarm in self.ledger.alarms for one in each)
 
     def _call(self, jobs: list[int]) -> None:
         ledger = self.ledger
@@ -203,8 +208,6 @@ class Cohorts:
             return
         if phase != OPENING:
             self._advance(gathering, late=True)
-        elif not self.fold.plan.agrees[gathering.task]:
-            self._lose(gathering, f"only {len(gathering.answers)} of its members have answered")
 
     def _left(self, gathering: Gathering) -> list[int]:
         """The places of those who have not dropped out."""

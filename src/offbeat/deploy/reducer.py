@@ -185,6 +185,8 @@ class Reducer(Course[SentJob]):
             ledger.tally.refused[code] = ledger.tally.refused.get(code, 0) + 1
         if self.cohorts is not None and ledger.begun and not ledger.stopped:
             self.cohorts.look()
+            assert self.plan.secure is not None
+            self._look_at_sums(self.plan.secure)
         return code
 
     def _quarantine(self, entry: LogEntry, how: How) -> None:
@@ -286,6 +288,10 @@ class Reducer(Course[SentJob]):
             self.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
         self.give_up(number)
         self._end_at_updates()
+
+    def ready(self, task: int) -> int:
+        flights = self.ledger.flights
+        return sum(flights[job].job.task == task for job in self.ledger.ready)
 
     def sum_of(self, job: Job) -> Cohort:
         return self.ledger.closed[self.closing] if self.closing else super().sum_of(job)
@@ -505,6 +511,8 @@ class Reducer(Course[SentJob]):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
+        if ledger.barred(client, job.version, job.task):
+            raise RefusedError("twice", "its second update of one model, where only sums are shown")
         if self.cohorts is not None:
             self.cohorts.wait(client, flight, result, message, digest)
             return True
@@ -634,7 +642,7 @@ class Reducer(Course[SentJob]):
         ledger = self.ledger
         ledger.life = max(restored.epoch, 1 + max(record.epoch for record in ledger.clients))
         # what was under way may have been opened since, with other updates: it cannot be once more
-        ledger.cohorts, ledger.closed = {}, {}
+        ledger.cohorts, ledger.closed, ledger.spoken, ledger.rested = {}, {}, {}, {}
         if self.cohorts is not None:
             self.cohorts.clear()
         ledger.sums = LIFE * ledger.life

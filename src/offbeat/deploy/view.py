@@ -77,6 +77,16 @@ class LedgerView:
     def flying(self) -> int:
         return self._census.flying
 
+    @property
+    def sealed(self) -> bool:
+        return self._ledger.sealed
+
+    def barred(self, client: int, version: int, task: int = 0) -> bool:
+        return self._ledger.barred(client, version, task)
+
+    def waiting(self, task: int = 0) -> Sequence[int]:
+        return self._ledger.waiting_for(task)
+
     def present(self, client: int) -> bool:
         return self._ledger.clients[client].present
 

@@ -249,8 +249,8 @@ def _check_hidden(personal: Personal | None, secure: Secure | None, locals_: Seq
             )
         if secure is not None and secure.bound is None and local.batch is None and not local.by_sample:
             raise SettingError(
-                "secure: without batch, a client sends the same update again while the model is the same, and two sums "
-                "that differ in one client would show that client's; give a batch"
+                "secure: without batch, a client sends the same update again if the run is restored from a backup, and "
+                "two sums that differ in one client would show that client's; give a batch"
             )
 
 

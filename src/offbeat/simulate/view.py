@@ -45,6 +45,16 @@ class WorldView:
     def flying(self) -> int:
         return len(self.world.flights) - self.world.surplus
 
+    @property
+    def sealed(self) -> bool:
+        return self.world.sealed
+
+    def barred(self, client: int, version: int, task: int = 0) -> bool:
+        return self.world.barred(client, version, task)
+
+    def waiting(self, task: int = 0) -> Sequence[int]:
+        return self.world.waiting_for(task)
+
     def present(self, client: int) -> bool:
         return self.world.present.where[client] >= 0
 

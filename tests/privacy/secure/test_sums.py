@@ -108,13 +108,14 @@ def test_the_server_sees_jobs_and_sums_of_several_clients_and_nothing_else() -> 
     assert sums >= 8
 
 
-def test_many_updates_of_few_clients_are_not_opened() -> None:
+def test_a_fast_client_waits_for_others_and_fills_no_sum_by_itself() -> None:
     Spy.seen = []
     one_fast = Times(compute=Exponential(1.0), speeds=Factors((0.01, 1.0, 1.0, 1.0)))
     problem = Quadratic(dim=3, clients=4)
     algorithm = Algorithm(Spy(size=3), SGD(lr=0.1), secure=Secure(cohort=3))
-    with pytest.raises(SettingError, match=r"1[01] updates have come from only"):
-        prepare(problem, algorithm, one_fast, Until(updates=200), seed=1, executor="serial").run()
+    prepare(problem, algorithm, one_fast, Until(updates=60), seed=1, executor="serial").run()
+    counts = {each[1] for each in Spy.seen if not isinstance(each, Job)}
+    assert counts <= {3, 4}  # four: if one of the three has sent an update of an older model before
 
 
 def test_however_many_updates_a_client_sends_there_is_room_for_those_who_are_missing() -> None:
