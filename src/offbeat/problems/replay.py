@@ -3,6 +3,10 @@
 A step of a small network is dozens of kernels that each take less time than their launch. Captured as a CUDA graph
 they are launched at once. Rows are padded to a few sizes, so that few graphs serve all batches. Calls that are long
 enough to hide their launches are left as they are.
+
+A size is captured when it comes again, because a capture costs some ten calls. Whether it is padded is decided when it
+first comes: so the first call has the bits of those that are replayed, and a run that is resumed has those of one that
+was not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ from offbeat.core.vectors import even
 
 _SHARE = 1 / 16  # of the GPU's memory for one call: other processes and the rows themselves need room, too
 _OUTLAST = 1.5  # times its launch: a call that takes longer gains nothing as a graph, and would be copied in and out
-_SEEN = 2  # a size is captured when it comes again: a capture costs some ten calls
 
 
 def padded(rows: int) -> int:
@@ -44,7 +47,7 @@ class Replay:
         self.function = function
         self.most: dict[Any, int] = {}  # rows that fit
         self.pool: Any = None  # graphs are never replayed at once, so they work in the same memory
-        self.seen: dict[Any, int] = {}
+        self.hasty: dict[Any, bool] = {}  # whether a size is padded, and captured when it comes again
         self.captured: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None] = {}
 
     def __call__(self, *arguments: Tensor) -> Tensor:
@@ -60,14 +63,17 @@ class Replay:
             return torch.cat([self._call(some) for some in parts])
         size = padded(rows)
         key = (size, kind)
-        self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] >= _SEEN and key not in self.captured:
-            wide = [pad(a, size) for a in arguments]
-            self.captured[key] = capture(self.function, wide, self.pool) if self._hasty(wide) else None
+        known = key in self.hasty
+        if not known:
+            self.hasty[key] = self._hasty([pad(a, size) for a in arguments])
+        if not self.hasty[key]:
+            return self.function(*arguments)
+        if known and key not in self.captured:
+            self.captured[key] = capture(self.function, [pad(a, size) for a in arguments], self.pool)
             self.pool = self.pool if self.captured[key] is None else self.captured[key][0].pool()  # type: ignore[index]
         found = self.captured.get(key)
-        if found is None:
-            return self.function(*arguments)
+        if found is None:  # padded all the same: other shapes would round differently
+            return self.function(*(pad(a, size) for a in arguments))[:rows]
         graph, inputs, output = found
         for place, argument in zip(inputs, arguments, strict=True):
             place[:rows].copy_(argument)
@@ -79,6 +85,7 @@ class Replay:
 
     def _hasty(self, inputs: list[Tensor]) -> bool:
         """Whether the GPU is done with a call before the next could be launched: then it waits for launches."""
+        self.function(*inputs)  # once before, so that libraries have set themselves up
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         began = time.perf_counter()
