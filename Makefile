@@ -7,6 +7,9 @@ START   := $(shell date +%s)
 PACKAGE := $(VENV)/.installed
 TOOLS   := $(VENV)/.installed-dev
 
+# Compiled modules are kept, also where the environment says otherwise: tests start a hundred processes of offbeat.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: setup setup-dev demo screenshots docs test test-slow faults test-kernels fuzz mutants theory bench bench-others lint format clean
 
 setup: $(PACKAGE)

@@ -25,7 +25,7 @@ from offbeat.experiment.session import Session
 ROOT = Path(__file__).parent.parent
 ROOTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in ROOTS), *sorted((ROOT / "docs").glob("*.md"))]
-LONGEST = 5.0  # virtual time of a command's run; files that ask for more are cut down
+LONGEST = 1.0  # virtual time of a command's run; files that ask for more are cut down
 
 # What a snippet of an experiment file is completed with.
 REST = tomllib.loads("""
