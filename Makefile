@@ -10,7 +10,7 @@ TOOLS   := $(VENV)/.installed-dev
 # Compiled modules are kept, also where the environment says otherwise: tests start a hundred processes of offbeat.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup setup-dev demo screenshots docs test test-slow faults test-kernels fuzz mutants theory bench bench-others lint format clean
+.PHONY: setup setup-dev demo screenshots docs test test-slow faults test-kernels fuzz mutants theory bench bench-others lint style format clean
 
 setup: $(PACKAGE)
 
@@ -32,14 +32,16 @@ demo: setup
 	$(BIN)/offbeat run
 	@echo "make demo took $$(($$(date +%s) - $(START))) s"
 
-lint: setup-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: style
 	$(BIN)/mypy
 
-# four processes for two cores: tests of real runs wait much of their time
-test: lint
-	$(BIN)/pytest -n 4
+style: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# types are checked while the tests begin; four processes for two cores: tests of real runs wait much of their time
+test: style
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 4; tests=$$?; wait $$types && exit $$tests
 
 test-slow: setup-dev
 	$(BIN)/pytest -n 2 -m slow
