@@ -3,6 +3,7 @@
 python -m studies.figures FOLDER "defedavg-fig7/fashion-iid" "fedast-fig10/mnist trials=2" --device cuda --processes 8
 python -m studies.figures FOLDER WAVE... --plan       # write FOLDER/plan.json, which a machine without pyarrow can run
 python -m studies.figures FOLDER --device cuda        # do what the plan has and FOLDER has no record of
+python -m studies.figures FOLDER --merge defedavg-fig7 docs/results/defedavg/fig7.json    # the waves of an entry as one
 python -m studies.figures docs/results/defedavg --judge defedavg-fig7    # our numbers and the paper's claims
 
 A wave is ENTRY/EXPERIMENT of `offbeat reproduce ENTRY --full`, or ENTRY/EXPERIMENT/ALGORITHM,ALGORITHM, and overrides
@@ -180,15 +181,30 @@ def result(run: Mapping[str, Any]) -> Result:
     )
 
 
+def merged(folder: Path, name: str) -> dict[str, Any]:
+    """The records of an entry's waves as one; of runs that were recorded twice, the finished one."""
+    seconds: dict[str, int] = {}
+    runs: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        if data.get("entry") != name:
+            continue
+        seconds |= data["waves"] if "waves" in data else {data["wave"]: data["seconds"]}
+        for run in data["runs"]:
+            whole = {"experiment": data.get("experiment"), **run}
+            key = json.dumps([whole["experiment"], *(run[key] for key in _SAME)], sort_keys=True)
+            if key not in runs or run["finished"]:
+                runs[key] = whole
+    return {"entry": name, "columns": ["time", "version", METRIC.name], "waves": seconds, "runs": list(runs.values())}
+
+
 def judged(folder: Path, name: str) -> str:
     """An entry's cells and claims, from the records of its waves."""
     from offbeat.papers import conclude, load  # with pyarrow
 
     runs: dict[str, list[Result]] = {}
-    for path in sorted(folder.glob(f"{name}-*.json")):
-        data = json.loads(path.read_text())
-        if data.get("entry") == name:
-            runs.setdefault(data["experiment"], []).extend(map(result, data["runs"]))
+    for run in merged(folder, name)["runs"]:
+        runs.setdefault(run["experiment"], []).append(result(run))
     return conclude(load(name), runs).markdown
 
 
@@ -216,12 +232,16 @@ def main() -> None:
     parser.add_argument("waves", nargs="*", metavar="WAVE")
     parser.add_argument("--plan", action="store_true", help="write the plan, and run nothing")
     parser.add_argument("--judge", metavar="ENTRY", help="judge what is recorded")
+    parser.add_argument("--merge", nargs=2, metavar=("ENTRY", "FILE"), help="write the records of an entry as one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     given = parser.parse_intermixed_args()
     if given.judge:
         print(judged(given.folder, given.judge))
+        return
+    if given.merge:
+        write(Path(given.merge[1]), merged(given.folder, given.merge[0]))
         return
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / "plan.json"

@@ -62,5 +62,8 @@ def test_a_wave_without_time_says_so_and_starts_nothing(tmp_path: Path) -> None:
 def test_records_are_judged_like_a_reproduction(tmp_path: Path) -> None:
     do(tmp_path, figures.plan([WAVE.replace("/K-20,K-50", "")]))
     page = figures.judged(tmp_path, "defedavg-fig7")
+    (tmp_path / "one").mkdir()
+    figures.write(tmp_path / "one" / "fig7.json", figures.merged(tmp_path, "defedavg-fig7"))
+    assert figures.judged(tmp_path / "one", "defedavg-fig7") == page
     assert "| fashion-iid/K-20:rounds_fashion_iid |" in page
     assert "K = 100, 50, 20 (fashion-iid)" in page
