@@ -16,6 +16,7 @@ GPU, start NVIDIA's multi-process service first (`nvidia-cuda-mps-control -d`).
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import re
@@ -23,9 +24,10 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from offbeat.core.errors import DivergedError
 from offbeat.core.metric import Metric
@@ -40,6 +42,7 @@ from studies.in_memory import InMemory, recorded, write
 
 METRIC = Metric("accuracy", higher=True, share=True)
 _ON_GPU = {"precision": "tf32"}
+Given = argparse.Namespace
 _SAME = ("algorithm", "settings", "seed")  # what a run is known by, within a wave
 
 
@@ -69,19 +72,13 @@ def slug(wave: str) -> str:
     return re.sub(r"[^a-z0-9.=]+", "-", wave.lower()).strip("-")
 
 
-@cache
-def _memory(until: float) -> InMemory:
-    """What the waves of one process share."""
-    return InMemory(until - time.time())
-
-
 class Wave:
     """Runs of one experiment as one program."""
 
-    def __init__(self, folder: Path, wave: Mapping[str, Any], device: str, until: float) -> None:
-        self.path, self.wave, self.device = folder / f"{slug(wave['wave'])}.json", wave, device
+    def __init__(self, folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> None:
+        self.path, self.wave, self.device = folder / f"{slug(wave['wave'])}.json", wave, given.device
         self.runs = [run for run in recorded(self.path) if run["finished"]]
-        self.memory = _memory(until)
+        self.memory = InMemory(until - time.time(), given.share)
         self.began = time.monotonic()
         self.at_work: dict[int, tuple[dict[str, Any], Simulation, History]] = {}
 
@@ -208,21 +205,24 @@ def judged(folder: Path, name: str) -> str:
     return conclude(load(name), runs).markdown
 
 
-def _work(folder: Path, wave: Mapping[str, Any], device: str, until: float) -> str:
+def _work(folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> str:
     if time.time() > until:
         return f"{wave['wave']}: no time"
     with computing(()):
-        return Wave(folder, wave, device, until).work()
+        said = Wave(folder, wave, given, until).work()
+    gc.collect()
+    torch.cuda.empty_cache()  # nothing without a GPU
+    return said
 
 
 def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> Iterator[str]:
     """All waves; gives a line for each."""
     until = time.time() + given.limit
     if given.processes == 1:
-        yield from (_work(folder, wave, given.device, until) for wave in waves)
+        yield from (_work(folder, wave, given, until) for wave in waves)
         return
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_work, folder, wave, given.device, until) for wave in waves]
+        futures = [pool.submit(_work, folder, wave, given, until) for wave in waves]
         yield from (str(future.exception() or future.result()) for future in futures)
 
 
@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--merge", nargs=2, metavar=("ENTRY", "FILE"), help="write the records of an entry as one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     given = parser.parse_intermixed_args()
     if given.judge:

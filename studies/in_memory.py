@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Problems, Session
 from offbeat.simulate.execute import Executor
@@ -36,10 +38,12 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
 class InMemory:
     """What the runs of one process share, and how long they have been at work.
 
-    limit: seconds that they may take.
+    limit: seconds that they may take.   share: of a GPU's memory that this process may take.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, share: float = 1.0) -> None:
+        if share < 1.0:
+            torch.cuda.set_per_process_memory_fraction(share)
         self.limit = limit
         self.began = self.written = time.monotonic()
         self.problems, self.arenas, self.executors = Problems(), Arenas(), dict[bool, Executor]()

@@ -68,7 +68,7 @@ class Part:
         self.runs = [run for run in recorded(self.path) if run["finished"]]
         places = [] if given.known is None else sorted(given.known.glob(f"{data}-*.json"))
         self.known = [run for path in places for run in recorded(path)]
-        self.memory = InMemory(given.limit)
+        self.memory = InMemory(given.limit, given.share)
 
     def settings(self, label: str) -> list[dict[str, float]]:
         """The grid of a method."""
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=600.0, help="horizon")
     parser.add_argument("--grid", type=float, metavar="TIME", help="horizon of the grids; default: half of --until")
     parser.add_argument("--every", type=float, default=30.0, help="time between evaluations")
+    parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("--set", action="append", default=[], help="overrides")
     given = parser.parse_args()

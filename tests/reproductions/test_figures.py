@@ -17,7 +17,7 @@ from studies import figures
 
 SMALL = "problem.data=digits problem.model=softmax problem.clients=10 trials=2 until.time=2 evaluate.every=0.5"
 WAVE = f"defedavg-fig7/fashion-iid/K-20,K-50 {SMALL}"
-GIVEN = argparse.Namespace(device="cpu", processes=1, limit=60.0)
+GIVEN = argparse.Namespace(device="cpu", processes=1, limit=60.0, share=1.0)
 
 
 def do(folder: Path, waves: list[dict[str, Any]], given: argparse.Namespace = GIVEN) -> tuple[str, list[Any]]:
@@ -54,7 +54,9 @@ def test_a_second_call_does_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_wave_without_time_says_so_and_starts_nothing(tmp_path: Path) -> None:
-    (line,) = figures.run(tmp_path, figures.plan([WAVE]), argparse.Namespace(device="cpu", processes=1, limit=-1.0))
+    (line,) = figures.run(
+        tmp_path, figures.plan([WAVE]), argparse.Namespace(device="cpu", processes=1, limit=-1.0, share=1.0)
+    )
     assert line.endswith("no time")
     assert not list(tmp_path.iterdir())
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 
-import torch
-
 from offbeat.core.errors import SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Watcher
 from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.models.gpu import room
 from offbeat.privacy.attack import attackers
 from offbeat.privacy.poison import poisoned
 from offbeat.problems.supervised import Supervised
@@ -156,7 +155,7 @@ class Session:
         if experiment.memory is not None:
             made.memory = experiment.memory
         elif experiment.device.startswith("cuda"):
-            made.memory = 0.1 * torch.cuda.get_device_properties(experiment.device).total_memory
+            made.memory = 0.1 * room(experiment.device)
         return made
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the networks' own GPU kernels need: Triton, which PyTorch for GPUs brings along."""
+"""What a GPU offers: room, and Triton for the networks' own kernels, which PyTorch for GPUs brings along."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ def kernels(device: torch.device) -> bool:
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def room(device: str = "cuda") -> float:
+    """Bytes of a GPU's memory that this process may take: all, unless torch.cuda.set_per_process_memory_fraction says
+    less."""
+    named = torch.device(device).index
+    number = torch.cuda.current_device() if named is None else named
+    return torch.cuda.mem_get_info(number)[1] * torch.cuda.get_per_process_memory_fraction(number)
 
 
 def precision() -> str:

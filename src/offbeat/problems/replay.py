@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.vectors import even
+from offbeat.models.gpu import room
 
 _SHARE = 1 / 16  # of the GPU's memory for one call: other processes and the rows themselves need room, too
 _OUTLAST = 1.5  # times its launch: a call that takes longer gains nothing as a graph, and would be copied in and out
@@ -101,10 +102,10 @@ def fit(function: Callable[..., Tensor], arguments: Sequence[Tensor], share: flo
     """A size of which as many rows fit into a share of the GPU's memory, by what two of them take."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
+    before = torch.cuda.memory_allocated()
     function(*(pad(a[:2], 2) for a in arguments))
     taken = max(1, torch.cuda.max_memory_allocated() - before) / 2
-    rows = max(1, int(share * total / taken))
+    rows = max(1, int(share * room() / taken))
     return next(size for size in range(rows, 0, -1) if padded(size) == size)
 
 
