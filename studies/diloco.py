@@ -45,7 +45,7 @@ from studies.in_memory import InMemory, recorded, write
 
 STEPS, UPDATES = 32, 200  # local steps of a job; updates of four workers of equal speed, each step of which takes 1 s
 TIME = STEPS * UPDATES / 4.0
-OUTER = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # step sizes tried
+OUTER = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # step sizes tried
 TUNING = 1000  # seed
 SPEEDS = {"equal": [1.0] * 4, "unequal": [0.58, 0.75, 1.51, 3.33]}  # seconds a local step
 AT_ONCE = (1, 4, 16)  # workers at work in the parts about staleness
@@ -138,6 +138,11 @@ class Part(NamedTuple):
     def methods(self) -> Sequence[str]:
         return list(METHODS) if self.at_once is None else CONTROLLED
 
+    @property
+    def outer(self) -> Sequence[float]:
+        """The step sizes that are tried: under much staleness, momentum needs small ones."""
+        return OUTER if self.at_once is None else (OUTER[0] / 2, *OUTER)
+
 
 PARTS = {
     part.name: part
@@ -201,7 +206,7 @@ class Bench:
     def work(self) -> None:
         """Tune, then judge; the parts about staleness also with the step size that is best without it."""
         methods = self.part.methods
-        self.run([(method, outer, TUNING) for method in methods for outer in OUTER])
+        self.run([(method, outer, TUNING) for method in methods for outer in self.part.outer])
         chosen = {(method, best(self.runs, method)) for method in methods}
         if self.part.at_once is not None and self.part.at_once > 1:
             fresh = json.loads((self.path.parent / "staleness-1.json").read_text())["runs"]
@@ -242,7 +247,7 @@ def loss(run: Mapping[str, Any], at: float = float("inf"), column: int = 0) -> f
 def best(runs: Sequence[Mapping[str, Any]], method: str) -> float:
     """The outer step size with the smallest loss on the seed for tuning."""
     tuned = {run["outer"]: loss(run) for run in runs if run["method"] == method and run["seed"] == TUNING}
-    return min(OUTER, key=lambda outer: tuned[outer])
+    return min(sorted(tuned), key=lambda outer: tuned[outer])
 
 
 def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float, seeds: range) -> list[Mapping[str, Any]]:
@@ -253,7 +258,7 @@ def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float, seeds: 
 def tuned(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[tuple[str, float, list[Mapping[str, Any]]]]:
     """Each method that has all of its runs: its step size, and the runs that judge it."""
     for method in part.methods:
-        if sum(r["method"] == method and r["seed"] == TUNING for r in runs) == len(OUTER):
+        if sum(r["method"] == method and r["seed"] == TUNING for r in runs) == len(part.outer):
             outer = best(runs, method)
             mine = judged(runs, method, outer, part.seeds)
             if len(mine) == len(part.seeds):
@@ -270,7 +275,7 @@ def rows(runs: Sequence[Mapping[str, Any]], part: Part, time: float = TIME) -> I
         losses, fixed = [loss(run, time) for run in mine], [loss(run, UPDATES, 1) for run in mine]
         less = "" if base is None or mine is base else _less(losses, [loss(run, time) for run in base])
         done = statistics.fmean(max((row[1] for row in run["curve"] if row[0] <= time), default=0) for run in mine)
-        edge = " (edge)" if outer in (OUTER[0], OUTER[-1]) else ""
+        edge = " (edge)" if outer in (part.outer[0], part.outer[-1]) else ""
         yield f"| {METHODS[method].text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {outer:g}{edge} |"
 
 
