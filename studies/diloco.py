@@ -246,7 +246,9 @@ def loss(run: Mapping[str, Any], at: float = float("inf"), column: int = 0) -> f
 
 def best(runs: Sequence[Mapping[str, Any]], method: str) -> float:
     """The outer step size with the smallest loss on the seed for tuning."""
-    tuned = {run["outer"]: loss(run) for run in runs if run["method"] == method and run["seed"] == TUNING}
+    tuned: dict[float, float] = {
+        run["outer"]: loss(run) for run in runs if run["method"] == method and run["seed"] == TUNING
+    }
     return min(sorted(tuned), key=lambda outer: tuned[outer])
 
 
