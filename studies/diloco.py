@@ -200,7 +200,7 @@ class Bench:
 
     def __init__(self, path: Path, part: Part, given: argparse.Namespace, end: float) -> None:
         self.path, self.part, self.given = path, part, given
-        self.runs, self.memory = recorded(path), InMemory(end - time.monotonic())
+        self.runs, self.memory = recorded(path), InMemory(end - time.monotonic(), given.share)
         self.at_work: dict[int, tuple[dict[str, Any], History]] = {}
 
     def work(self) -> None:
@@ -351,6 +351,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("--width", type=int, default=4, help="runs at work at once; on a GPU 16 or more")
+    parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for this process")
     parser.add_argument("--compile", action="store_true", help="compile gradients")
     parser.add_argument("--tiny", action="store_true", help="a much smaller model and a tenth of the time")
     parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
