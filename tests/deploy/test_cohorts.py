@@ -23,6 +23,7 @@ from offbeat.core.sums import Secure, SumBound
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
+from offbeat.deploy.client_state import ClientState, read_client_state, write_client_state
 from offbeat.deploy.helping import context_of
 from offbeat.deploy.ledger import ClientRecord, Gathering, Ledger
 from offbeat.deploy.masking import PairMasking
@@ -241,7 +242,7 @@ def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run_if_others_can_go_on
     talk.ready(*FOUR)
     talk.deal(*FOUR)
     talk.mask(*FOUR)
-    assert talk.reveal("c0", "c1", "c2", flip=1) == "masks"
+    assert talk.reveal(*FOUR, flip=1) == "masks"
     assert (talk.moved, talk.ledger.unopened, talk.ledger.stopped) == (0.0, 1, "")
     assert [len(talk.record(name).queue) for name in FOUR] == [0] * 4
     others = ("c4", "c5", "c6", "c7")
@@ -257,7 +258,7 @@ def test_the_run_is_over_if_a_sum_of_all_is_lost_since_another_could_show_one_of
     talk.ready()
     talk.deal()
     talk.mask()
-    talk.reveal("c0", "c1", "c2", flip=1)
+    talk.reveal(*FOUR, flip=1)
     assert "all clients were in one of this model" in talk.ledger.stopped
 
 
@@ -266,7 +267,7 @@ def test_the_run_is_over_if_those_who_are_left_are_too_few_for_a_sum() -> None:
     talk.ready(*FOUR)
     talk.deal(*FOUR)
     talk.mask(*FOUR)
-    talk.reveal("c0", "c1", "c2", flip=1)
+    talk.reveal(*FOUR, flip=1)
     assert talk.ledger.stopped == ""
     talk.ready("c4")  # alone, for ever
     assert "all clients were in one of this model" in talk.ledger.stopped
@@ -310,6 +311,48 @@ def test_sealed_shares_that_nobody_can_open_abort_the_cohort_and_no_update_is_lo
     talk.late()
     assert (talk.ledger.aborted, talk.ledger.unopened, talk.ledger.stopped) == (1, 0, "")
     assert [record.attempt for record in talk.ledger.clients] == [1] * 4
+
+
+@pytest.mark.parametrize("liar", FOUR)
+def test_shares_of_one_member_that_do_not_fit_spoil_nothing_if_the_others_answer(liar: str) -> None:
+    talk = Talk()
+    talk.ready()
+    talk.deal()
+    talk.mask(value=2)
+    talk.reveal(liar, flip=1)
+    for name in FOUR:
+        if name != liar:
+            talk.reveal(name)
+    assert (talk.moved, talk.ledger.unopened) == (-2.0, 0)
+
+
+def test_a_third_of_the_members_has_to_accuse_one_before_it_counts() -> None:
+    talk = Talk(clients=5)
+    talk.ready()
+    talk.deal()
+    accused = {"accused": bytes([0, 0, 0, 0, 1])}
+    talk.add("c0", "accused", accused, number=1)
+    assert [talk.record(name).balks for name in ("c0", "c4")] == [0, 0]
+    assert talk.record("c0").attempt == 1  # it comes again, and the others go on
+    talk.add("c1", "accused", accused, number=1)
+    assert [record.balks for record in talk.ledger.clients] == [0, 0, 0, 0, 1]
+    assert talk.ledger.aborted == 1
+    for name in ("c2", "c4"):
+        talk.add(name, "accused", accused, number=1)  # too late, and harmless
+    assert talk.record("c4").balks == 1
+
+
+def test_a_client_that_was_restarted_refuses_a_roster_older_than_the_one_before(tmp_path: Path) -> None:
+    made = keys.init(tmp_path / "fed", ["c0", "c1"], "fed", tls=False)
+    old, new = made.to_json(), keys.add(tmp_path / "fed", ["c2"]).to_json()
+    pairing = PairMasking("fed", "run", SECURE, SIGN["c0"], made.coordinator)
+    assert "c2" in pairing.signers(new)
+    seen = pairing.roster.serial if pairing.roster else 0
+    kept = read_client_state(write_client_state(ClientState("run", "c0", 1, "a", roster=seen)))
+    again = PairMasking("fed", "run", SECURE, SIGN["c0"], made.coordinator)
+    with pytest.raises(TicketError, match="was there before"):
+        again.signers(old, kept.roster)
+    assert "c2" in again.signers(new, kept.roster)
 
 
 def test_under_area_a_sum_that_is_lost_ends_the_run() -> None:
@@ -431,7 +474,7 @@ def test_an_operator_is_told_of_cohorts_that_are_aborted_and_of_sums_that_are_lo
     talk.deal()
     talk.mask()
     with caplog.at_level("WARNING"):
-        talk.reveal("c0", "c1", "c2", flip=1)
+        talk.reveal(*FOUR, flip=1)
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "too few members of a cohort were left" in said
     assert "a sum cannot be opened" in said

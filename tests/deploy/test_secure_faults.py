@@ -10,6 +10,7 @@ import pytest
 from faults import Bugs
 from secured import SECURED, Secured
 
+from offbeat.deploy import wire
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_state import ClientState
 from offbeat.deploy.helper_core import HelperCore
@@ -67,6 +68,52 @@ def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
     """Two hundred of each kind."""
     for seed in range(1000, 1200):
         assert Secured(seed, algorithm).run().violations == [], seed
+
+
+class Junk(TakingPart):
+    """Deals shares that nobody can open."""
+
+    def _message(self, member: Any, pending: Any, call: Any) -> bytes:
+        if call.sharers:
+            return super()._message(member, pending, call)
+        header = wire.Dealt(self.pairing.run, member.own.client, call.number)
+        return wire.say(header, {"shares": bytes(len(member.sealed_shares()))})
+
+
+class Mute(TakingPart):
+    """Says that it is ready, and nothing else."""
+
+    def _step(self, pending: Any, call: Any) -> Any:
+        yield from ()
+
+
+class Spoiled(Secured):
+    """A world in which one client does all it can against cohorts, for ever."""
+
+    spoiler: type[TakingPart] = TakingPart
+
+    def taking_part(self, node: Any) -> Any:
+        return self.spoiler(self.pairing(node.name)) if node.name == "c3" else super().taking_part(node)
+
+    def judge_progress(self, fold: Any) -> None:
+        self.retired.add(3)
+        super().judge_progress(fold)
+
+
+@pytest.mark.parametrize("spoiler", [Junk, Mute])
+@pytest.mark.parametrize("algorithm", ["cohort", "cohort area"])
+def test_one_that_keeps_cohorts_from_giving_sums_is_left_out_and_the_run_ends_with_the_others(
+    algorithm: str, spoiler: type[TakingPart]
+) -> None:
+    world = Spoiled(0, algorithm, rate=0.0)
+    world.spoiler = spoiler
+    outcome = world.run()
+    meant = ("has refused: cohort", "c3 stopped")
+    assert [said for said in outcome.violations if not any(each in said for each in meant)] == []
+    assert outcome.fired["sums"] > 8
+    assert world.core is not None
+    assert [record.left_out for record in world.core.ledger.clients] == [False, False, False, True]
+    assert "left out of the run" in str(world.nodes[3].error)
 
 
 PLANTED = {

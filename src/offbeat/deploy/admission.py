@@ -16,6 +16,7 @@
 | key, forged | of secure aggregation: a key that no secret can be shared with; keys that their client has not signed |
 | paused | while the client gets no work, because too many of its results were refused or its jobs failed |
 | stale | made from a model more versions ago than the window allows |
+| balks | a client that is left out, because it has kept cohorts from giving a sum again and again |
 | twice | the client's second update of one model, where only sums are shown |
 | slot | the client's second update since the last server step, where one slot each is asked for |
 | over, removed, behind | the run is over; the client was removed; its memory is not the one the server knows of |

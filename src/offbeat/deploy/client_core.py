@@ -87,7 +87,7 @@ class ClientCore:
         self.leaving = self.over = self.recovering = self.comparing = False
         self.recovered_at = ("", (0, 0))  # how far the run knew us when we began to ask for our copy
         self.mirror_of: bytes | None = None  # what the broker has not confirmed to have
-        self.mirror_progress: effects.Progress = (0, (0, 0), 0, 0, False)
+        self.mirror_progress: effects.Progress = (0, (0, 0), 0, 0, False, 0)
         self.told = self.signed = self.asked = float("-inf")
         self.pulse = (0, 0)  # (term, number) of the newest pulse of the server that was heard
         self.stopped = float("inf")  # since when the run is known to be over
@@ -280,6 +280,11 @@ class ClientCore:
                 "this client was removed from the run for good, by whoever operates its server; ask them, or take part "
                 "under another name"
             )
+        if self.state is not None and assignment.turned_away == (self.state.nonce, "balks"):
+            return self._exit(
+                "this client is left out of the run: by silence or by shares that others could not open, it has kept "
+                "cohorts from giving a sum; ask whoever operates the server"
+            )
         if self.state is None:
             return self._first(assignment)
         before = self.state
@@ -317,8 +322,8 @@ class ClientCore:
             return []
         data = write_client_state(self.state)
         sharing = assignment.call is not None and not assignment.call.sharers  # which needs no copy: it is done again
-        if self.state.pending != state.pending and not sharing:
-            # with fresh keys, or with what others wait for once the result is in a sum
+        if (self.state.pending != state.pending and not sharing) or self.state.answers != state.answers:
+            # with fresh keys, or with what others wait for once the result is in a sum, or for whom it has answered
             self.mirror_of, self.mirror_progress = self._copy(self.state), self.state.progress
         return [effects.Save(data)]
 
@@ -336,6 +341,7 @@ class ClientCore:
         state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
         for kept in filter(None, (found, self.state)):
             state = replace(state, members={**state.members, **kept.members}, cohort=max(state.cohort, kept.cohort))
+            state = replace(state, roster=max(state.roster, kept.roster), answers=max(state.answers, kept.answers))
         return self._renew(state, assignment)
 
     def _resync(self, assignment: Assignment) -> list[Effect]:
@@ -363,7 +369,8 @@ class ClientCore:
             epoch, seq = self.state.settled
             known = (assignment.known_epoch, assignment.known_seq)
             self.undone = seq - known[1] if epoch == known[0] else seq
-        state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory)
+        seen = self.state.roster if self.state is not None else 0
+        state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory, roster=seen)
         return [effects.Interrupt(False), *self._renew(state, assignment)]
 
     def _all_in(self, given: Mapping[int, Payload]) -> bool:

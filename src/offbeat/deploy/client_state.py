@@ -45,6 +45,8 @@ class ClientStateHeader(wire.ClientHeader):
     nonce: str
     accepted: bool = False
     seq: int = 0
+    answers: int = 0  # sums for which it has given its shares away
+    roster: int = 0  # where clients mask for each other, the largest serial number of a roster that it has seen
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class ClientState(ClientStateHeader):
         """What tells a newer state of the same life from an older one."""
         pending = self.pending
         within = (0, 0, False) if pending is None else (pending.attempt, pending.cohort, pending.heard)
-        return self.seq, self.settled, *within
+        return self.seq, self.settled, *within, self.answers
 
     def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""

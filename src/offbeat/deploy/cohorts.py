@@ -13,8 +13,12 @@ The rules, before the code:
 5. Those whose masked numbers are here when masking ends are in the sum: their messages are settled as "applied", each
    once, and the server is told. From here on the sum is closed and never made again from the same numbers: two sums
    that differ in one client would show that one's.
-6. A closed sum is open when `threshold` of its members have given away their shares. They can do so late. One that too
-   few can open any more is lost, as with a helper (`Reducer.unopened`).
+6. A client keeps a cohort from giving a sum by silence in a phase that half of the others are done with, or by shares
+   that a third of the members say they cannot open. If that was one member alone, in a cohort of up to three, one of
+   the two lies, and it counts for both. After `BALKS` such cohorts in a row a client is left out of the run.
+7. A closed sum is open when `threshold` of its members have given away their shares. They can do so late. If some are
+   wrong, more are waited for: any that fit do. A sum that too few can open any more is lost, as with a helper
+   (`Reducer.unopened`).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 SHARING, MASKING, OPENING = "sharing", "masking", "opening"
 PHASE = "\0phase:"  # the key of the alarm at the end of a phase
 PART = 10  # of a lease that a phase takes at most
+BALKS = 5  # cohorts in a row that a client may keep from giving a sum
 
 
 class Cohorts:
@@ -174,6 +179,30 @@ class Cohorts:
         self._advance(gathering)
         return ""
 
+    def accused(self, client: int, number: int, message: Message) -> str:
+        """A member cannot open what others have dealt: it drops out, and comes again in another cohort."""
+        gathering, place = self._place(client, number, MASKING)
+        if gathering is None or place not in gathering.sharers or place in gathering.masked:
+            return self._repeated(client)
+        marks = _part(message, "accused", len(gathering.clients))
+        gathering.accused[place] = [each for each in gathering.sharers if marks[each] and each != place]
+        self.again(gathering.jobs[place])
+        for each in gathering.accused[place]:
+            against, third = sum(each in those for those in gathering.accused.values()), len(gathering.clients) / 3
+            if against >= third > against - 1:
+                self._balks(gathering.clients[each])
+                if against == 1:
+                    self._balks(client)
+        return ""
+
+    def _balks(self, client: int) -> None:
+        """A client has kept a cohort from giving a sum."""
+        record = self.ledger.clients[client]
+        record.balks += 1
+        if record.balks >= BALKS and not record.left_out:
+            record.left_out = True
+            self.fold.leave_out(client)
+
     def revealed(self, client: int, number: int, message: Message) -> str:
         """A member has given away its shares; when enough have, the sum is open."""
         gathering = self.ledger.gatherings.get(number)
@@ -223,6 +252,11 @@ class Cohorts:
             left = [place for place in left if place in gathering.sharers]
         done = [place for place in left if place in (gathering.sealed if sharing else gathering.masked)]
         needed = max(threshold(len(gathering.clients)), self.least)
+        if late and 2 * len(done) >= len(left):
+            for place in left:
+                if place not in done:
+                    self._balks(gathering.clients[place])
+            left = [place for place in left if gathering.jobs[place] in self.ledger.waiting]
         if len(left) < needed or (late and len(done) < needed):
             self._abort(gathering)
         elif late or len(done) == len(left):
@@ -251,6 +285,7 @@ class Cohorts:
         for place in survivors:
             job = gathering.jobs[place]
             waiting, flight = ledger.waiting[job], ledger.flights[job]
+            ledger.clients[waiting.client].balks = 0
             once = bytes.fromhex(waiting.keys)[KEY : 2 * KEY]
             vectors = {name: masked[place], ONCE: _bytes(once)}
             result = wire.Trained(**waiting.said)
@@ -266,6 +301,8 @@ class Cohorts:
         try:
             masks = left_masks(call, gathering.survivors, gathering.dropped, answers)
         except TicketError as error:
+            if len(answers) < len(self._able(gathering)):
+                return ""  # others can still answer
             self._lose(gathering, str(error))
             raise RefusedError("masks", str(error)) from None
         self._forget(gathering)
@@ -288,10 +325,15 @@ class Cohorts:
     def removed(self) -> None:
         """A client is gone for good, and with it what it could have answered."""
         for gathering in [*self.ledger.gatherings.values()]:
-            clients, answers = gathering.clients, gathering.answers
-            able = [p for p in gathering.survivors if p in answers or not self.ledger.clients[clients[p]].removed]
-            if gathering.phase == OPENING and len(able) < threshold(len(clients)):
+            able, needed = len(self._able(gathering)), threshold(len(gathering.clients))
+            if gathering.phase == OPENING and (able < needed or able == len(gathering.answers)):
                 self._lose(gathering, "too many of its members were removed")
+
+    def _able(self, gathering: Gathering) -> list[int]:
+        """The places of those who have answered, or can."""
+        clients, answers = self.ledger.clients, gathering.answers
+        gone = [clients[n].removed or clients[n].left_out for n in gathering.clients]
+        return [place for place in gathering.survivors if place in answers or not gone[place]]
 
     def over(self) -> None:
         """The run has ended: nobody is waited for."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 
-Progress: TypeAlias = tuple[int, tuple[int, int], int, int, bool]  # of a client's state; a newer one's is larger
+Progress: TypeAlias = tuple[int, tuple[int, int], int, int, bool, int]  # of a client's state; a newer one's is larger
 
 
 class Save(NamedTuple):

@@ -75,6 +75,8 @@ class ClientRecord(State):
     slots: dict[int, int] = field(default_factory=dict)  # task -> model version at which its last update was applied
     exhausted: list[int] = field(default_factory=list)  # tasks for which its own privacy budget is spent
     cancelled: list[int] = field(default_factory=list)  # its jobs that were cancelled since its last settled message
+    balks: int = 0  # cohorts in a row that it has kept from giving a sum, as far as that can be told
+    left_out: bool = False  # for having done so too often: it may not come back
     attempt: int = 0  # where clients mask for each other, what its next result has to say at least: keys serve once
 
     @property
@@ -133,7 +135,8 @@ class Gathering(State):
 
     call: as bytes.   clients, jobs: by place.   sealed: by place, the shares that it has dealt.   sharers: those who
     had when masking began.   masked: by place, what it has sent, until the sum is closed.   survivors: those who are in
-    that.   answers: by place, the shares that it has given away.
+    that.   answers: by place, the shares that it has given away.   accused: by place, whose
+    shares it could not open.
     """
 
     number: int
@@ -148,6 +151,7 @@ class Gathering(State):
     masked: dict[int, Vector] = field(default_factory=dict)
     survivors: list[int] = field(default_factory=list)
     answers: dict[int, Vector] = field(default_factory=dict)
+    accused: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def dropped(self) -> list[int]:

@@ -63,19 +63,23 @@ class PairMasking:
         numbers = (header.epoch, header.seq, header.attempt)
         return begin(context, header.client, numbers, self.sign, self.draw)
 
-    def join(self, data: bytes, called: CohortCall, last: int) -> CohortMember:
-        """A member as it is after this call. last: number of the last cohort before.   Raises `TicketError`."""
+    def join(self, data: bytes, called: CohortCall, last: int, serial: int = 0) -> CohortMember:
+        """A member as it is after this call. last: number of the last cohort before.   Raises `TicketError`.
+
+        serial: of the newest roster that this client has seen.
+        """
         member, call = read_member(data), read_call(called.call)
         if call.number != called.number:
             raise TicketError("malformed", "a call of another number")
-        joined = member.join(call, self.signers(called.roster), self.secure.cohort, last)
-        if not called.sharers:
-            return joined
-        others = [place for place in called.sharers if place != call.place(member.own.client)]
-        sealed = cut(called.shares, SEALED, len(others))
-        return joined.hear(dict(zip(others, sealed, strict=True)))
+        joined = member.join(call, self.signers(called.roster, serial), self.secure.cohort, last)
+        return joined if not called.sharers else joined.hear(_dealt(member, called))
 
-    def signers(self, roster: bytes) -> Mapping[str, bytes]:
+    def suspects(self, data: bytes, called: CohortCall) -> list[int]:
+        """The places of those whose shares this member cannot open."""
+        member = read_member(data)
+        return member.suspects(_dealt(member, called))
+
+    def signers(self, roster: bytes, serial: int = 0) -> Mapping[str, bytes]:
         """By name, the key with which each client of the federation signs; raises `TicketError`."""
         try:
             found = parse_roster(roster, self.coordinator)
@@ -85,7 +89,16 @@ class PairMasking:
             raise TicketError("roster", f"of another federation, {found.federation!r}")
         if self.roster is None or found.serial > self.roster.serial:
             self.roster = found
+        if self.roster.serial < serial:
+            raise TicketError("roster", f"number {self.roster.serial}, and number {serial} was there before")
         return {name: member.sign for name, member in self.roster.clients.items() if member.state == ACTIVE}
+
+
+def _dealt(member: CohortMember, called: CohortCall) -> dict[int, bytes]:
+    """What the others have sealed for a member, by their places; raises `TicketError`."""
+    call = read_call(called.call)
+    others = [place for place in called.sharers if place != call.place(member.own.client)]
+    return dict(zip(others, cut(called.shares, SEALED, len(others)), strict=True))
 
 
 def _numbers(upload: Payload, secure: Secure) -> Words:

@@ -45,6 +45,11 @@ class RunCollector(Collector):
                 "Cohorts that were called again, because too few of their members were left.",
                 ledger.aborted,
             ),
+            (
+                "clients_left_out",
+                "Clients that are left out, because they have kept cohorts from giving a sum.",
+                sum(record.left_out for record in ledger.clients),
+            ),
             ("sums_unopened", "Secure sums that were lost.", ledger.unopened),
             ("updates_cut", "Updates of which secure aggregation has cut off a part.", tally.cut),
             ("received_bytes", "Bytes read from the broker.", link.bytes_in),

@@ -244,6 +244,8 @@ class Reducer(Course[SentJob]):
                 return self.cohorts.shared(client, header.number, message)
             case wire.Masked() if self.cohorts is not None:
                 return self.cohorts.masked(client, header.number, message)
+            case wire.Accused() if self.cohorts is not None:
+                return self.cohorts.accused(client, header.number, message)
             case wire.Revealed() if self.cohorts is not None:
                 return self.cohorts.revealed(client, header.number, message)
         raise RefusedError("malformed", "of a kind that clients do not send")
@@ -389,6 +391,8 @@ class Reducer(Course[SentJob]):
     def _admit(self, record: ClientRecord, hello: wire.Hello) -> None:
         if record.removed:
             raise RefusedError("removed", "this client was removed")
+        if record.left_out:
+            raise RefusedError("balks", "this client is left out")
         if hello.epoch < record.epoch or (hello.epoch == record.epoch and hello.nonce != record.nonce):
             raise RefusedError("fenced", "another copy of this client has taken over")
         if hello.epoch > record.epoch + 1:
@@ -417,6 +421,12 @@ class Reducer(Course[SentJob]):
             record.since = self.ledger.position
             self.traffic.touch(client)
             self.left(client)
+
+    def leave_out(self, client: int) -> None:
+        """A client is sent nothing any more, and sums do not wait for it."""
+        self._leave(client)
+        if self.cohorts is not None:
+            self.cohorts.removed()
 
     def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
         if epoch < record.epoch:

@@ -31,7 +31,7 @@ class Before(NamedTuple):
     applied: int
     failed: int
     measured: int
-    secure: tuple[int, int, int]  # cohorts aborted, sums lost, updates cut
+    secure: tuple[int, ...]  # cohorts aborted, sums lost, updates cut, clients left out
 
 
 class Reporter:
@@ -59,7 +59,8 @@ class Reporter:
             note("begins", clients=len(_there(ledger)))
         for before, now, said in zip(was.secure, _secure(ledger), _SECURE, strict=True):
             if now > before and rare(now):
-                note(said, "warning", so_far=now)
+                who = {"clients": ", ".join(left_out(ledger))} if said is _SECURE[-1] else {}
+                note(said, "warning", so_far=now, **who)
         for measured in self.measurements[was.measured :]:
             self._measured(measured)
         if ledger.stopped and not was.stopped:
@@ -117,11 +118,17 @@ _SECURE = (
     "too few members of a cohort were left; the others come again with fresh keys",
     "a sum cannot be opened, and its updates are lost",
     "numbers of an update were too large, and a part of it is lost; give fewer secure.bits, or clip",
+    "a client has kept cohorts from giving a sum again and again, and is left out",
 )
 
 
-def _secure(ledger: Ledger) -> tuple[int, int, int]:
-    return ledger.aborted, ledger.unopened, ledger.tally.cut
+def _secure(ledger: Ledger) -> tuple[int, ...]:
+    return ledger.aborted, ledger.unopened, ledger.tally.cut, len(left_out(ledger))
+
+
+def left_out(ledger: Ledger) -> list[str]:
+    """The clients that are left out of cohorts, and so of the run."""
+    return [record.name for record in ledger.clients if record.left_out]
 
 
 def waiting(ledger: Ledger) -> str:

@@ -54,24 +54,27 @@ class TakingPart:
 
     def _called(self, state: ClientState, pending: PendingResult, call: CohortCall) -> ClientState:
         try:
-            member = self.pairing.join(pending.member, call, state.cohort)
+            member = self.pairing.join(pending.member, call, state.cohort, state.roster)
         except TicketError as error:
             self.refused = f"cohort {call.number}: {error}"
             return state
         pending = replace(pending, member=member.to_bytes(), cohort=call.number, heard=bool(member.shares))
-        return replace(state, pending=pending, cohort=max(state.cohort, call.number))
+        serial = self.pairing.roster.serial if self.pairing.roster is not None else 0
+        seen = max(state.roster, serial)
+        return replace(state, pending=pending, cohort=max(state.cohort, call.number), roster=seen)
 
     def _answered(self, state: ClientState, assignment: Assignment) -> ClientState:
         """With what it gives away; parts in sums that nobody asks for any more are forgotten."""
-        members = {}
+        members, answers = {}, state.answers
         for number, survivors, dropped in assignment.reveal:
             if number in state.members:
                 members[number] = state.members[number]
                 try:
                     members[number] = read_member(members[number]).answer(survivors, dropped)[0].to_bytes()
+                    answers += members[number] != state.members[number]
                 except TicketError as error:
                     self.refused = f"sum {number}: {error}"
-        return state if members == state.members else replace(state, members=members)
+        return state if members == state.members else replace(state, members=members, answers=answers)
 
     # What is said
 
@@ -99,9 +102,24 @@ class TakingPart:
         if self.said[0] != name:
             member = read_member(pending.member)
             if call.sharers and not member.shares:
-                return  # it has refused
+                yield from self._accuse(pending, call)  # otherwise it has refused
+                return
             self.said = name, self._message(member, pending, call)
         yield self.said
+
+    def _accuse(self, pending: PendingResult, call: CohortCall) -> Iterator[tuple[str, bytes]]:
+        """Say whose shares cannot be opened, if that is why it does not go on."""
+        member = read_member(pending.member)
+        if member.call is None or member.call.number != call.number:
+            return
+        try:
+            suspects = self.pairing.suspects(pending.member, call)
+        except TicketError:
+            return
+        if suspects:
+            marks = bytes(place in suspects for place in range(len(member.call.members)))
+            header = wire.Accused(self.pairing.run, member.own.client, call.number)
+            yield f"accused.{call.number}", wire.say(header, {"accused": marks})
 
     def _message(self, member: CohortMember, pending: PendingResult, call: CohortCall) -> bytes:
         run, client = self.pairing.run, member.own.client

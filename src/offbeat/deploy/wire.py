@@ -410,6 +410,13 @@ class Masked(ClientHeader):
 
 
 @dataclass(frozen=True)
+class Accused(ClientHeader):
+    """A member cannot open shares that others have dealt: in its body `accused`, 1 for each of these, by place."""
+
+    number: Count
+
+
+@dataclass(frozen=True)
 class Revealed(ClientHeader):
     """A member gives away its shares for a sum that is closed: in its body `shares`, one for each that has dealt."""
 
@@ -623,7 +630,7 @@ class Beat(ClientHeader):
     pulse: Count = 0
 
 
-FromClient: TypeAlias = Hello | Trained | Dealt | Masked | Revealed | Bye | Judged | Unmasked
+FromClient: TypeAlias = Hello | Trained | Dealt | Masked | Accused | Revealed | Bye | Judged | Unmasked
 FromServer: TypeAlias = (
     Opening
     | Limited
@@ -647,7 +654,7 @@ FromServer: TypeAlias = (
 Header: TypeAlias = FromClient | FromServer | Beat
 
 HEADERS: dict[str, type[Any]] = {each.__name__.lower(): each for each in get_args(Header)}  # by kind
-BODIES = ("trained", "dealt", "masked", "revealed", "opening", "ordered", "unmasked")  # have vectors or bytes
+BODIES = ("trained", "dealt", "masked", "accused", "revealed", "opening", "ordered", "unmasked")  # vectors or bytes
 
 
 def say(header: Header, parts: Parts | None = None, dtype: str = "") -> bytes:

@@ -118,6 +118,16 @@ class CohortMember:
         own = list(self._dealt(call))[me]
         return replace(self, shares=dict(sorted({**opened, me: own}.items())))
 
+    def suspects(self, sealed: Mapping[int, bytes]) -> list[int]:
+        """The places of those whose shares cannot be opened."""
+        found = []
+        for place, each in sealed.items():
+            try:
+                self._opened(place, each)
+            except TicketError:
+                found.append(place)
+        return found
+
     def _opened(self, place: int, sealed: bytes) -> tuple[bytes, bytes]:
         _, me = self._called()
         try:
