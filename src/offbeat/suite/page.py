@@ -49,7 +49,7 @@ def facts(result: SuiteResult) -> list[str]:
     ]
     if missing := [name for name in task_names(result.suite) if name not in {c.task for c in result.cells.values()}]:
         lines.append(f"Tasks of the suite that were not run: {', '.join(missing)}.")
-    lines += [f"Not the real thing: {line}." for line in result.stand_ins]
+    lines += [f"{line[0].upper()}{line[1:]}." for line in result.stand_ins]
     lines += [f"{label} is from {each[0]}, SHA-256 {each[1] or 'not known'}." for label, each in result.own.items()]
     return lines
 

@@ -99,7 +99,7 @@ def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None, wo
     count = jobs or (1 if request.device.startswith("cuda") else cores())
     began, done = time.perf_counter(), len(suite.cells) - len(left)
     for line in suite.stand_ins:
-        say(f"not the real thing: {line}")
+        say(line)
     if line := mps.advice(request.device, workers * min(count, len(left))):
         say(line)
     try:
