@@ -110,6 +110,16 @@ def test_a_pulse_counts_once_in_its_order_and_not_long_after_it_was_said() -> No
     assert not heard(2, 2, 6.0, 36.0)
 
 
+def test_a_record_that_brokers_have_kept_for_a_while_is_a_sign_of_when_it_was_written() -> None:
+    pulses = Pulses()
+    assert pulses.written(1, 1000.0, 7.0) == 7.0  # nothing is known yet of its leader's clock
+    assert pulses.fresh(Pulse(1, "one", 0, 1, 1000.0), 7.0)
+    assert pulses.written(1, 1000.5, 7.5) == 7.5
+    assert pulses.written(1, 1000.5, 12.0) == 7.5
+    assert pulses.written(1, 1006.0, 12.0) == 12.0  # on a faster way than any pulse
+    assert pulses.written(2, 1000.5, 12.0) == 12.0  # of another leader
+
+
 def test_pulses_said_again_hold_off_no_take_over(tmp_path: Path) -> None:
     async def act(served: Served) -> None:
         pulses: list[bytes] = []

@@ -359,7 +359,7 @@ def chaotic(folder: Path, seconds: float) -> Iterator[Chaos]:
             wait_until(lambda: pair.ready(0), 60, "the first server does not lead")
             pair.serve_as(1)
             begun = pair.folder / "site0.verdicts"
-            wait_until(lambda: begun.exists() and chaos.well(), 60, "it does not begin")
+            wait_until(lambda: begun.exists() and begun.stat().st_size and chaos.well(), 60, "it does not begin")
             yield chaos
         finally:
             pair.stop()
@@ -372,6 +372,8 @@ def test_another_server_leads_soon_although_a_broker_goes_down_with_the_first(tm
     with chaotic(tmp_path, 1e6) as chaos:
         for number in [*range(3)] * ROUNDS:
             chaos.leader_and_broker(number, how)
+        wait_until(chaos.well, 60, "a server or a broker does not come back")
+        time.sleep(3.0)  # until updates are applied again
         records = account(chaos.pair, set()).records
         over = [taken_over(records, death) for death in chaos.deaths]
         print("led", [round(led, 1) for led, _ in over], "applied", [round(served, 1) for _, served in over])

@@ -172,6 +172,11 @@ class Pulses:
         self.last = mark
         return ahead >= self.ahead - LATE
 
+    def written(self, term: int, stamp: float, clock: float) -> float:
+        """When, by our own clock, a record of this term was written that we read now, as far as pulses tell: brokers
+        that have to choose one that leads may keep it for a while, and its server may be dead by then."""
+        return min(clock, stamp - self.ahead) if term == self.last[0] else clock
+
 
 def write_pulse(creds: Creds, run: str, pulse: Pulse) -> bytes:
     """A pulse, signed by the server."""

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from itertools import count
 from random import shuffle
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -36,6 +37,7 @@ T = TypeVar("T")
 FAILURES = (NatsError, APIError, OSError, asyncio.TimeoutError, EOFError)
 PATIENCE = 4.0  # seconds for an answer of the broker
 BRIEFLY = 1.0  # the same at first, where another broker may be about to answer
+SOON = 10  # attempts for which it stays so: what is asked while brokers choose one that leads may never be answered
 _patience: ContextVar[float] = ContextVar("patience", default=PATIENCE)
 _READ = 1 << 18  # bytes that are read at once
 _UNANSWERED = 2  # pings, after which a broker is given up
@@ -325,17 +327,17 @@ class Connection:
 
     async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
         """Do this, again and again until the broker answers; an error if it refuses our keys by now."""
-        seconds = patience()
-        while True:
+        first = patience()
+        for attempt in count():
             try:
-                with within(seconds):
+                with within(first if attempt < SOON else PATIENCE):
                     return await action()
             except (*FAILURES, UncertainError) as error:
                 if self.refused.is_set():
                     raise OffbeatError(f"{self.url}: {self.trouble}") from None
                 log.warning("the broker does not answer (%s); trying again", error)
-                seconds = min(2 * seconds, PATIENCE)
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(min(0.5, first / 4))
+        raise AssertionError
 
 
 def removed(creds: Creds) -> str:

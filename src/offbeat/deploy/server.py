@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
-from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, within
+from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, SOON, within
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.following import Following
 from offbeat.deploy.gate import BURST, USELESS, Gate
@@ -231,18 +232,19 @@ class RunServer:
         """Fold what the leader writes, until it is silent, the run is over, or we are to leave."""
         run, since = self.plan.run, time.monotonic()
         note("standing by, to take over if the leading server is silent", run=run, position=self.chain.seq)
-        patience, brief = SILENCE + random.random(), BRIEFLY
+        patience, attempts = SILENCE + random.random(), count()
         self.heard = since if self.chain.term > self.left else float("-inf")
         self.ready = True
         async with self.following.reading() as raws:
             while not self.asked and not self._over():
                 if await self.following.next(raws, 0.2) and self.chain.term > self.left:
-                    self.heard = time.monotonic()
+                    chain = self.chain
+                    self.heard = max(self.heard, self.others.written(chain.term, chain.stamp, time.monotonic()))
                 self.saving.begin()
                 clock = time.monotonic()
                 if clock - self.heard > patience and raws.empty() and self.link.client.is_connected:
+                    brief = BRIEFLY if next(attempts) < SOON else PATIENCE
                     with contextlib.suppress(*FAILURES, UncertainError), within(brief):
-                        brief = min(2 * brief, PATIENCE)
                         if await self.following.complete(raws):
                             silent = f"the leading server was silent for {min(clock - self.heard, clock - since):.1f} s"
                             note(f"takes over; {silent}", "warning", run=run)
