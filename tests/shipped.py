@@ -617,8 +617,19 @@ class Shipped:
         """The broker loses one of the last records of the log, of which a server may not even have heard."""
         stream = self.broker.streams.get("LOG-run")
         if stream is not None and len(stream.kept) > 3:
+            lost = self.random.choice(sorted(stream.kept)[-3:])
+            if self.unknowable(lost):
+                return
             self.fired["record lost"] += 1
-            stream.remove(self.random.choice(sorted(stream.kept)[-3:]), self.loop.now)
+            stream.remove(lost, self.loop.now)
+
+    def unknowable(self, seq: int) -> bool:
+        """Whether this record begins a term and no server has heard of it: nobody can tell then whether it or another
+        one of the leader before was lost, so that the run has to stop (docs/deploy.md, limits)."""
+        stream = self.broker.streams["LOG-run"]
+        begins = seq - 1 in stream.kept and stream.kept[seq].subject != stream.kept[seq - 1].subject
+        servers = [host.server for host in self.hosts if host.server is not None]
+        return begins and not any(seq in server.tail.known() for server in servers)
 
     def lose_end(self) -> None:
         """The broker comes back without the last records that it had acknowledged."""
