@@ -3,7 +3,7 @@
 python -m studies.diloco runs/diloco                                   # all that is not done yet
 python -m studies.diloco runs/diloco --device cuda --width 16 --limit 450   # as much as fits; the same goes on
 python -m studies.diloco runs/diloco --tiny --parts unequal-like       # shows that it works, on a CPU
-python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # the tables of a page, and no runs
+python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # tables and figures, and no runs
 
 Four workers train a GPT of 0.8 million parameters on windows of 64 characters, 32 steps of AdamW a job. Their steps
 take the same time, or 0.58, 0.75, 1.51 and 3.33 s (Liu et al. 2024); their shards are alike (mixed), or one has the
@@ -354,7 +354,11 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for this process")
     parser.add_argument("--compile", action="store_true", help="compile gradients")
     parser.add_argument("--tiny", action="store_true", help="a much smaller model and a tenth of the time")
-    parser.add_argument("--page", type=Path, help="write the tables at the end of this page, and run nothing")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        help="write its tables, and figures into the folder; run nothing",
+    )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.limit
@@ -369,6 +373,9 @@ def main() -> None:
     else:
         words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
         given.page.write_text("\n".join([words + MARK, *tables(parts)]) + "\n", encoding="utf-8")
+        from studies.diloco_figure import draw
+
+        draw(parts, given.folder)
 
 
 if __name__ == "__main__":
