@@ -118,7 +118,9 @@ def test_a_site_that_was_removed_is_told_so_and_whom_to_ask(tmp_path: Path) -> N
                 await a.says("connected to", 60)
                 keys.remove(fed, ["a"])
                 await push(fed, broker.url)
-                await a.says("(a was removed from fed, or is connected several times already; ask the coordinator of")
+                await a.says(
+                    "(a was removed from fed or revoked, or is connected several times already; ask the coordinator of"
+                )
                 await a.says("the broker takes no connection from a: a was removed", 60)
                 assert "newest a.creds" not in a.log.read_text()
 

@@ -66,7 +66,7 @@ def test_a_client_that_is_added_connects_and_the_others_stay_connected(place: Pl
     async def play() -> None:
         alice, server = await place.connected("alice"), await place.connected("server")
         keys.add(place.fed, ["carol"])
-        assert await push(place.fed, place.broker.url) == 1
+        await push(place.fed, place.broker.url)
         carol = await place.connected("carol")
         await server.js.add_stream(api.StreamConfig(name="IN-r", subjects=["up.*.r"]))
         assert json.loads((await carol.client.request("up.r", b"hello")).data)["stream"] == "IN-r"
@@ -100,6 +100,29 @@ def test_open_connections_with_keys_that_count_no_longer_are_cut(
             await connection.close()
 
     asyncio.run(play())
+
+
+def test_a_broker_that_reads_the_folder_of_keys_itself_cuts_revoked_keys_off_too(tmp_path: Path) -> None:
+    """One that was started with `fed/nats.conf`: it finds the newer token in its folder, and has to use it as well."""
+    fed, port = tmp_path / "fed", free_port()
+    keys.init(fed, ["alice"], tls=False)
+    (tmp_path / "nats.conf").write_text(keys.configuration(fed, port, "127.0.0.1"))
+
+    async def play() -> None:
+        alice = Connection(keys.read_creds(fed / "alice.creds"), f"nats://127.0.0.1:{port}")
+        await alice.insist(lambda: alice.connect(2))
+        keys.revoke(fed, ["alice"])
+        await push(fed, alice.url, ["alice"])
+        await within_a_second(lambda: not alice.client.is_connected)
+        with pytest.raises(OffbeatError, match="refuses these keys"):
+            await Connection(alice.creds, alice.url).connect(2)
+        await alice.close()
+
+    with subprocess.Popen([program(), "-c", "nats.conf"], cwd=tmp_path, stderr=subprocess.DEVNULL) as broker:
+        try:
+            asyncio.run(play())
+        finally:
+            broker.terminate()
 
 
 def test_a_revoked_client_comes_back_with_rotated_keys_and_a_removed_one_does_not(place: Place) -> None:

@@ -130,7 +130,7 @@ def push(
     with needs_deploy():
         from offbeat.deploy.push import push as tell
     count = asyncio.run(tell(folder, nats, system=system))
-    print(f"{nats}: up to date; {count} accounts were new or changed")
+    print(f"{nats}: up to date, with {count} accounts")
 
 
 def _tell(folder: Path, url: str, clients: list[str]) -> None:

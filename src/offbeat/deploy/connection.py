@@ -344,8 +344,8 @@ def removed(creds: Creds) -> str:
     """What it means that the broker takes no connection from this account."""
     name, federation = creds.client or "the server", creds.federation
     return (
-        f"{name} was removed from {federation}, or is connected several times already; ask the coordinator of "
-        f"{federation}, who can add a removed site under another name"
+        f"{name} was removed from {federation} or revoked, or is connected several times already; ask the coordinator "
+        f"of {federation}, who can add a removed site under another name"
     )
 
 

@@ -19,7 +19,7 @@ _AT_ONCE = 64
 
 
 async def push(folder: Path, url: str, clients: Sequence[str] | None = None, system: Path | None = None) -> int:
-    """Give accounts that have changed to the broker and the roster to the server; gives the number of accounts.
+    """Give accounts to the broker and the roster to the server; gives the number of accounts.
 
     Whoever was revoked or removed loses open connections, too.   clients: which may have changed; None: any.
     system: credentials of the broker's system account, in the format of NATS; None: the folder's own.
@@ -34,7 +34,7 @@ async def push(folder: Path, url: str, clients: Sequence[str] | None = None, sys
     server = Connection(ours, url)
     try:
         await coordinator.connect(2)
-        pushed = await _each(tokens, lambda account: _update(coordinator, account, tokens[account]))
+        await _each(tokens.values(), lambda token: _update(coordinator, token))
         await server.connect(2)
         await _post(server, roster)
     except (OffbeatError, *FAILURES) as error:
@@ -43,29 +43,29 @@ async def push(folder: Path, url: str, clients: Sequence[str] | None = None, sys
     finally:
         await coordinator.close()
         await server.close()
-    return sum(pushed)
+    return len(tokens)
 
 
-async def _each(accounts: Iterable[str], action: Callable[[str], Awaitable[bool]]) -> list[bool]:
+async def _each(tokens: Iterable[str], action: Callable[[str], Awaitable[None]]) -> None:
     """Do this for all, some at once."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(account: str) -> bool:
+    async def one(token: str) -> None:
         async with places:
-            return await action(account)
+            await action(token)
 
-    return await asyncio.gather(*(one(account) for account in accounts))
+    await asyncio.gather(*(one(token) for token in tokens))
 
 
-async def _update(coordinator: Connection, account: str, token: str) -> bool:
-    """Give one account to the broker, unless it has this token; whether it was given."""
-    ask = coordinator.client.request
-    if (await ask(f"$SYS.REQ.ACCOUNT.{account}.CLAIMS.LOOKUP", b"", timeout=4)).data.decode() == token:
-        return False
-    answer = json.loads((await ask("$SYS.REQ.CLAIMS.UPDATE", token.encode(), timeout=4)).data)
+async def _update(coordinator: Connection, token: str) -> None:
+    """Give one account to the broker, which does nothing if it has this token in use.
+
+    Do not ask it first which one it has: it looks into its folder, and if that is the folder of keys, it finds there
+    what it has not heard of yet.
+    """
+    answer = json.loads((await coordinator.client.request("$SYS.REQ.CLAIMS.UPDATE", token.encode(), timeout=4)).data)
     if answer.get("data", {}).get("code") != 200:
         raise OffbeatError(f"it refuses an account: {answer.get('error', {}).get('description') or answer}")
-    return True
 
 
 async def _post(server: Connection, roster: keys.Roster) -> None:
