@@ -66,8 +66,10 @@ def join(
         if isinstance(wrong := doctor.address(each), doctor.Finding):
             raise SettingError(wrong.line)
     names.search(os.getcwd())  # a site's own loader lies where it is started
-    partner = Partner(data, models, device, holdout, cohort)
     with logged(None, level, style):
+        if data:
+            note(f"imports {data}")  # which may take seconds, as PyTorch does
+        partner = Partner(data, models, device, holdout, cohort)
         error = asyncio.run(take_part(keys, url, partner, state or state_folder(), once, until_closed))
     if error:
         raise OffbeatError(error)
