@@ -128,3 +128,9 @@ def test_a_result_depends_on_the_digests_of_its_own_tasks_alone() -> None:
     ours = suite.only(["tabular"]).digests
     assert ours == suite.digests_of(["tabular"])
     assert set(ours) == {"tasks.toml, tabular", "clocks.toml", "methods.toml", "protocol.toml"}
+
+
+def test_a_cell_is_spread_over_a_cluster_if_one_is_named() -> None:
+    suite = definition.load("v1", "quick")
+    cell = suite.cells[0]
+    assert (suite.options(cell, None, "10.0.0.1:6379").ray, suite.options(cell, 2).ray) == ("10.0.0.1:6379", None)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson
+from offbeat.cli.options import AsJson, Ray
 from offbeat.core.errors import SettingError
 
 
@@ -39,7 +39,11 @@ def suite(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells at once, each in a process. Default: one per core, on a GPU one.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the runs of a cell.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that share the runs of a cell. Default: 1, with --ray as many as fit."),
+    ] = None,
+    ray: Ray = None,
     seeds: Annotated[int, typer.Option(min=1, help="With verify: evaluation seeds to repeat.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[
@@ -64,7 +68,7 @@ def suite(
     request = library.SuiteRequest(
         version, "quick" if quick else "full", tuple(algorithm or ()), settings, tuple(only or ()), device
     )
-    _work(library.create(request, out), jobs, as_json, workers)
+    _work(library.create(request, out), jobs, as_json, workers, ray)
 
 
 def resume(folder: Path, as_json: bool) -> bool:
@@ -77,7 +81,7 @@ def resume(folder: Path, as_json: bool) -> bool:
     return True
 
 
-def _work(folder: Path, jobs: int | None, as_json: bool, workers: int = 1) -> None:
+def _work(folder: Path, jobs: int | None, as_json: bool, workers: int | None = None, ray: str | None = None) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -85,7 +89,7 @@ def _work(folder: Path, jobs: int | None, as_json: bool, workers: int = 1) -> No
     from offbeat.experiment.folder import json_text
     from offbeat.suite import page, result, run, tables
 
-    suite = run.work(folder, jobs, lambda line: print(line, file=sys.stderr), workers)
+    suite = run.work(folder, jobs, lambda line: print(line, file=sys.stderr), workers, ray)
     found = result.collect(folder, suite)
     page.write(folder, found, suite)
     if as_json:

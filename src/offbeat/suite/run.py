@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from offbeat.core.errors import FolderError, InterruptedRunError, OffbeatError
+from offbeat.core.errors import FolderError, InterruptedRunError, OffbeatError, SettingError
 from offbeat.experiment import mps, tuning
 from offbeat.simulate.pool import cores
 from offbeat.simulate.transport import Child
@@ -87,30 +87,40 @@ def read_request(folder: Path) -> SuiteRequest:
         raise FolderError(f"{folder / REQUEST} is damaged; start again in another folder") from None
 
 
-def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None, workers: int = 1) -> Suite:
+def work(
+    folder: Path,
+    jobs: int | None = None,
+    say: Say = lambda line: None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> Suite:
     """Do what is not done yet.
 
-    jobs: cells at once, each in a process; default: one per core, on a GPU one.   workers: processes that share the
-    runs of a cell; a cell that has begun keeps its number.
+    jobs: cells at once, each in a process; default: one per core, on a GPU or a cluster one.   workers: processes that
+    share the runs of a cell; default: one, on a cluster as many as it has room for. A cell that has begun keeps its
+    number.   ray: the address of a Ray cluster that the runs of a cell are spread over.
     """
+    workers = workers if ray is not None else workers or 1
     request = read_request(folder)
     suite = request.suite()
     left = [cell for cell in suite.cells if not (folder / cell / SCORED).exists()]
-    count = jobs or (1 if request.device.startswith("cuda") else cores())
+    count = jobs or (1 if ray is not None or request.device.startswith("cuda") else cores())
+    if ray is not None and count > 1:
+        raise SettingError(f"jobs = {count}: on a cluster, cells come one after the other; leave jobs out")
     began, done = time.perf_counter(), len(suite.cells) - len(left)
     for line in suite.stand_ins:
         say(line)
-    if line := mps.advice(request.device, workers * min(count, len(left))):
+    if ray is None and (line := mps.advice(request.device, (workers or 1) * min(count, len(left)))):
         say(line)
     try:
         if count == 1:
             for cell in left:
-                run_cell(folder, suite, cell, request.device, workers)
+                run_cell(folder, suite, cell, request.device, workers, ray)
                 done += 1
                 say(f"{done} of {len(suite.cells)}: {cell}, {time.perf_counter() - began:.0f} s")
         else:
             _several(
-                folder, left, count, workers, lambda cell: say(f"{cell} done, {time.perf_counter() - began:.0f} s")
+                folder, left, count, workers or 1, lambda cell: say(f"{cell} done, {time.perf_counter() - began:.0f} s")
             )
     except InterruptedRunError:
         raise InterruptedRunError(f"stopped and saved; continue with `offbeat resume {folder}`") from None
@@ -120,12 +130,14 @@ def work(folder: Path, jobs: int | None = None, say: Say = lambda line: None, wo
     return suite
 
 
-def run_cell(folder: Path, suite: Suite, cell: str, device: str, workers: int = 1) -> None:
+def run_cell(
+    folder: Path, suite: Suite, cell: str, device: str, workers: int | None = 1, ray: str | None = None
+) -> None:
     """Tune and judge the methods of one cell."""
     place, table = folder / cell, suite.tuned(cell)
     if device != "cpu":
         table["device"] = device
-    options = suite.options(cell, workers)
+    options = suite.options(cell, workers, ray)
     tuned = tuning.resume(place, progress=False) if tuning.is_tuning(place) else None
     tuned = tuned or tuning.tune(table, place, options, progress=False)
     task = suite.tasks[cell.partition("/")[0]]
