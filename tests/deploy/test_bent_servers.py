@@ -18,6 +18,7 @@ from offbeat.deploy.client_state import ClientState, read_client_state, write_cl
 from offbeat.deploy.masking import PairMasking
 from offbeat.deploy.taking_part import TakingPart
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.partner import Partner
 from offbeat.experiment.real import DeployOptions, PartyMaker, plan_of
 from offbeat.experiment.session import Session, Spec
 
@@ -53,6 +54,31 @@ FILE: dict[str, Any] = {
     "until": {"updates": 12},
 }
 CHARTER = {"run": "run", "roster": [*"abc"], "label": "fedbuff", "seed": 0, "paced": False, "unit": 1.0, "dtype": ""}
+
+
+def dp_file(**noise: float) -> dict[str, Any]:
+    local = {"dp-sgd": {"lr": 0.5, "batch": 16, "clip": 1.0, "noise": {"multiplier": 1.0, **noise}}}
+    return {**FILE, "algorithm": {"fedbuff": {"size": 3, "local": local}}}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (FILE, "trains without dp-sgd"),
+        (dp_file(epsilon=9.0), "may spend epsilon = 9"),
+        (dp_file(epsilon=8.0, delta=1e-4), "delta = 0.0001"),
+        (dp_file(epsilon=8.0), ""),
+    ],
+)
+def test_a_site_that_insists_on_a_budget_refuses_a_server_that_would_spend_more(
+    file: dict[str, Any], said: str
+) -> None:
+    partner, charter = Partner(budget=(8.0, 1e-5)), {**CHARTER, "experiment": file}
+    if said:
+        with pytest.raises(SettingError, match=said):
+            partner.party(charter, "a")
+    else:
+        assert partner.party(charter, "a").client == "a"
 
 
 def test_updates_that_would_come_twice_from_one_model_are_refused_by_server_and_clients() -> None:

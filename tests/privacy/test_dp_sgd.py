@@ -56,7 +56,7 @@ def work(of: Supervised, rows: list[int], batch: int | None = None, step: int = 
     jobs = [Job(row, row, 0, 0, 1, 1.0, 0) for row in rows]
     oracle = of.oracle(rows, keys, 1, batch, False)
     model = of.initial().expand(len(rows), -1)
-    memory = {STEPS_SPENT: torch.zeros(len(rows), 2)}
+    memory = {STEPS_SPENT: torch.zeros(len(rows), 4)}
     return Work({"model": model}, memory, 1.0, 1, oracle, keys, step, jobs=jobs, secret=secret)
 
 
@@ -128,7 +128,7 @@ def test_the_noise_of_a_sum_is_as_strong_as_it_says(secret: bool) -> None:
 
 def test_a_simulation_draws_the_same_again_and_a_real_run_does_not() -> None:
     made, local = problem(), DPSGD(lr=0.1, clip=1.0, noise=LocalNoise(1.0, 8.0), batch=5)
-    job, start = Job(0, 0, 0, 0, 1, 0.1, 0), {STEPS_SPENT: torch.zeros(2)}
+    job, start = Job(0, 0, 0, 0, 1, 0.1, 0), {STEPS_SPENT: torch.zeros(4)}
     sent = []
     for _ in range(2):
         training = Training(made, local, job, {"model": made.initial()}, start, 0)
@@ -212,10 +212,10 @@ def test_a_client_that_brings_its_data_is_checked_and_has_a_budget_by_its_own_sa
     allowed = allowed_steps(made.pair(local), made)
     assert allowed is not None
     assert allowed(7) == local.allowance(20, 5)
-    training = Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.zeros(2)}, 0)
+    training = Training(made, local, job, {"model": made.initial()}, {STEPS_SPENT: torch.zeros(4)}, 0)
     while training.step():
         pass
-    assert training.result()[1][STEPS_SPENT].tolist() == [2.0, 2.0]
+    assert training.result()[1][STEPS_SPENT].tolist()[:2] == [2.0, 2.0]
 
 
 def test_inputs_that_are_scaled_by_all_samples_are_refused() -> None:
@@ -316,3 +316,26 @@ def test_a_real_run_ends_when_its_clients_refuse_and_says_what_they_have_spent(t
     (told,) = json.loads(offbeat("privacy", out, "--json").out)["runs"]
     assert all(2.5 < own["epsilon"] <= 3.0 and own["steps"] % 5 == 0 for own in told["clients"].values())
     assert "the same state" in offbeat("replay", out / "fedbuff-0").out
+
+
+def owned(samples: int) -> ClientProblem:
+    """A client's own data, of which a fifth is held out."""
+    return ClientProblem("own", Net(), 9, dataset((torch.rand(samples, 1, 6, 6), torch.arange(samples) % 3), Net()))
+
+
+def test_a_client_whose_data_have_changed_is_charged_for_the_largest_share_that_it_has_ever_drawn() -> None:
+    """Its steps are not counted as if its data had always been those of today."""
+    local = DPSGD(lr=0.1, steps=1, batch=4, clip=1.0, noise=LocalNoise(1.0, 20.0))
+    job, payload = Job(0, 0, 0, 0, 1, 0.1, 0), {"model": problem().initial()}
+    memory = local.remember(payload["model"])
+    for samples, kept in ((25, [20.0, 4.0]), (50, [20.0, 4.0]), (15, [12.0, 4.0])):
+        training = Training(owned(samples), local, job, payload, memory, 0)
+        while training.step():
+            pass
+        memory = training.result()[1]
+        assert memory[STEPS_SPENT].tolist()[2:] == kept
+    most = local.allowance(12, 4)
+    assert most < local.allowance(40, 4)
+    spent = {STEPS_SPENT: torch.tensor([float(most), 1.0, 12.0, 4.0])}
+    with pytest.raises(SpentError, match=f"{most} of {most} local steps"):
+        Training(owned(50), local, job, payload, spent, 0)

@@ -628,8 +628,8 @@ def _charged_more(state: ClientState, steps: Mapping[int, float]) -> ClientState
     memory = dict(state.memory)
     for task, more in steps.items():
         if STEPS_SPENT in memory.get(task, {}):
-            total, largest = memory[task][STEPS_SPENT].tolist()
-            spent = memory[task][STEPS_SPENT].new_tensor([total + more, largest])
+            total, *others = memory[task][STEPS_SPENT].tolist()
+            spent = memory[task][STEPS_SPENT].new_tensor([total + more, *others])
             memory[task] = {**memory[task], STEPS_SPENT: spent}
     return replace(state, memory=memory)
 

@@ -21,6 +21,9 @@ def check_allowance(problem: Problem, local: Local, job: Job, memory: Payload) -
     if allowed is None:
         return
     spent, most = int(memory[STEPS_SPENT][0]), allowed(job.client)
+    samples, drawn, *_ = [*map(int, memory[STEPS_SPENT][2:].tolist()), 0, 0]
+    if samples:  # all of its steps count as those of which a sample was part with the largest probability
+        most = min(most, local.allowance(samples, drawn) or 0)
     if spent + job.steps > most:
         raise SpentError(
             f"privacy budget: {spent:,} of {most:,} local steps are spent, and this job would take {job.steps:,}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offbeat.core import names
-from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.core.errors import OffbeatError, SettingError, positive
 from offbeat.deploy import doctor
 from offbeat.deploy.board import Board, BoardSerial, Pulses, ending, parse_board, parse_pulse
 from offbeat.deploy.connection import FAILURES, REFUSED, removed
@@ -48,6 +48,8 @@ def join(
     state: Path | None = None,
     once: bool = False,
     cohort: int | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
     until_closed: bool = False,
     level: Level = "info",
     style: Style = "text",
@@ -58,6 +60,7 @@ def join(
     models: names outside offbeat that the server may ask for; nothing else is imported at its word.
     state: folder for the clients' state, which must be kept.   once: leave when a run is over.
     cohort: take part only in runs whose server sees sums of at least so many clients.
+    epsilon, delta: take part only in runs that train with dp-sgd and spend at most this on one sample.
     """
     creds = [read_creds(path) for path in keys]
     if not all(each.client for each in creds):
@@ -66,10 +69,13 @@ def join(
         if isinstance(wrong := doctor.address(each), doctor.Finding):
             raise SettingError(wrong.line)
     names.search(os.getcwd())  # a site's own loader lies where it is started
+    if epsilon is not None:
+        positive(epsilon=epsilon, delta=delta)
+    budget = None if epsilon is None else (epsilon, delta)
     with logged(None, level, style):
         if data:
             note(f"imports {data}")  # which may take seconds, as PyTorch does
-        partner = Partner(data, models, device, holdout, cohort)
+        partner = Partner(data, models, device, holdout, cohort, budget)
         error = asyncio.run(take_part(keys, url, partner, state or state_folder(), once, until_closed))
     if error:
         raise OffbeatError(error)

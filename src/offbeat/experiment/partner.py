@@ -28,6 +28,7 @@ class Partner:
     models: names outside offbeat, of model factories and others, that the server may ask for: nothing else is imported
         at its word.   holdout: share of the samples kept for evaluation.
     cohort: only in runs that sum the updates of so many clients.
+    budget: only in runs whose local trainers are dp-sgd and spend at most this (ε, δ) on one sample, over all tasks.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class Partner:
         device: str = "",
         holdout: float = 0.2,
         cohort: int | None = None,
+        budget: tuple[float, float] | None = None,
     ) -> None:
-        self.options, self.cohort = (data, models, device, holdout), cohort
+        self.options, self.cohort, self.budget = (data, models, device, holdout), cohort, budget
         self.maker: PartyMaker | None = None
         if data:
             loader(data)
@@ -64,7 +66,29 @@ class Partner:
         from offbeat.experiment.real import PartyMaker
 
         self.maker = self.maker or PartyMaker(*self.options)
-        return self.maker.party(charter, client)
+        party = self.maker.party(charter, client)
+        if self.budget is not None:
+            check_budget(party, *self.budget)
+        return party
+
+
+def check_budget(party: Party, epsilon: float, delta: float) -> None:
+    """Raise `SettingError` if a run may spend more than this on one of a site's samples."""
+    from offbeat.privacy.dp_sgd import inside
+
+    noises = [None if (found := inside(local)) is None else found.noise for local in party.locals]
+    spent = [(each.epsilon, each.delta) for each in noises if each is not None]
+    if len(spent) < len(noises):
+        raise SettingError(
+            f"--epsilon {epsilon:g}: {party.run} trains without dp-sgd, so nothing bounds what its server learns about "
+            "a sample; have its operator use dp-sgd, or leave the option out"
+        )
+    total = sum(each for each, _ in spent), sum(each for _, each in spent)
+    if total[0] > epsilon or total[1] > delta:
+        raise SettingError(
+            f"--epsilon {epsilon:g} --delta {delta:g}: {party.run} may spend epsilon = {total[0]:g} and delta = "
+            f"{total[1]:g}{' over its tasks' if len(spent) > 1 else ''}; have its operator lower them"
+        )
 
 
 def loader(name: str) -> Callable[[str], Any]:

@@ -106,7 +106,8 @@ class DPSGD(SGD):
         return sampled_epsilon(rate(samples, batch), self.noise.multiplier, steps, self.noise.delta)
 
     def remember(self, model: Vector) -> Payload:
-        return {**super().remember(model), STEPS_SPENT: materialise(model).new_tensor([0.0, self.steps])}
+        # steps so far, of the largest job, and with how many samples, of which how many in a step, most was spent
+        return {**super().remember(model), STEPS_SPENT: materialise(model).new_tensor([0.0, self.steps, 0.0, 0.0])}
 
     def private(self, name: str) -> bool:
         return name == STEPS_SPENT or super().private(name)
@@ -132,9 +133,14 @@ class DPSGD(SGD):
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         upload, memory = super().final(carry, work)
-        total, largest = work.memory[STEPS_SPENT][:, :1], work.memory[STEPS_SPENT][:, 1:]
+        before, oracle = work.memory[STEPS_SPENT], work.oracle
+        assert isinstance(oracle, BySample)
+        total, largest, samples, drawn = (before[:, at : at + 1] for at in range(4))
         steps = 0.0 * total + work.steps
-        return upload, {**memory, STEPS_SPENT: torch.cat([total + steps, torch.maximum(largest, steps)], 1)}
+        now = before.new_tensor([*zip(oracle.sizes, oracle.expected, strict=True)])
+        more = (samples == 0) | (now[:, 1:] * samples > drawn * now[:, :1])  # a larger share of the samples in a step
+        kept = torch.where(more, now, torch.cat([samples, drawn], 1))
+        return upload, {**memory, STEPS_SPENT: torch.cat([total + steps, torch.maximum(largest, steps), kept], 1)}
 
 
 def inside(local: Local) -> DPSGD | None:
