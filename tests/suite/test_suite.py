@@ -82,6 +82,22 @@ def test_a_result_is_verified_and_code_that_comes_with_it_is_never_run(run: Path
     assert "verified: 4 runs came out as stated" in whole.out
 
 
+def test_elsewhere_a_score_may_be_one_that_another_seed_could_have_had(run: Path, tmp_path: Path) -> None:
+    content = json.loads((run / "result.json").read_text())
+    seeds = content["cells"]["tabular/equal"]["methods"]["fedavg"]["seeds"]
+    seeds[0]["final"] = 2 * max(seed["final"] for seed in seeds) - min(seed["final"] for seed in seeds) + 0.05
+    (tmp_path / "here.json").write_text(json.dumps(content))
+    assert "fedavg, seed 0: final" in offbeat("suite", "verify", tmp_path / "here.json").err
+    content["versions"]["torch"] = "2.9.9"
+    (tmp_path / "elsewhere.json").write_text(json.dumps(content))
+    outcome = offbeat("suite", "verify", tmp_path / "elsewhere.json")
+    assert "verified: 2 runs came out as stated\n1 runs differ by more than rounding" in outcome.out
+    seeds[0]["final"] = 5.0
+    seeds[1]["final"] = seeds[2]["final"] = 4.9
+    (tmp_path / "false.json").write_text(json.dumps(content))
+    assert "fedavg, seed 0: final 5" in offbeat("suite", "verify", tmp_path / "false.json").err
+
+
 def _equal(content: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = content["cells"]["tabular/equal"]
     return found
