@@ -355,6 +355,18 @@ def test_a_client_that_was_restarted_refuses_a_roster_older_than_the_one_before(
     assert "c2" in again.signers(new, kept.roster)
 
 
+def test_one_that_is_left_out_is_not_waited_for_when_a_sum_of_all_others_is_lost() -> None:
+    talk = Talk(FedBuff(size=4), clients=5)
+    talk.record("c4").left_out = True
+    talk.reducer.leave_out(4)
+    talk.ready(*FOUR)
+    talk.deal(*FOUR)
+    talk.mask(*FOUR)
+    talk.reveal(*FOUR, flip=1)
+    assert "all clients were in one of this model" in talk.ledger.stopped
+    assert talk.add("c4", "hello", epoch=1, nonce="c4") == "balks"
+
+
 def test_under_area_a_sum_that_is_lost_ends_the_run() -> None:
     talk = Talk(AREA(size=4))
     talk.ready()

@@ -416,15 +416,19 @@ class Course(Generic[F]):
         """Of these, those whose results wait for others."""
         return 0
 
+    def members(self) -> int:
+        """Clients that take part, or may come back."""
+        return self.view.clients
+
     def _end_if_all_wait(self, task: int) -> None:
         """A sum was lost, and nobody is left who has not been in one of this model."""
         state = self.state
-        resting, ready = state.rested[task], self.ready(task)
-        if not resting or len(resting) + ready < self.view.clients or task in state.finished or state.stopped:
+        resting, ready, all_ = state.rested[task], self.ready(task), self.members()
+        if not resting or len(resting) + ready < all_ or task in state.finished or state.stopped:
             return
         version = self.server.models(state.server)[task].version
         waiting = sum(each == version for each in resting.values())
-        if waiting + ready >= self.view.clients and self._stands_still(task):
+        if waiting + ready >= all_ and self._stands_still(task):
             self.end("a sum is lost, and all clients were in one of this model: another one could show one of them")
 
     def sum_of(self, job: Job) -> Cohort:

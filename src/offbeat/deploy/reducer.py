@@ -295,6 +295,17 @@ class Reducer(Course[SentJob]):
         flights = self.ledger.flights
         return sum(flights[job].job.task == task for job in self.ledger.ready)
 
+    def members(self) -> int:
+        return sum(not (record.removed or record.left_out) for record in self.ledger.clients)
+
+    def leave_out(self, client: int) -> None:
+        """A client is sent nothing any more, and sums do not wait for it."""
+        for waiting in self.ledger.rested.values():
+            waiting.pop(client, None)
+        self._leave(client)
+        if self.cohorts is not None:
+            self.cohorts.removed()
+
     def sum_of(self, job: Job) -> Cohort:
         return self.ledger.closed[self.closing] if self.closing else super().sum_of(job)
 
@@ -421,12 +432,6 @@ class Reducer(Course[SentJob]):
             record.since = self.ledger.position
             self.traffic.touch(client)
             self.left(client)
-
-    def leave_out(self, client: int) -> None:
-        """A client is sent nothing any more, and sums do not wait for it."""
-        self._leave(client)
-        if self.cohorts is not None:
-            self.cohorts.removed()
 
     def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
         if epoch < record.epoch:
