@@ -30,6 +30,16 @@ def pair_mask(call: Call, shared: bytes, one: int, other: int) -> Words:
     return total
 
 
+def assert_uniform(words: Words, hidden: Words) -> None:
+    """Each byte of the words is distributed uniformly, and they are not correlated with what they hide."""
+    dim = len(words)
+    for shift in (0, 8, 16, 24):
+        counts = np.bincount((words >> shift) & 255, minlength=256)
+        chi = float(((counts - dim / 256) ** 2 / (dim / 256)).sum())
+        assert chi < 379  # of 255 degrees of freedom: p > 1e-6
+    assert abs(np.corrcoef(words, hidden)[0, 1]) < 5 / dim**0.5
+
+
 def drawing(seed: int) -> Callable[[int], bytes]:
     return random.Random(seed).randbytes
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from offbeat.algorithms import FedBuff
-from offbeat.bench.secure import CLIENT, DIM, HELPER, fastest
+from offbeat.bench.secure import CLIENT, DIM, HELPER, fastest, table
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Encoded, Secure, words
 from offbeat.deploy import wire
@@ -156,21 +156,10 @@ def _check(made: WholeCohort) -> None:
 
 def text(rows: Sequence[CohortRow], dim: int = DIM) -> str:
     """The rows as a table, in Markdown."""
-    lines = [
-        f"| clients in a cohort, {dim:,} numbers | client, ms | over plain | server, ms a sum "
-        "| with a tenth dropped out | bytes up over plain | down |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    named = ("client, ms", "over plain", "server, ms a sum", "with a tenth dropped out", "bytes up over plain", "down")
+    cells = []
     for row in rows:
-        client, server, dropped = (1e3 * value for value in (row.client, row.server, row.dropped))
-        over = row.client / row.plain
-        cells = [
-            f"{client:.0f}",
-            f"{over:.0f} times",
-            f"{server:.0f}",
-            f"{dropped:.0f}",
-            f"{row.up:+,}",
-            f"{row.down:+,}",
-        ]
-        lines.append(f"| {row.cohort} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        client, server, dropped = (f"{1e3 * value:.0f}" for value in (row.client, row.server, row.dropped))
+        over = f"{row.client / row.plain:.0f} times"
+        cells.append((str(row.cohort), client, over, server, dropped, f"{row.up:+,}", f"{row.down:+,}"))
+    return table((f"clients in a cohort, {dim:,} numbers", *named), cells)

@@ -99,17 +99,18 @@ def fastest(action: Callable[[], Any], turns: int = TURNS) -> float:
 
 def text(rows: Sequence[SecureRow], dim: int = DIM) -> str:
     """The rows as a table, in Markdown."""
-    lines = [
-        f"| clients in a sum, {dim:,} numbers | client, ms | over plain | server, ms an update | plain "
-        "| helper, ms a sum | bytes over plain |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    named = ("client, ms", "over plain", "server, ms an update", "plain", "helper, ms a sum", "bytes over plain")
+    cells = []
     for row in rows:
         ms = [1e3 * value for value in (row.client, row.server, row.server_plain, row.helper)]
-        more = row.bytes_masked - row.bytes_plain
-        cells = [f"{ms[0]:.0f}", f"{row.ratio:.1f} times", f"{ms[1]:.1f}", f"{ms[2]:.1f}", f"{ms[3]:.0f}", f"{more:+,}"]
-        lines.append(f"| {row.cohort} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        times = (f"{ms[0]:.0f}", f"{row.ratio:.1f} times", f"{ms[1]:.1f}", f"{ms[2]:.1f}", f"{ms[3]:.0f}")
+        cells.append((str(row.cohort), *times, f"{row.bytes_masked - row.bytes_plain:+,}"))
+    return table((f"clients in a sum, {dim:,} numbers", *named), cells)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(each)} |" for each in (heads, ["---"] * len(heads), *rows))
 
 
 def plain(rows: Sequence[SecureRow]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from rounds import SIGN, SIGNERS, Round, called, drawing, own_mask, pair_mask
+from rounds import SIGN, SIGNERS, Round, assert_uniform, called, drawing, own_mask, pair_mask
 from slow_crypto import NINE, chacha_seal, hkdf, keystream as slow_keystream, parts, shamir_value, x25519
 
 from offbeat.privacy.secure.calls import (
@@ -118,11 +118,7 @@ def test_masked_words_are_uniform_and_say_nothing_about_the_numbers() -> None:
     dim = 1_000_000
     made, q = called(3, dim), (np.arange(dim) % 7).astype(np.uint32)
     words = made.hear(1, range(3)).masked(q)
-    for shift in (0, 8, 16, 24):
-        counts = np.bincount((words >> shift) & 255, minlength=256)
-        chi = float(((counts - dim / 256) ** 2 / (dim / 256)).sum())
-        assert chi < 379  # of 255 degrees of freedom: p > 1e-6
-    assert abs(np.corrcoef(words, q)[0, 1]) < 5 / dim**0.5
+    assert_uniform(words, q)
 
 
 def test_the_same_numbers_in_two_cohorts_look_unlike() -> None:

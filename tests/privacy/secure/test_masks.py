@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from rounds import assert_uniform
 from slow_crypto import NINE, hkdf, keystream as slow_keystream, parts, x25519
 
 import offbeat.privacy.secure
@@ -63,11 +64,7 @@ def test_masked_words_are_uniform_and_say_nothing_about_the_numbers() -> None:
     context = replace(CONTEXT, dim=dim)
     q = (np.arange(dim) % 7).astype(np.uint32)
     words, _ = masked("c0", 1, q, context=context)
-    for shift in (0, 8, 16, 24):
-        counts = np.bincount((words >> shift) & 255, minlength=256)
-        chi = float(((counts - dim / 256) ** 2 / (dim / 256)).sum())
-        assert chi < 379  # of 255 degrees of freedom: p > 1e-6
-    assert abs(np.corrcoef(words, q)[0, 1]) < 5 / dim**0.5
+    assert_uniform(words, q)
 
 
 def test_the_same_numbers_are_never_masked_in_the_same_way_twice() -> None:
