@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, SettingError
 from offbeat.deploy.client_data import ClientProblem, dataset
+from offbeat.experiment.real import PartyMaker
 
 
 def test_inputs_that_are_not_finite_and_labels_that_are_not_whole_are_refused() -> None:
@@ -33,3 +34,11 @@ def test_a_client_may_bring_columns_and_its_own_test_samples() -> None:
     total, loss, sums = problem.claim(problem.initial())
     assert (total, list(sums)) == (9, ["rmse", "r2"])
     assert sums["rmse"][0] == pytest.approx(loss)
+
+
+def test_a_site_that_names_no_loader_is_told_to() -> None:
+    problem = {"data": "own", "shape": [2], "classes": 2, "clients": 1, "model": "linear"}
+    table = {"until": {"time": 1.0}, "problem": problem, "algorithm": {"fedasync": {"local": {"sgd": {"lr": 0.1}}}}}
+    charter = {"run": "r", "roster": ["a"], "label": "fedasync", "seed": 0, "experiment": table}
+    with pytest.raises(SettingError, match="--data"):
+        PartyMaker().party(charter, "a")

@@ -169,6 +169,7 @@ def test_a_run_with_its_own_broker_is_replayed_without_starting_that_by_hand(
             process.kill()
     said = offbeat("replay", out / "fedbuff-0", "--keys", keys / "server.creds", "--nats", url)
     assert (said.code, "the same state" in said.out) == (0, True), said.err
+    assert "with --keys and --nats" in offbeat("replay", out / "fedbuff-0").err
 
 
 def wait_until_served(path: Path, server: subprocess.Popen[str]) -> None:

@@ -68,7 +68,7 @@ def test_runs_are_listed_stopped_and_deleted(tmp_path: Path, monkeypatch: pytest
         assert (listed["run"], listed["state"]) == ("one", "stopped")
         assert "stopped" in offbeat("runs", *words).out
         assert offbeat("runs", "delete", "one", *words, "--yes").out == "one is deleted\n"
-        assert offbeat("runs", *words).out == ""
+        assert offbeat("runs", *words).out == "the broker has no runs of this federation\n"
         said = offbeat("runs", "--keys", fed / "a.creds", "--nats", broker.url)
         assert (said.code, "the server's are in server.creds" in said.err) == (1, True)
 

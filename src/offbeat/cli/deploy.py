@@ -353,6 +353,8 @@ def list_runs(
     if as_json:
         print(json.dumps({"runs": [vars(run) for run in found]}))
         return
+    if not found:
+        print("the broker has no runs of this federation")
     rows = [(r.run, r.state, f"{r.entries:,} entries", f"{r.bytes / 2**20:,.1f} MB", r.last or "") for r in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

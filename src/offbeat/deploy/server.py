@@ -246,11 +246,14 @@ class RunServer:
                     brief = BRIEFLY if next(attempts) < SOON else PATIENCE
                     with contextlib.suppress(*FAILURES, UncertainError), within(brief):
                         if await self.following.complete(raws):
-                            silent = f"the leading server was silent for {min(clock - self.heard, clock - since):.1f} s"
-                            note(f"takes over; {silent}", "warning", run=run)
+                            note(f"takes over; the leading server {self._why(clock)}", "warning", run=run)
                             return
                 if self.tick is not None:
                     self.tick(self)
+
+    def _why(self, clock: float) -> str:
+        """Why the leading server leads no longer."""
+        return "has left" if self.heard == float("-inf") else f"was silent for {clock - self.heard:.1f} s"
 
     async def _hear_pulse(self, _: str, data: bytes) -> None:
         try:

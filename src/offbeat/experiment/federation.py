@@ -125,6 +125,10 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
         raise FolderError(f"{run} is not the folder of a finished real run")
     made = done.real
     place = run.parent / "keys" if keys is None else keys.parent
+    if keys is None and not place.exists():
+        raise SettingError(
+            f"{run} was not made by `offbeat up`; name the server's keys and broker with --keys and --nats"
+        )
     creds, identity = identities.read_creds(keys or place / identities.SERVER), saved_identity(run)
     if identity is None:
         raise FolderError(f"{run} has no run.json, which says who took part")

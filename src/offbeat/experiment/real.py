@@ -310,6 +310,10 @@ class PartyMaker:
     def _problems(self, experiment: Experiment, spec: Spec, clients: int, client: str) -> list[Problem]:
         use((), experiment.threads or 1)
         if not self.data:
+            if any(isinstance(task.problem, ClientDataTable) for task in experiment.tasks):
+                raise SettingError(
+                    "this run trains on each site's own samples; name the function that gives them: --data"
+                )
             return problems_of(Session(experiment), spec)
         given = samples(self.data, client)
         made: list[Problem] = []
