@@ -281,6 +281,24 @@ def rows(runs: Sequence[Mapping[str, Any]], part: Part, time: float = TIME) -> I
         yield f"| {METHODS[method].text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {outer:g}{edge} |"
 
 
+def tried(runs: Sequence[Mapping[str, Any]], part: Part) -> dict[str, dict[float, float]]:
+    """By method and step size, the loss on the seed for tuning."""
+    found: dict[str, dict[float, float]] = {}
+    for run in runs:
+        if run["seed"] == TUNING and run["method"] in part.methods:
+            found.setdefault(run["method"], {})[run["outer"]] = loss(run)
+    return {method: dict(sorted(each.items())) for method, each in found.items()}
+
+
+def trials(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[str]:
+    """The table of a part that has been tuned and not judged."""
+    yield "| method | smallest loss of all step sizes, one seed | outer step |"
+    yield "|---|---:|---:|"
+    for method, losses in tried(runs, part).items():
+        outer = min(losses, key=lambda each: losses[each])
+        yield f"| {METHODS[method].text} | {losses[outer]:.3f} | {outer:g} |"
+
+
 def _mean(values: Sequence[float]) -> str:
     return "diverged" if float("inf") in values else estimate(values).text(3)
 
@@ -335,10 +353,11 @@ def tables(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
         if part.at_once is None and parts.get(part.name):
             speeds = "0.58, 0.75, 1.51 and 3.33 s a step" if part.speeds == "unequal" else "1 s a step"
             yield f"\n### {speeds}, {'like' if part.like else 'unlike'} shards\n"
-            yield from rows(parts[part.name], part)
-    if parts.get("staleness-1"):
+            done = any(tuned(parts[part.name], part))
+            yield from (rows if done else trials)(parts[part.name], part)
+    if fresh := parts.get("staleness-1"):
         yield "\n### Staleness alone\n"
-        yield from harm(parts)
+        yield from harm(parts) if any(tuned(fresh, PARTS["staleness-1"])) else trials(fresh, PARTS["staleness-1"])
         for n in AT_ONCE[1:]:
             if (found := gap(parts, n)) is not None:
                 yield f"\nStaleness {n - 1} costs Nesterov {found.text(3, sign='+')} more than it costs no momentum."

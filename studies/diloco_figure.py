@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from offbeat.experiment.intervals import estimate
-from studies.diloco import AT_ONCE, CONTROLLED, METHODS, PARTS, TIME, UPDATES, Part, loss, tuned
+from studies.diloco import AT_ONCE, CONTROLLED, METHODS, PARTS, TIME, UPDATES, Part, loss, tried, tuned
 
 Runs = Sequence[Mapping[str, Any]]
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by everybody
@@ -18,8 +18,11 @@ plt.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.righ
 
 
 def draw(parts: Mapping[str, Runs], folder: Path) -> None:
-    """Write curves.png and staleness.png."""
+    """Write tuning.png and, where parts have been judged, curves.png and staleness.png."""
+    _tuning(parts, folder / "tuning.png")
     compared = [part for part in PARTS.values() if part.at_once is None and list(tuned(parts.get(part.name, ()), part))]
+    if not compared:
+        return
     figure, axes = plt.subplots(2, len(compared), figsize=(3 * len(compared), 5), sharey=True, squeeze=False)
     for column, part in zip(axes.T, compared, strict=True):
         _curves(column, parts[part.name], part)
@@ -30,7 +33,23 @@ def draw(parts: Mapping[str, Runs], folder: Path) -> None:
     axes[0][-1].legend(frameon=False, fontsize=6)
     figure.tight_layout()
     figure.savefig(folder / "curves.png", dpi=130)
-    _staleness(parts, folder / "staleness.png")
+    if any(tuned(parts.get("staleness-1", ()), PARTS["staleness-1"])):
+        _staleness(parts, folder / "staleness.png")
+
+
+def _tuning(parts: Mapping[str, Runs], path: Path) -> None:
+    shown = [part for part in PARTS.values() if parts.get(part.name)]
+    figure, axes = plt.subplots(1, len(shown), figsize=(3 * len(shown), 2.8), sharey=True, squeeze=False)
+    colours = dict(zip(METHODS, COLOURS, strict=True))
+    for axis, part in zip(axes[0], shown, strict=True):
+        for method, losses in tried(parts[part.name], part).items():
+            axis.plot([*losses], [*losses.values()], color=colours[method], lw=1, marker=".", label=method)
+        axis.set(title=part.name, xscale="log", ylim=(1.6, 2.9), xlabel="outer step size")
+    axes[0][0].set_ylabel("test loss at the end, one seed")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=len(names), frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, dpi=110)
 
 
 def _curves(axes: Any, runs: Runs, part: Part) -> None:
