@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from logs import PROBLEM, Log
 from rounds import SIGN, SIGNERS, drawing
-from served import Served, kill, staged, until
+from served import Served, cancel, kill, staged, until
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
 from offbeat.core.course import Until
@@ -533,6 +534,30 @@ def test_a_run_over_a_broker_needs_no_helper_and_area_s_sum_is_exact(tmp_path: P
         torch.testing.assert_close(y, 3 * (ledger.server.model.vector + ledger.server.u), atol=1e-12, rtol=0)
 
     staged(Served(tmp_path, server=AREA(size=3), secure=SECURE, until=Until(updates=30)), act)
+
+
+def test_a_client_that_loses_its_disk_before_it_has_answered_opens_its_sum_all_the_same(tmp_path: Path) -> None:
+    """All three have to answer; the one without a disk asks the broker for what it has left there."""
+
+    async def act(served: Served) -> None:
+        server, task = await served.serve()
+        clients = [await served.join(name) for name in served.names]
+        client, going = clients[1]
+        tell, name = client.core.part.tell, served.names[1]  # type: ignore[union-attr]
+
+        def silent(state: Any, assignment: Any) -> Any:
+            return [each for each in tell(state, assignment) if ".revealed." not in each.name]
+
+        client.core.part.tell = silent  # type: ignore[union-attr, method-assign]
+        await until(lambda: server.ledger.closed and client.core.state.answers)  # type: ignore[union-attr]
+        await cancel(going)
+        shutil.rmtree(served.folder / "state" / name)
+        assert server.ledger.tally.updates == 3
+        await served.join(name)
+        await asyncio.wait_for(task, 60)
+        assert (server.ledger.unopened, server.ledger.closed) == (0, {})
+
+    staged(Served(tmp_path, server=FedBuff(size=3), secure=SECURE, until=Until(updates=12)), act)
 
 
 def test_a_client_says_that_its_numbers_were_cut_and_the_run_counts_it(

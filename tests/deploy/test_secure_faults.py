@@ -87,6 +87,19 @@ class Mute(TakingPart):
         yield from ()
 
 
+class Slander(TakingPart):
+    """Says of everybody that their shares cannot be opened."""
+
+    def _step(self, pending: Any, call: Any) -> Any:
+        if not call.sharers:
+            yield from super()._step(pending, call)
+        else:
+            member = read_member(pending.member)
+            header = wire.Accused(self.pairing.run, member.own.client, call.number)
+            assert member.call is not None
+            yield f"accused.{call.number}", wire.say(header, {"accused": bytes([1] * len(member.call.members))})
+
+
 class Spoiled(Secured):
     """A world in which one client does all it can against cohorts, for ever."""
 
@@ -114,6 +127,17 @@ def test_one_that_keeps_cohorts_from_giving_sums_is_left_out_and_the_run_ends_wi
     assert world.core is not None
     assert [record.left_out for record in world.core.ledger.clients] == [False, False, False, True]
     assert "left out of the run" in str(world.nodes[3].error)
+
+
+@pytest.mark.parametrize("algorithm", ["cohort", "cohort area"])
+def test_one_that_accuses_all_others_keeps_itself_out_of_sums_and_nobody_else(algorithm: str) -> None:
+    world = Spoiled(0, algorithm, rate=0.0)
+    world.spoiler = Slander
+    outcome = world.run()
+    assert [said for said in outcome.violations if not said.startswith("job 3 was in flight")] == []
+    assert outcome.fired["sums"] > 8
+    assert world.core is not None
+    assert not any(record.left_out for record in world.core.ledger.clients[:3])
 
 
 PLANTED = {
