@@ -246,7 +246,7 @@ def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(
 
     place.play(act)
     assert len(times) > 1
-    assert all(after[0] - before[1] > min(3.9, 8 * (before[1] - before[0])) for before, after in pairwise(times))
+    assert all(after[0] - before[1] > min(0.9, 8 * (before[1] - before[0])) for before, after in pairwise(times))
 
 
 def test_pieces_that_are_read_in_vain_cost_as_much_as_their_bytes_in_a_message_would(place: Place) -> None:

@@ -71,7 +71,8 @@ def within(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        _patience.reset(token)
+        with contextlib.suppress(ValueError):  # closed from elsewhere, when its task is gone: nothing to reset there
+            _patience.reset(token)
 
 
 class _Transport(TcpTransport):

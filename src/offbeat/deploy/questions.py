@@ -32,6 +32,7 @@ SERVER = "server"  # stands where a client's account stands in the subjects of w
 FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
 REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
+LONGEST = 1.0  # seconds of such a rest: who has lost its disk asks several times, and does not wait long
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Answering:
         began = time.monotonic()
         await self._copy(say, account, question)
         took = time.monotonic() - began
-        self.resting[account] = time.monotonic() + min(REST * took, SLOW / 2)
+        self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
         """Hand a client its own copy back; the broker keeps the last few, in pieces."""
@@ -274,7 +275,12 @@ class Asking:
                 await self.link.say(f"ask.{self.run}", self.channel.seal("ask", data))
             else:
                 await self.link.say(f"ask.{SERVER}.{self.run}", self.own.seal(data, "ask", *self.about))
-            return await asyncio.wait_for(done, patience)
+            while not done.done():  # as long as pieces come
+                before = len(self.pieces[question.id])
+                await asyncio.wait([done], timeout=patience)
+                if not done.done() and len(self.pieces[question.id]) == before:
+                    raise TimeoutError
+            return done.result()
         finally:
             del self.done[question.id], self.pieces[question.id]
 
