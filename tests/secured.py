@@ -132,6 +132,8 @@ class Secured(Broken):
         core = node.core
         if core is None or core.state is None or core.assignment is None:
             return
+        if not core.state.named_by(core.assignment) or core.state.settled != core.assignment.last:
+            return  # it would not take part: it has not been let in yet
         part = self.bugs.part(self.pairing(node.name))
         for number, survivors, dropped in core.assignment.reveal:
             for other in survivors:
