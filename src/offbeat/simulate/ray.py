@@ -163,7 +163,8 @@ def connect(address: str, workers: int | None = None) -> bool:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         if address != "auto":
-            raise SettingError(f"ray = {address!r}: no Ray cluster answers there ({error})") from None
+            token = "one that asks for a token answers only if RAY_AUTH_TOKEN is the same here"
+            raise SettingError(f"ray = {address!r}: no Ray cluster answers there ({error}); {token}") from None
         ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
     return True
 
