@@ -156,6 +156,8 @@ class ClientCore:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != (assignment.nonce or assignment.known_nonce):
             return self._move(assignment)  # another copy was let in meanwhile: look again
+        if self.state is not None:
+            found = found.beside(self.state)
         if not self.remembers:
             return self._anew(found.after(assignment), assignment)
         if assignment.restored:
@@ -342,6 +344,9 @@ class ClientCore:
         for kept in filter(None, (found, self.state)):
             state = replace(state, members={**state.members, **kept.members}, cohort=max(state.cohort, kept.cohort))
             state = replace(state, roster=max(state.roster, kept.roster), answers=max(state.answers, kept.answers))
+            undecided = kept.pending.cohort if kept.pending is not None and kept.pending.heard else 0
+            if undecided and undecided == state.cohort and undecided not in state.members:
+                state = replace(state, cohort=undecided - 1)  # its verdict may be under way: then the copy has it
         return self._renew(state, assignment)
 
     def _resync(self, assignment: Assignment) -> list[Effect]:
@@ -369,8 +374,9 @@ class ClientCore:
             epoch, seq = self.state.settled
             known = (assignment.known_epoch, assignment.known_seq)
             self.undone = seq - known[1] if epoch == known[0] else seq
-        seen = self.state.roster if self.state is not None else 0
-        state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory, roster=seen)
+        state = ClientState(self.run, self.client, assignment.epoch, "", memory=memory)
+        if self.state is not None:
+            state = replace(state, roster=self.state.roster, cohort=self.state.cohort)
         return [effects.Interrupt(False), *self._renew(state, assignment)]
 
     def _all_in(self, given: Mapping[int, Payload]) -> bool:

@@ -74,7 +74,7 @@ class ClientState(ClientStateHeader):
             if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: {**pending.memory, **_spent(memory.get(pending.task, {}))}}
             if assignment.verdict == APPLIED and pending.heard:
-                members = {**members, pending.cohort: pending.member}
+                members = {pending.cohort: pending.member, **members}
             return replace(self, memory=memory, pending=None, settled=assignment.last, members=members)
         if self.named_by(assignment):
             # we were let in: what an earlier epoch had on its way is fenced for good
@@ -94,6 +94,22 @@ class ClientState(ClientStateHeader):
         pending = self.pending
         within = (0, 0, False) if pending is None else (pending.attempt, pending.cohort, pending.heard)
         return self.seq, self.settled, *within, self.answers
+
+    def beside(self, own: ClientState) -> ClientState:
+        """This copy, as far as our own disk does not know better: whoever handed it out may have chosen an old one.
+
+        What was spent stays spent. Of a sum that the disk has been in, it knows itself whether it was answered for.
+        """
+        memory: dict[int, Payload] = {}
+        for task, kept in self.memory.items():
+            memory[task] = {**kept, **_more_spent(kept, own.memory.get(task, {}))}
+        pending, here = self.pending, own.pending.cohort if own.pending is not None else 0
+        members = {n: each for n, each in self.members.items() if n > own.cohort or n == here}
+        if pending is not None and here != pending.cohort <= own.cohort:
+            pending = replace(pending, heard=False)
+        cohort, roster = max(self.cohort, own.cohort), max(self.roster, own.roster)
+        members |= own.members
+        return replace(self, memory=memory, pending=pending, members=members, cohort=cohort, roster=roster)
 
     def agrees(self, assignment: Assignment) -> bool:
         """Whether `memory` is the one that the server knows of."""
@@ -159,6 +175,12 @@ def read_client_state(data: bytes) -> ClientState:
 def _spent(memory: Payload) -> Payload:
     """What a client has spent of its own budget, which no verdict changes: it was charged when it was written down."""
     return {STEPS_SPENT: memory[STEPS_SPENT]} if STEPS_SPENT in memory else {}
+
+
+def _more_spent(one: Payload, other: Payload) -> Payload:
+    """The larger count of the two."""
+    counts = [each[STEPS_SPENT] for each in (one, other) if STEPS_SPENT in each]
+    return {STEPS_SPENT: counts[0].maximum(counts[-1])} if counts else {}
 
 
 def _whole(value: Any) -> int:
