@@ -39,8 +39,8 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; list-s
 """
 
 
-def facts(result: SuiteResult) -> list[str]:
-    """What was run, in a few lines."""
+def facts(result: SuiteResult, suite: Suite | None = None) -> list[str]:
+    """What was run, in a few lines. suite: to say which of its methods are missing."""
     seeds = {len(method.seeds) for cell in result.cells.values() for method in cell.methods.values()}
     lines = [
         f"Suite {result.suite}, {result.scale}: {len(result.compared)} cells, {len(result.methods)} methods, "
@@ -49,6 +49,10 @@ def facts(result: SuiteResult) -> list[str]:
     ]
     if missing := [name for name in task_names(result.suite) if name not in {c.task for c in result.cells.values()}]:
         lines.append(f"Tasks of the suite that were not run: {', '.join(missing)}.")
+    for cell in result.compared if suite else ():
+        if suite and cell in suite.cells:
+            absent = [label for label in suite.labels(cell) if label not in result.cells[cell].methods]
+            lines += [f"{cell} was not finished: it lacks {', '.join(absent)}."] if absent else []
     lines += [f"{line[0].upper()}{line[1:]}." for line in result.stand_ins]
     lines += [f"{label} is from {each[0]}, SHA-256 {each[1] or 'not known'}." for label, each in result.own.items()]
     return lines
@@ -56,7 +60,7 @@ def facts(result: SuiteResult) -> list[str]:
 
 def markdown(result: SuiteResult, suite: Suite | None = None) -> str:
     """The result as Markdown."""
-    lines = [f"# {_title(result)}", "", *(f"{line}\n" for line in facts(result))]
+    lines = [f"# {_title(result)}", "", *(f"{line}\n" for line in facts(result, suite))]
     lines += [*(f"- {line}" for line in _READING), ""]
     for table in tables(result, suite):
         lines += [f"## {table.title}", "", f"| {' | '.join(table.head)} |", f"|---|{'---:|' * (len(table.head) - 1)}"]
@@ -79,7 +83,7 @@ def page(result: SuiteResult, suite: Suite | None = None) -> str:
     style = files("offbeat.report").joinpath("page", "report.css").read_text(encoding="utf-8")
     found, title = list(tables(result, suite)), escape(_title(result))
     links = "".join(f'<li><a href="#table-{at}">{escape(each.name)}</a></li>' for at, each in enumerate(found))
-    first = "".join(f"<p>{_inline(line)}</p>" for line in facts(result))
+    first = "".join(f"<p>{_inline(line)}</p>" for line in facts(result, suite))
     reading = "".join(f"<li>{_inline(line)}</li>" for line in _READING)
     winners, *sections = (_section(at, each, result) for at, each in enumerate(found))
     return (
