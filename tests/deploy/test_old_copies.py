@@ -20,7 +20,9 @@ from offbeat.deploy.client_state import ClientState, PendingResult, write_client
 from offbeat.deploy.masking import PairMasking
 from offbeat.deploy.taking_part import TakingPart
 
-ZERO, SPENT = {STEPS_SPENT: torch.tensor([0.0, 3.0])}, {STEPS_SPENT: torch.tensor([90.0, 3.0])}
+# local steps so far, of the largest job, and with how many samples, of which how many in a step
+ZERO = {STEPS_SPENT: torch.tensor([0.0, 3.0, 1000.0, 10.0])}
+SPENT = {STEPS_SPENT: torch.tensor([90.0, 3.0, 100.0, 10.0])}
 ONE, OTHER = [7, [0, 1, 2, 3], [4]], [7, [0, 1, 2, 4], [3]]  # (sum, survivors, drop-outs)
 
 
@@ -63,7 +65,7 @@ def test_an_older_copy_gives_a_client_that_has_its_disk_nothing_back_of_its_budg
     liar.roll_back(old)
     assert liar.client.state is not None
     assert liar.client.state.accepted
-    assert liar.client.state.memory[0][STEPS_SPENT][0] >= 90.0
+    assert liar.client.state.memory[0][STEPS_SPENT].tolist() == [93.0, 3.0, 100.0, 10.0]  # one job more
 
 
 @pytest.mark.parametrize("restored", [False, True])

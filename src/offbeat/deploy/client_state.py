@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from offbeat.core.local import STEPS_SPENT
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
@@ -178,9 +180,12 @@ def _spent(memory: Payload) -> Payload:
 
 
 def _more_spent(one: Payload, other: Payload) -> Payload:
-    """The larger count of the two."""
+    """The larger counts of the two, and the samples with which most was spent."""
     counts = [each[STEPS_SPENT] for each in (one, other) if STEPS_SPENT in each]
-    return {STEPS_SPENT: counts[0].maximum(counts[-1])} if counts else {}
+    if not counts:
+        return {}
+    rates = max((each[2:] for each in counts), key=lambda each: float(each[1] / each[0]) if each.sum() else 0.0)
+    return {STEPS_SPENT: torch.cat([counts[0][:2].maximum(counts[-1][:2]), rates])}
 
 
 def _whole(value: Any) -> int:
