@@ -92,39 +92,30 @@ METHODS = {
 
 def personalised() -> None:
     """The clients' own accuracy over time of every method, on the seeds that judge: mean, and lowest to highest."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
-    for axis, data in zip(axes, ("mnist", "cifar10"), strict=True):
-        every = [run for path in sorted(HERE.glob(f"persafl/{data}-*.json")) for run in read(str(path))]
-        for number, (method, name) in enumerate(METHODS.items()):
-            runs = [run["curve"] for run in every if run["algorithm"] == method and run["seed"] < 100]
-            if runs:
-                rows = list(zip(*runs, strict=False))
-                times, columns = [row[0][0] for row in rows], [[each[1] for each in row] for row in rows]
-                style = {"color": COLOURS[number % len(COLOURS)], "ls": "-" if number < len(COLOURS) else "--"}
-                axis.plot(times, [sum(c) / len(c) for c in columns], lw=1, label=name, **style)
-                axis.fill_between(times, [*map(min, columns)], [*map(max, columns)], alpha=0.2, lw=0, fc=style["color"])
-        axis.set(title={"mnist": "MNIST", "cifar10": "CIFAR-10"}[data], xlabel="virtual time", ylim=(0, 1))
-    axes[0].set_ylabel("clients' own accuracy")
-    axes[1].legend(frameon=False, ncols=2, loc="lower right")
+    figure, axis = plt.subplots(figsize=(5.5, 3.2), constrained_layout=True)
+    every = [run for path in sorted(HERE.glob("persafl/mnist-*.json")) for run in read(str(path))]
+    for number, (method, name) in enumerate(METHODS.items()):
+        runs = [run["curve"] for run in every if run["algorithm"] == method and run["seed"] < 100]
+        rows = list(zip(*runs, strict=True))
+        times, columns = [row[0][0] for row in rows], [[each[1] for each in row] for row in rows]
+        colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+        axis.plot(times, [sum(c) / len(c) for c in columns], lw=1, label=name, color=colour, ls=style)
+        axis.fill_between(times, [*map(min, columns)], [*map(max, columns)], alpha=0.2, lw=0, fc=colour)
+    axis.set(xlabel="virtual time", ylabel="clients' own accuracy, MNIST", ylim=(0, 1))
+    axis.legend(frameon=False, ncols=2, loc="lower right")
     figure.savefig(HERE / "persafl/fig2.png", dpi=140)
 
 
-def over(path: str, experiments: dict[str, str], column: int, label: str, key: str = "") -> None:
-    """Accuracy of a record's runs over time (column 0) or rounds (1), a panel for each experiment.
-
-    key: of the setting that colours tell apart; by default the algorithm.
-    """
+def over(path: str, experiments: dict[str, str], column: int, label: str) -> None:
+    """Accuracy of a record's runs over time (column 0) or rounds (1), a panel for each experiment."""
     figure, axes = plt.subplots(1, len(experiments), figsize=(4 * len(experiments), 2.8), constrained_layout=True)
     for axis, (experiment, title) in zip(axes, experiments.items(), strict=True):
         runs = [run for run in read(f"{path}.json") if run["experiment"] == experiment]
-        names = list(dict.fromkeys(run["settings"][key] if key else run["algorithm"] for run in runs))
-        names.sort(key=lambda name: int(str(name).rpartition("-")[2]))
+        names = sorted({run["algorithm"] for run in runs}, key=lambda name: int(name.rpartition("-")[2]))
         for run in sorted(runs, key=lambda run: run["seed"]):
-            name = run["settings"][key] if key else run["algorithm"]
-            rows = [(row[column], row[2]) for row in run["tasks"][0]["curve"]]
-            said = f"k = {name}" if key else str(name).replace("-", " = ")
-            colour = COLOURS[names.index(name)]
-            axis.plot(*zip(*rows, strict=True), lw=0.8, color=colour, label=said if run["seed"] == 0 else None)
+            name, rows = run["algorithm"], [(row[column], row[2]) for row in run["tasks"][0]["curve"]]
+            said = name.replace("-", " = ") if run["seed"] == 0 else None
+            axis.plot(*zip(*rows, strict=True), lw=0.8, color=COLOURS[names.index(name)], label=said)
         axis.set(title=title, xlabel=label)
         axis.legend(frameon=False, loc="lower right")
     axes[0].set_ylabel("test accuracy")
@@ -135,3 +126,5 @@ if __name__ == "__main__":
     fedast()
     defedavg()
     personalised()
+    parts = {"fashion-iid": "Fashion-MNIST, IID", "fashion-classes": "Fashion-MNIST, two classes each"}
+    over("defedavg/fig7", parts, 1, "rounds")

@@ -13,7 +13,7 @@ import pytest
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session
 from offbeat.watch.history import History
-from studies import figures
+from studies import figures, rounds
 
 SMALL = "problem.data=digits problem.model=softmax problem.clients=10 trials=2 until.time=2 evaluate.every=0.5"
 WAVE = f"defedavg-fig7/fashion-iid/K-20,K-50 {SMALL}"
@@ -69,3 +69,11 @@ def test_records_are_judged_like_a_reproduction(tmp_path: Path) -> None:
     assert figures.judged(tmp_path / "one", "defedavg-fig7") == page
     assert "| fashion-iid/K-20:rounds_fashion_iid |" in page
     assert "K = 100, 50, 20 (fashion-iid)" in page
+
+
+def test_server_steps_follow_from_the_clock_alone(tmp_path: Path) -> None:
+    """Whatever is trained: `studies.rounds`."""
+    wave = WAVE.replace("K-20,K-50", "K-20").replace("softmax", "mlp").replace("trials=2", "trials=1")
+    _, (run,) = do(tmp_path, figures.plan([wave]))
+    curve = run["tasks"][0]["curve"]
+    assert rounds.versions(wave, 0, curve[-1][0]) == {at: version for at, version, _ in curve}
