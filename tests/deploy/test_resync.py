@@ -13,7 +13,7 @@ from offbeat.deploy import effects
 from offbeat.deploy.assignment import Models, write_assignment
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
-from offbeat.deploy.effects import Effect
+from offbeat.deploy.effects import Done, Effect
 
 FIRST, OWN = torch.zeros(2), torch.ones(2)
 
@@ -71,6 +71,20 @@ def test_a_job_that_has_failed_is_charged_and_one_that_was_refused_is_not() -> N
         (saved, *_) = client.failed(train.job, reason, 0.0)
         assert isinstance(saved, effects.Save)
         assert read_client_state(saved.data).memory[0][STEPS_SPENT].tolist() == [expected, 3.0]
+
+
+def test_a_held_result_that_goes_out_after_another_job_has_failed_does_not_take_that_charge_back() -> None:
+    log = Log(plan(FedAsync())).begin()
+    client = ClientCore("run", "a", [{STEPS_SPENT: torch.zeros(2)}], lambda: "next", retry=1e9, beat=1e9)
+    mine = {0: {STEPS_SPENT: torch.tensor([90.0, 3.0])}}
+    client.state = ClientState("run", "a", 1, "a", accepted=True, settled=(1, 0), memory=mine)
+    client.hear(write_assignment("run", log.reducer.ledger, 0, Models(), lambda name, data: None), 0.0)
+    assert client.current is not None
+    held = Done(client.current, {"delta": OWN}, {STEPS_SPENT: torch.tensor([93.0, 3.0])}, 3, 0.0, 0.0, 0.0)
+    client.failed(client.current, "it was too hard", 0.0)
+    client.state = replace(client.state, pending=None)  # the failure was heard
+    client._pend(held.job, held)
+    assert client.state.memory[0][STEPS_SPENT].tolist() == [94.0, 3.0]  # 90, 1 that failed, and 3
 
 
 def test_what_a_lost_disk_costs_is_not_given_back_by_the_verdict_on_the_message_before() -> None:

@@ -514,7 +514,7 @@ class ClientCore:
             pending = self.part.ready(header, pending, done.upload)
         else:
             pending = replace(pending, message=wire.say(header, upload, self.dtype))
-        return self._keep(replace(_charged(state, job.task, moved), seq=state.seq + 1, pending=pending))
+        return self._keep(replace(_charged(state, job.task, moved, steps), seq=state.seq + 1, pending=pending))
 
     # What we do
 
@@ -610,11 +610,13 @@ class ClientCore:
         return [effects.Interrupt(False), effects.Exit(error)]
 
 
-def _charged(state: ClientState, task: int, moved: Payload | None) -> ClientState:
-    """The same with what this result has spent."""
+def _charged(state: ClientState, task: int, moved: Payload | None, steps: int) -> ClientState:
+    """The same with what this result has spent: other jobs may have been charged since it began."""
     if moved is None or STEPS_SPENT not in moved:
         return state
-    return replace(state, memory={**state.memory, task: {**state.memory[task], STEPS_SPENT: moved[STEPS_SPENT]}})
+    kept, spent = state.memory[task], moved[STEPS_SPENT].clone()
+    spent[0] = kept[STEPS_SPENT][0] + steps
+    return replace(state, memory={**state.memory, task: {**kept, STEPS_SPENT: spent}})
 
 
 def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
