@@ -454,7 +454,8 @@ class Appender:
     async def _troubled(self, error: UncertainError) -> None:
         if self.trouble != str(error):
             self.trouble = str(error)
-            log.warning("a record was not acknowledged: %s", error)
+            advice = "if updates stop, look at the broker's log and at its disk"
+            log.warning("a record was not acknowledged: %s; %s", error, advice)
         if isinstance(error, StorageFullError):
             await asyncio.sleep(2 * AGAIN)
 

@@ -307,7 +307,7 @@ async def _serving(server: RunServer, metrics: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.leave)
     with exposed(server, metrics) as health:
-        beside = [asyncio.create_task(health.beat()), asyncio.create_task(_watch(server))]
+        beside = [asyncio.create_task(health.beat()), asyncio.create_task(_watch(server.folder))]
         try:
             await server.run()
         finally:
@@ -317,10 +317,10 @@ async def _serving(server: RunServer, metrics: int | None) -> None:
                 loop.remove_signal_handler(number)
 
 
-async def _watch(server: RunServer) -> None:
+async def _watch(folder: Path) -> None:
     """Say loudly that the disk is nearly full; the connection says itself that it is lost."""
     while True:
-        found = disk(server.folder)
+        found = disk(folder)
         if found.level != "ok":
             note(found.line, "error" if found.level == "problem" else "warning")
         await asyncio.sleep(10)
@@ -355,21 +355,26 @@ async def serve_one(
 ) -> Result:
     """Serve one run of an experiment. identity: which one, if it is there already."""
     broker = place.broker() if place.embedded else None
-    async with connected(place.creds, place.url, broker, 30) as link:
-        with display(Console(stderr=True), 1) as shown:
-            return await _serve_one(
-                session,
-                spec,
-                folder,
-                link,
-                place.roster,
-                options,
-                shown,
-                metrics,
-                wait,
-                identity=identity,
-                alone=not place.embedded and not options.new,
-            )
+    watch = asyncio.create_task(_watch(broker.folder)) if broker else None
+    try:
+        async with connected(place.creds, place.url, broker, 30) as link:
+            with display(Console(stderr=True), 1) as shown:
+                return await _serve_one(
+                    session,
+                    spec,
+                    folder,
+                    link,
+                    place.roster,
+                    options,
+                    shown,
+                    metrics,
+                    wait,
+                    identity=identity,
+                    alone=not place.embedded and not options.new,
+                )
+    finally:
+        if watch is not None:
+            watch.cancel()
 
 
 async def claim(link: Link, experiment: Experiment, spec: Spec, place: Path, charter: Mapping[str, Any]) -> None:
