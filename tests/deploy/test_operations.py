@@ -73,7 +73,7 @@ def test_a_disk_without_room_is_said_by_join_and_by_serve(tmp_path: Path, monkey
         with logged(told), site(tmp_path, tmp_path / "fed" / "a.creds", broker.url) as a:
             async with a, served(tmp_path, broker.url, "run", 10**6) as (server, _):
                 await a.says("a: warning: only 0.9 GB free in ", 60)
-                watching = asyncio.create_task(serving._watch(server))
+                watching = asyncio.create_task(serving._watch(server.folder))
                 await until(lambda: f"only 0.9 GB free in {server.folder}; make room" in told.read_text())
                 watching.cancel()
 

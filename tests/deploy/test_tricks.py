@@ -24,7 +24,8 @@ from offbeat.core.errors import OffbeatError
 from offbeat.deploy import keys, server as server_module, streams, wire
 from offbeat.deploy.board import Board, Pulse, parse_board, parse_pulse, write_board, write_pulse
 from offbeat.deploy.effects import Judgement
-from offbeat.deploy.envelope import Ours
+from offbeat.deploy.envelope import Ours, digest_of
+from offbeat.deploy.gate import PARTED
 from offbeat.deploy.journal import BrokenLogError, Scribe
 from offbeat.deploy.keys import parse_roster
 from offbeat.deploy.logs import _Text, log, plain
@@ -154,6 +155,44 @@ def test_an_answer_to_an_evaluation_that_was_never_asked_for_counts_nowhere(plac
             await scene.up(scene.says("judged", epoch=1, number=number, total=5, sums={"accuracy": [5, 5]}))
         assert not scene.server.recorder.measurements
         assert not scene.server.ledger.judging
+        await scene.goes_on()
+
+    place.play(act)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"},  # a batch that is never ended
+        {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "board"},
+        {"Nats-Rollup": "all"},
+        {"Nats-Incr": "+1"},
+        {"Nats-TTL": "1s"},
+    ],
+)
+def test_what_a_client_asks_of_the_broker_in_headers_stops_nobody_s_messages(
+    place: Place, headers: dict[str, str]
+) -> None:
+    async def act(scene: Scene) -> None:
+        for name in ("up", "part", "mirror"):
+            await scene.thief.client.publish(f"{name}.{scene.run}", b"x" * 1000, headers=headers)
+        await scene.thief.client.flush()
+        await scene.goes_on()
+
+    place.play(act)
+
+
+def test_pieces_that_make_pieces_or_no_list_are_refused(place: Place) -> None:
+    async def act(scene: Scene) -> None:
+        def told(text: str) -> bytes:
+            return PARTED + scene.sealed(text.encode(), "parts")
+
+        inner = told(json.dumps({"numbers": [1], "size": 1, "digest": "0" * 64}))
+        number = json.loads((await scene.thief.client.request(f"part.{scene.run}", inner, timeout=5)).data)["seq"]
+        found = {"numbers": [number], "size": len(inner), "digest": digest_of(inner)}
+        others = ({"numbers": "12"}, {"numbers": {"1": 2}}, {"numbers": [True]}, {"digest": "z" * 64})
+        await scene.up(*(told(json.dumps(found | other)) for other in ({}, *others)), told("[" * 90_000), told("NaN"))
+        assert scene.server.refused == {"malformed": 6, "damaged": 1}
         await scene.goes_on()
 
     place.play(act)
