@@ -77,3 +77,13 @@ def test_server_steps_follow_from_the_clock_alone(tmp_path: Path) -> None:
     _, (run,) = do(tmp_path, figures.plan([wave]))
     curve = run["tasks"][0]["curve"]
     assert rounds.versions(wave, 0, curve[-1][0]) == {at: version for at, version, _ in curve}
+
+
+@pytest.mark.parametrize("entry", ["defedavg-table1", "defedavg-fig7"])
+def test_the_verdicts_of_the_page_are_those_of_the_records(entry: str) -> None:
+    results = Path(__file__).parents[2] / "docs" / "results"
+    (row,) = [line for line in (results / "README.md").read_text().splitlines() if f"`{entry}` |" in line]
+    page = figures.judged(results / "defedavg", entry).rpartition("| claim |")[2]
+    held, failed, open_, left = (page.count(f"**{state}") for state in ("held", "not held", "undecided", "not checked"))
+    by_means = held + page.count("means: held")
+    assert f" {held} / {failed} / {open_}, {left} not checked ({by_means} of {held + failed + open_}) " in row
