@@ -16,6 +16,7 @@ from offbeat.core.watcher import Measurement
 from offbeat.suite import definition, result as results
 from offbeat.suite.compare import standings, versus
 from offbeat.suite.definition import SuiteTask
+from offbeat.suite.page import facts
 from offbeat.suite.scores import scores
 from offbeat.suite.tables import overview, where, winners
 from offbeat.watch.results import Result
@@ -158,6 +159,15 @@ def test_the_page_says_which_tasks_were_not_run_and_who_wins_without_the_yardsti
     assert cell == "tabular/equal"
     assert len(best) == 3
     assert "centralised" not in "".join(best)
+
+
+def test_the_page_says_which_methods_a_cell_lacks(run: Path) -> None:
+    found, suite = results.read(run), definition.load("v1", "quick")
+    cell = found.cells["tabular/equal"]
+    less = {label: method for label, method in cell.methods.items() if label != "fedavg"}
+    lacking = replace(found, cells={**found.cells, "tabular/equal": replace(cell, methods=less)})
+    assert "tabular/equal was not finished: it lacks fedavg." in facts(lacking, suite)
+    assert not any("lacks" in line for line in facts(found, suite))
 
 
 def test_the_places_of_several_tasks_are_means_over_their_clocks(run: Path) -> None:
