@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from offbeat.algorithms import AREA, FedAST, FedBuff
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Server
+from offbeat.core.state import Tensors, dump, load
 from offbeat.core.sums import Secure, SumBound
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
@@ -575,3 +577,13 @@ def test_a_client_says_that_its_numbers_were_cut_and_the_run_counts_it(
     staged(Served(tmp_path, secure=secure, **options), act)
     assert "numbers of job" in caplog.text
     assert "give fewer secure.bits than 30" in caplog.text
+
+
+def test_a_server_that_goes_on_from_a_checkpoint_knows_who_was_in_a_sum_of_the_present_model() -> None:
+    talk, tensors = Talk(), Tensors()
+    talk.ready()
+    talk.deal()
+    talk.mask()
+    again = load(json.loads(json.dumps(dump(talk.ledger, tensors))), tensors.table)
+    assert [again.barred(client, 0, 0) for client in range(4)] == [True] * 4
+    assert again.waiting_for(0) == talk.ledger.waiting_for(0) == [0, 1, 2, 3]
