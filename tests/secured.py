@@ -243,6 +243,17 @@ class Secured(Broken):
 
     # What must hold
 
+    def judge_progress(self, fold: Fold) -> None:
+        """A sum whose members are removed before they have answered is lost; if nobody else is left, so is the run."""
+        ends = ("a sum is lost, and all clients", "cannot be opened, and its clients have moved on")
+        if not (self.retired and fold.ledger.unopened and any(end in fold.ledger.stopped for end in ends)):
+            super().judge_progress(fold)
+            return
+        self.fired["ended by a removal"] += 1
+        for node in self.nodes:
+            if node.error is None:
+                self.violations.append(f"{node.name} has not come to rest")
+
     def judge_memory(self, fold: Fold) -> None:
         super().judge_memory(fold)
         self.fired["sums"] += fold.sums
@@ -250,7 +261,7 @@ class Secured(Broken):
         self.fired["unopened"] += fold.ledger.unopened
         if fold.ledger.unopened and not self.plan.pairwise:
             self.violations.append(f"{fold.ledger.unopened} sums were not opened")
-        if self.kind in ("secure area", "cohort area"):
+        if self.kind in ("secure area", "cohort area") and not self.fired["ended by a removal"]:
             waiting = [*fold.ledger.cohorts.values(), *fold.ledger.closed.values()]
             sent = [self.witness.plain[t[-1]]["residual"] for each in waiting for t in each.tickets]
             y = sum(fold.remembered(client, 0)[0][1][0] for client in range(CLIENTS))

@@ -331,6 +331,8 @@ class ClientCore:
 
     def _first(self, assignment: Assignment) -> list[Effect]:
         """We have no state that counts: a new client, or one that lost its disk."""
+        if assignment.stopped:
+            return self._exit("")
         if assignment.epoch == 0:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
             return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
