@@ -263,10 +263,10 @@ GUESSED = Mistake([(Mending, "_named", nothing), (Mending, "_asked_for", nothing
 
 
 def test_a_server_does_not_take_its_own_record_for_one_of_another_server_that_was_lost() -> None:
-    outcome = Contested(13, "defedavg").run()
+    outcome = Contested(44, "area").run()
     assert outcome.fired["first record of a term lost"]
     assert outcome.violations == []
-    forked = Contested(13, "defedavg", GUESSED).run().violations
+    forked = Contested(44, "area", GUESSED).run().violations
     assert any("does not follow record" in violation for violation in forked)
 
 

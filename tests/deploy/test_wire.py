@@ -201,9 +201,9 @@ CLIENT_STATE = write_client_state(
         "n",
         True,
         5,
-        (2, 4),
-        {0: {"y": torch.ones(3)}},
-        PendingResult(2, 5, 9, 0, GOOD, {"y": torch.zeros(3)}),
+        settled=(2, 4),
+        memory={0: {"y": torch.ones(3)}},
+        pending=PendingResult(2, 5, 9, 0, GOOD, {"y": torch.zeros(3)}),
     )
 )
 ASSIGNMENT = pack(

@@ -260,7 +260,7 @@ class Connection:
 
     async def _error(self, error: Exception) -> None:
         """Called for what the broker complains about, and at every attempt to connect that fails."""
-        log.debug("broker: %s", error)
+        log.debug("broker: %s", plain(str(error)))
         if self._hopeless.is_set() or self.client.is_closed:
             return
         before = self.trouble
