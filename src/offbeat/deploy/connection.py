@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from itertools import count
@@ -112,7 +113,8 @@ class _Client(Client):
     def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self.context = context
-        self._sent = 0  # bytes, when the broker last answered a ping
+        self._sent = 0  # bytes before the last ping that the broker has answered
+        self._sent_before: deque[int] = deque()  # bytes, for each ping that it has not answered yet
         self._begun: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
@@ -130,13 +132,19 @@ class _Client(Client):
 
     async def _process_connect_init(self) -> None:
         self._pings_outstanding, self._sent = 0, self.stats["out_bytes"]
+        self._sent_before.clear()
         try:
             await super()._process_connect_init()
         finally:
             self._keep(self._reading_task, self._ping_interval_task, self._flusher_task)
 
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        self._sent_before.append(self.stats["out_bytes"] - self._pending_data_size)  # it overtakes what is pending
+        await super()._send_ping(future)
+
     async def _process_pong(self) -> None:
-        self._sent = self.stats["out_bytes"]
+        if self._sent_before:
+            self._sent = self._sent_before.popleft()
         await super()._process_pong()
 
     async def _ping_interval(self) -> None:
