@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.errors import FlushTimeoutError
 from served import until
 from sites import Stopwatch
+from virtual import simulated
 
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.deploy import keys
@@ -244,17 +246,103 @@ def test_a_server_turns_from_a_halted_broker_to_the_next_one(place: Place) -> No
     asyncio.run(play())
 
 
-def test_a_slow_line_on_which_pings_wait_behind_much_else_is_not_given_up(place: Place) -> None:
-    async def play() -> None:
-        proxy = Stripper(place.secure)
-        connection = await pinging(place, [proxy])
-        proxy.rate = 3e5
-        await connection.client._send_ping()  # its answer comes after the next line, and says nothing about it
-        await connection.client.publish("nobody", bytes(600_000))
-        await until(lambda: connection.client._pings_outstanding > 8)
-        await until(lambda: connection.client._pings_outstanding < 2)
-        assert connection.client.stats["reconnects"] == 1  # that of the beginning
-        await connection.close()
-        await proxy.stop()
+class Line:
+    """Stands for the line to a broker, in virtual time: it passes on so many bytes a second; answers come at once."""
 
-    asyncio.run(play())
+    rate = float("inf")
+
+    async def open(self, *_: object) -> None:
+        self.free, self.answers = 0.0, asyncio.Queue[bytes]()
+        greeting = {"server_id": "x", "nonce": "abc", "max_payload": 1 << 26, "headers": True}
+        self.answers.put_nowait(b"INFO " + json.dumps(greeting).encode() + b"\r\n")
+
+    def write(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.free = max(self.free, loop.time()) + len(data) / self.rate
+        if data == b"PING\r\n":
+            loop.call_at(self.free, self.answers.put_nowait, b"PONG\r\n")
+
+    def writelines(self, lines: list[bytes]) -> None:
+        for data in lines:
+            self.write(data)
+
+    async def read(self, _: int = 0) -> bytes:
+        return await self.answers.get()
+
+    readline = read
+
+    def at_eof(self) -> bool:
+        return False
+
+    async def drain(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    abort = close
+
+
+Act = Callable[[Connection, Line], Awaitable[None]]
+
+
+@pytest.fixture
+def line(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], None]:
+    """To act, in virtual time, with a connection and the line that it uses."""
+
+    def played(act: Act) -> None:
+        async def play() -> None:
+            connection = Connection(keys.read_creds(place.plain / "a.creds"), "nats://127.0.0.1:1")
+            await connection.connect(60)
+            await act(connection, connection.client._transport)
+            await connection.close()
+
+        with simulated("a line") as (loop, _):
+            loop.run_until_complete(play())
+
+    monkeypatch.setattr("offbeat.deploy.connection._Transport", Line)
+    return played
+
+
+MUCH = bytes(20_000_000)
+
+
+@pytest.mark.parametrize("rate", [140_000, 300_000])
+def test_a_slow_line_on_which_pings_wait_behind_much_else_is_not_given_up(line: Any, rate: float) -> None:
+    async def act(connection: Connection, line: Line) -> None:
+        line.rate = rate
+        await connection.client._send_ping()  # its answer comes after the next line, and says nothing about it
+        await connection.client.publish("nobody", MUCH)
+        await asyncio.sleep(0.9 * len(MUCH) / rate)
+        assert connection.client._pings_outstanding > 4
+        await asyncio.sleep(0.2 * len(MUCH) / rate)
+        assert connection.client._pings_outstanding < 2
+        assert connection.client._transport is line
+
+    line(act)
+
+
+def test_a_line_that_is_halted_is_given_up_after_the_time_that_a_slow_one_would_take(line: Any) -> None:
+    async def act(connection: Connection, line: Line) -> None:
+        line.rate = 1e-3
+        await connection.client.publish("nobody", MUCH)
+        await asyncio.sleep(170)
+        assert connection.client._transport is line
+        await asyncio.sleep(20)
+        assert connection.client._transport is not line
+        assert connection.client.is_connected
+
+    line(act)
+
+
+def test_a_flush_that_was_given_up_is_no_reason_to_give_up_the_line(line: Any) -> None:
+    async def act(connection: Connection, line: Line) -> None:
+        line.rate = 300_000
+        await connection.client.publish("nobody", MUCH)
+        await asyncio.sleep(1)  # on its way, before the ping
+        with pytest.raises(FlushTimeoutError):
+            await connection.client.flush(2)
+        await asyncio.sleep(1000)
+        assert connection.client._transport is line
+
+    line(act)

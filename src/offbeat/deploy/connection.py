@@ -145,6 +145,8 @@ class _Client(Client):
     async def _process_pong(self) -> None:
         if self._sent_before:
             self._sent = self._sent_before.popleft()
+        if self._pongs and self._pongs[0].done():  # who asked has given up waiting: nats-py would read nothing any more
+            self._pongs[0] = asyncio.Future()
         await super()._process_pong()
 
     async def _ping_interval(self) -> None:
