@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 
 import forking
@@ -31,6 +32,20 @@ def pytest_runtest_makereport() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """What a failed test has left open, such as sockets, is cleared away silently: it must not fail the next test."""
+    failed = item.session.testsfailed
+    try:
+        return (yield)
+    finally:
+        if item.session.testsfailed > failed:
+            sys.last_value = sys.last_traceback = None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                gc.collect()
 
 
 IMPORTED: set[str] = set()  # modules that were there before the first test
