@@ -22,8 +22,9 @@ PROBLEM = Line([1.0, 2.0])
 
 def plan(server: Server[Any], local: Any = None, **options: Any) -> Plan:
     made = Algorithm(server, local or SGD(lr=0.5))
+    models = options.pop("initial", [PROBLEM.initial()])
     given_ = {"until": Until(updates=10**6), "limits": Limits(size=5000, norm=100.0, window=3), **options}
-    return Plan("run", ["a", "b"], made.server, made.locals(1), [PROBLEM.initial()], **given_)
+    return Plan("run", ["a", "b"], made.server, made.locals(len(models)), models, **given_)
 
 
 class Log:

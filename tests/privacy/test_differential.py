@@ -24,7 +24,7 @@ from offbeat.deploy.noise import secret_normal
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint
 from offbeat.experiment.experiment import Experiment
-from offbeat.local import SGD
+from offbeat.local import SGD, Moreau
 from offbeat.privacy.differential import Noise, Privacy, clipped, grid
 from offbeat.privacy.protect import guarded
 from offbeat.problems.quadratic import Quadratic
@@ -182,6 +182,14 @@ def test_area_s_clients_remember_what_they_have_sent() -> None:
         Line([1.0, 2.0, 4.0]), AREA(size=1, guard=guard), SGD(lr=0.3), Times(Exponential(1.0)), Until(updates=3000)
     )
     assert float(result.model[0]) == pytest.approx(7 / 3, abs=0.02)
+
+
+def test_what_single_clients_note_is_not_in_the_record() -> None:
+    """It has no noise. Without [privacy], it is."""
+    for guard in (None, PRIVACY):
+        server, local = FedBuff(size=4, guard=guard), Moreau(lr=0.1, inner=2)
+        found = run(Quadratic(8, dim=3), server, local, Times(Exponential(1.0)), Until(updates=20))
+        assert [*found.world.tally.notes] == ([] if guard else ["nu"])
 
 
 # Real runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from command import offbeat
 
 from offbeat.core.errors import FolderError, OffbeatError
-from offbeat.experiment.backup import check_budgets
+from offbeat.experiment.backup import backup, check_budgets
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.real import RunIdentity, save_identity
 from offbeat.experiment.spending import spending
 
 FILE: dict[str, Any] = {
@@ -77,9 +79,14 @@ def test_several_tasks_are_told_one_by_one_and_together(tmp_path: Path) -> None:
     assert "6 clients: 4 contributions each" in out
 
 
-def test_a_run_with_budgets_is_not_restored_from_a_backup() -> None:
+def test_a_run_with_budgets_is_not_restored_from_a_backup_and_none_is_made_of_it(tmp_path: Path) -> None:
     own = {**FILE, "algorithm": {"fedbuff": {"local": {"dp-sgd": DP}}}}
     for table in ({**FILE, "privacy": PRIVACY}, own):
         with pytest.raises(OffbeatError, match="would spend more"):
             check_budgets("run", table)
     check_budgets("run", FILE)
+    save_identity(tmp_path / "run", RunIdentity("run", ["a"]))
+    (tmp_path / "experiment.json").write_text(json.dumps({"experiment": {**FILE, "privacy": PRIVACY}}))
+    with pytest.raises(OffbeatError, match="let a second server stand by"):
+        asyncio.run(backup(None, tmp_path / "run", tmp_path / "file"))  # type: ignore[arg-type]
+    assert not (tmp_path / "file").exists()

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from logs import PROBLEM, Log, plan
 from worlds import through_text
 
 from offbeat.algorithms import AREA, FedAST
@@ -74,6 +75,18 @@ def test_a_run_of_several_tasks_goes_on_where_it_was_saved() -> None:
     again = simulated(TASKS["fedbuff"], UNEVEN, world=through_text(part.world), updates=40).run()
     models = [[task.inner.model.vector.tolist() for task in world.server.tasks] for world in (whole, again)]
     assert models[0] == models[1]
+
+
+def test_equal_sums_of_two_tasks_have_noise_of_their_own() -> None:
+    """Otherwise two equal releases would say for certain that the sums are equal, whatever epsilon is."""
+    server = FedAST(requests=4, size=1, lr=1.0, guard=PRIVACY)
+    log = Log(plan(server, (SGD(lr=0.5),) * 2, initial=[PROBLEM.initial()] * 2))
+    for name in "ab":
+        log.add(name, "hello", epoch=1, nonce="n")
+    log.add("", "begun", secret="aa" * 32)
+    for seq, job in enumerate(list(log.reducer.ledger.clients[0].queue), 1):
+        assert log.result("a", seq, job) == "applied"
+    assert float(log.reducer.model(0)) != float(log.reducer.model(1))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from offbeat.algorithms.restart import Restarting
 from offbeat.algorithms.rounds import SentRounds
 from offbeat.core.errors import Count, Positive, SettingError, at_least, unknown
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
-from offbeat.core.guard import Guard
+from offbeat.core.guard import Contributions, Guard
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal
 from offbeat.core.optimiser import ServerOptimiser
@@ -211,8 +211,10 @@ class FedAST(Stepping[FedASTState]):
         if self.targets and len(self.targets) != len(models):
             raise SettingError(f"{len(self.targets)} targets for {len(models)} tasks: give one for each")
         tasks = [TaskState(self.inner(m).begin([model], view)) for m, model in enumerate(models)]
-        for task in tasks:
+        for m, task in enumerate(tasks):
             task.rounds = SentRounds() if self.weights == "sent" else None
+            if self.guard is not None and self.guard.limits:
+                task.inner.model.contributions = Contributions(task=m)
         return FedASTState(tasks)
 
     def started(self, state: FedASTState, view: View) -> Commands:

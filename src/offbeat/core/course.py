@@ -276,7 +276,9 @@ class Course(Generic[F]):
         self.view = view
         self.watch(watchers)
         self.terms = terms or [(0.0, _FOREVER)] * len(locals_)
-        self.notes = [local.notes for local in locals_]
+        guard = getattr(server, "guard", None)
+        hidden = guard is not None and guard.limits  # what single clients note has no noise
+        self.notes = [() if hidden else local.notes for local in locals_]
         self.budgeted = [local.by_sample for local in locals_]
         self.optimised = isinstance(server, Stepping) and server.optimiser is not None
         self.listens = type(server).measured is not Server.measured

@@ -26,6 +26,7 @@ class Contributions(State):
     noise: the last noise vectors, where noise is correlated.
     closed: under secure aggregation, sums that are complete and counted as released, but not open yet.
     sealed: whether the server has seen sums only.
+    task: of several, the number of this one: noise is drawn for a release of a task.
     """
 
     releases: int = 0
@@ -35,6 +36,12 @@ class Contributions(State):
     noise: list[Vector] = field(default_factory=list)
     closed: int = 0
     sealed: bool = False
+    task: int = 0
+
+    @property
+    def number(self) -> int:
+        """That of the next release; no release of another task has the same."""
+        return (self.task << 40) + self.releases
 
 
 @dataclass(frozen=True)

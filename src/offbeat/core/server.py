@@ -129,8 +129,9 @@ class View(Protocol):
     def normal(self, about: Vector, number: int) -> Vector:
         """Standard normal numbers for noise that hides this vector, as many as it has, in double precision.
 
-        number: of the release. In a simulation they are a function of it, the run's seed and the event; in a real run
-        of a secret that only servers have, and of the vector, so that no two vectors are hidden by the same numbers.
+        number: of the release, another one for each task. In a simulation they are a function of it, the run's seed and
+        the event; in a real run of a secret that only servers have, and of the vector, so that no two vectors are
+        hidden by the same numbers.
         """
 
     def available(self, count: int) -> list[int]:

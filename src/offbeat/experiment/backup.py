@@ -57,6 +57,7 @@ async def backup(link: Link, folder: Path, file: Path) -> int:
     if file.exists():
         raise FolderError(f"{file} already exists; name another file")
     run = identity.run
+    check_budgets(run, _experiment(folder.parent / EXPERIMENT))
     with tempfile.TemporaryDirectory(dir=file.absolute().parent) as name:
         place = Path(name)
         _copy(folder, place / "folder")
@@ -92,8 +93,7 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
             raise FolderError(f"{out} holds another experiment; name another folder with --out")
         if await _exists(link, f"LOG-{run}"):
             raise OffbeatError(f"the broker has {run} already; to replace it, `offbeat runs delete {run}` first")
-        saved = json.loads((place / EXPERIMENT).read_text(encoding="utf-8"))
-        check_budgets(run, saved.get("experiment", {}))
+        check_budgets(run, _experiment(place / EXPERIMENT))
         subjects, chain = _verified(link, place, run, int(about["records"]))
         await link.make_board()
         try:
@@ -115,12 +115,22 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
 
 
 def check_budgets(run: str, experiment: Mapping[str, Any]) -> None:
-    """Raise for an experiment whose clients have privacy budgets, of which a backup knows an old state."""
+    """Raise for an experiment whose clients have privacy budgets, of which a backup knows an old state.
+
+    Nor is one made: it would be of no use, and a checkpoint holds the secret that the noise of [privacy] is drawn from.
+    """
     if "privacy" in experiment or any(name in json.dumps(experiment) for name in _BUDGETS):
         raise OffbeatError(
-            f"{run} has a [privacy] table or dp-sgd: what was released since the backup would be forgotten, and its "
-            "clients would spend more than they were promised; begin another run"
+            f"{run} has a [privacy] table or dp-sgd, and is not put back from a backup: what was released since would "
+            "be forgotten, and its clients would spend more than they were promised; let a second server stand by, or "
+            "begin another run"
         )
+
+
+def _experiment(path: Path) -> Mapping[str, Any]:
+    """The table that a folder was made for."""
+    found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8")).get("experiment", {})
+    return found
 
 
 async def _begin_anew(link: Link, run: str, folder: Path, chain: Chain) -> None:

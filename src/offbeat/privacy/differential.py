@@ -178,7 +178,7 @@ class Privacy(Guard):
 
     def _noise(self, past: Contributions, total: Vector, view: View) -> Vector:
         """That of the next sum; correlated, w_k = z_k − Σ c_j w_(k−j)."""
-        fresh = (self.multiplier * self.clip) * view.normal(total, past.releases)
+        fresh = (self.multiplier * self.clip) * view.normal(total, past.number)
         for weight, before in zip(toeplitz(self.bands)[1:], reversed(past.noise), strict=False):
             fresh = fresh - weight * materialise(before).to(fresh)
         if self.bands > 1:
