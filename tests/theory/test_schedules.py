@@ -71,6 +71,9 @@ def test_the_run_uses_it_and_theory_says_that_the_bound_is_that_of_these_steps()
     experiment = ob.Experiment.parse(SMOOTH)
     (line,) = [line for line in experiment.advice() if "E|x − x*|²" in line]
     assert "not with the step sizes chosen" not in line
+    wide = {"data": "quadratic", "clients": 3, "dim": 10, "convexity": 0.1}  # μ is estimated to a percent
+    (line,) = [line for line in changed(SMOOTH, "problem", wide).advice() if "E|x − x*|²" in line]
+    assert "not with the step sizes chosen" not in line
     plain = changed(SMOOTH, "algorithm.area.schedule", {"decay": {"c": 1.0, "d": 10.0}})
     assert any("not with the step sizes chosen" in line for line in plain.advice())
 
