@@ -31,6 +31,7 @@ from offbeat.core.vectors import Vector
 
 _ROWS = 64  # at first
 _MOVED = 256e6  # bytes of one gather, at most
+_LARGE = 1e9  # bytes of a matrix
 _add, _multiply = np.add, np.multiply  # with a third argument: into it
 
 
@@ -329,11 +330,16 @@ class Arena:
         return self.free.pop()
 
     def _grow(self) -> None:
+        """Twice as many rows; a quarter more once they take much memory, since both matrices are there for a moment."""
         old = self.matrix
-        self.matrix = old.new_empty(2 * len(old), old.shape[1])
+        large = old.numel() * old.element_size() >= _LARGE
+        self.matrix = old.new_empty(len(old) + (len(old) // 4 if large else len(old)), old.shape[1])
         self.matrix[: len(old)] = old
-        self.free += range(len(old), 2 * len(old))
+        self.free += range(len(old), len(self.matrix))
         self._look()
+        if large and old.is_cuda:
+            del old
+            torch.cuda.empty_cache()  # no later matrix fits where this one was, and other processes need room, too
 
     def _look(self) -> None:
         """The matrix and its rows as numpy sees them: short ones it moves and adds in a fraction of torch's time."""
