@@ -174,6 +174,13 @@ def test_the_job_tells_what_the_server_asked_for() -> None:
     assert torch.equal(done.model, PROBLEM.initial())  # doubles go back to what they were
 
 
+def test_a_loop_is_shown_with_its_own_options() -> None:
+    shown = repr(ob.Loop(adamw, lr=0.01, decay=0.25))
+    assert "lr=0.01" in shown
+    assert shown.endswith("decay=0.25)")
+    assert "options" not in shown
+
+
 def test_samples_with_more_columns_are_dicts() -> None:
     x = torch.randn(40, 3)
     columns = {"x": x, "y": x.sum(1), "sure": torch.rand(40)}

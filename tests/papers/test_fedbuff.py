@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,6 +60,14 @@ def test_the_sum_is_divided_by_k_and_not_by_the_number_of_clients() -> None:
 def test_lr_k_takes_the_sum() -> None:
     """Algorithm 2, line 9: "w^{t+1} ← w^t − β·sum"; β = 1 is lr = K."""
     assert models(FedBuff(size=2, lr=2.0), updates=2)[-1] == 6.0
+
+
+def test_the_step_size_multiplies_the_mean_of_a_sum_whose_updates_nobody_sees() -> None:
+    """Under secure aggregation the server is given the sum of two deltas, −3 and −6."""
+    server, view = FedBuff(size=2, lr=0.5), SimpleNamespace(clients=3, flying=0, waiting=list)
+    state = server.begin([torch.tensor([1.0])], view)  # type: ignore[arg-type]
+    assert not [*server.summed(state, 0, torch.tensor([-9.0]), 2, view)]  # type: ignore[arg-type]
+    assert state.model.vector.item() == 1.0 + 0.5 * 4.5
 
 
 def test_a_server_step_takes_exactly_k_updates_and_empties_the_buffer() -> None:

@@ -12,7 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import binom, chisquare
 from worlds import Line, Scripted, accuracies, run
 
-from offbeat.algorithms import SyncBayesST, SyncST, SyncUCBST
+from offbeat.algorithms import FedAST, SyncBayesST, SyncST, SyncUCBST
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState
 from offbeat.core.course import Until
@@ -52,6 +52,11 @@ def test_the_step_size_multiplies_the_mean_of_a_round() -> None:
     line, clock = Line([6.0, 12.0, -6.0]), Scripted([[1.0]])
     world = prepare(line, Algorithm(SyncST(sampled=3, lr=0.25), HALF), clock, Until(versions=1)).run()
     assert world.server.tasks[0].model.vector.item() == 0.5  # a quarter of the mean of 3, 6 and −3
+
+
+def test_without_a_local_trainer_clients_make_27_steps_of_32_samples() -> None:
+    """C.5: as for most of its data sets."""
+    assert SyncST.default_local == FedAST.default_local == SGD(lr=0.1, steps=27, batch=32)
 
 
 def test_all_tasks_wait_for_the_slowest_of_them() -> None:

@@ -252,6 +252,18 @@ def test_bounds_do_not_change_when_f_is_rescaled(problem: Smooth, scale: float) 
     assert area.trajectory(problem, events, 20)[-1] == pytest.approx(area.trajectory(larger, events, 20)[-1], rel=1e-9)
 
 
+def test_the_noise_of_the_first_job_is_part_of_the_recursion() -> None:
+    """One client, M = 1, |x_0 − x*| = 0: lemmas 13 and 18 to 20 by hand for two iterations."""
+    problem, events = Smooth(1.0, 2.0, 1, 50.0, 1.0, 0.0), Events.from_rates([3.0], 1.0)
+    steps, (p,), ps = area.schedule(problem, events), events.clients, events.server
+    alpha, grade = steps(0), 2.0 * 1.0  # L·M·ζ
+    gap, away, noise = (alpha - steps(1)) * grade, alpha * grade, alpha * 50.0
+    assert noise > away  # so a client's distance after its first job is that of the noise
+    begun = (1 - p) * (away**2 + 2 * gap * away) + p * (2 * noise**2 + 2 * gap * noise) + gap**2
+    found = area.trajectory(problem, events, 2)
+    assert found.tolist() == pytest.approx([0.0, ps * away**2, (1 - ps) * ps * away**2 + ps * begun], rel=1e-12)
+
+
 def test_without_noise_and_heterogeneity_the_recursion_only_contracts() -> None:
     """σ = ζ = 0: nothing is added, so the bound falls from the start, at most by lemma 10's factor."""
     problem, events = Smooth(1.0, 2.0, 1, 0.0, 0.0, 1.0), Events.from_rates([1.0], 1.0)
