@@ -39,9 +39,11 @@ style: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# types are checked while the tests begin; four processes for two cores: tests of real runs wait much of their time
+# types are checked while the tests begin; four processes for two cores: tests of real runs wait much of their time.
+# In a fresh clone one process collects the tests first, or each of the four would compile all of them.
 test: style
-	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 4; tests=$$?; wait $$types && exit $$tests
+	$(BIN)/mypy & types=$$!; [ -d tests/__pycache__ ] || $(BIN)/pytest --collect-only > /dev/null; \
+	$(BIN)/pytest -n 4; tests=$$?; wait $$types && exit $$tests
 
 test-slow: setup-dev
 	$(BIN)/pytest -n 2 -m slow
