@@ -465,7 +465,7 @@ def test_a_sweep_can_be_looked_at_while_it_is_under_way_and_after_it_has_died(
         shown.append((folder / "report.html").read_text())
         raise MemoryError
 
-    monkeypatch.setattr(crew, "_NOTE", 0.0)
+    monkeypatch.setattr(crew, "_NOTE", 0.05)
     with monkeypatch.context() as context:
         context.setattr(Logbook, "end", end)
         with pytest.raises(MemoryError):
