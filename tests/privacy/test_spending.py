@@ -14,7 +14,7 @@ from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.experiment.backup import backup, check_budgets
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.real import RunIdentity, save_identity
-from offbeat.experiment.spending import spending
+from offbeat.experiment.spending import LocalSpending, spending
 
 FILE: dict[str, Any] = {
     "problem": {"data": "digits", "clients": 6},
@@ -90,3 +90,16 @@ def test_a_run_with_budgets_is_not_restored_from_a_backup_and_none_is_made_of_it
     with pytest.raises(OffbeatError, match="let a second server stand by"):
         asyncio.run(backup(None, tmp_path / "run", tmp_path / "file"))  # type: ignore[arg-type]
     assert not (tmp_path / "file").exists()
+
+
+def test_what_a_client_claims_to_have_spent_beyond_its_limit_is_told_and_not_composed() -> None:
+    own = {"samples": 100, "batch": 10}
+    clients = {"0": {"steps": 20, **own}, "1": {"steps": 2**53 - 1, **own}, "2": {"steps": 2**70}}
+    found = LocalSpending(
+        "run", {"multiplier": 1.0, "delta": 1e-5, "clip": 1.0, "limit": 4.0, "clients": clients}, True
+    )
+    assert [epsilon is None for _, epsilon in found.clients.values()] == [False, True, True]
+    said = "\n".join(found.lines)
+    assert "client 1: 9,007,199,254,740,991 local steps, epsilon above its limit if that were so" in said
+    assert "client 2: 1,180,591,620,717,411,303,424 local steps, epsilon known to the client alone" in said
+    json.dumps(found.plain, allow_nan=False)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import FolderError
-from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of, sampled_epsilon
+from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of, sampled_epsilon, steps_within
 from offbeat.privacy.dp_sgd import rate
 from offbeat.watch.results import Result
+
+MANY = 1 << 20  # local steps beyond which it is looked at whether a client may have made them
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,13 @@ class Spending:
     def _epsilon(self, count: int) -> float:
         kept = self.kept
         return epsilon_of(kept["delta"], mu_of(kept["multiplier"], count, column_norm(kept["bands"])))
+
+    def _shown(self, client: str, epsilon: float | None) -> str:
+        if epsilon is not None:
+            return f"{epsilon:.4g}"
+        if "samples" in self.kept["clients"][client]:
+            return "above its limit if that were so: a client that keeps to its limit refuses such jobs"
+        return "known to the client alone, which has its data"
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -92,14 +101,23 @@ class LocalSpending:
 
     @property
     def clients(self) -> dict[str, tuple[int, float | None]]:
-        """By client, its local steps and its ε; None: how many samples it has is not known here."""
+        """By client, its local steps and its ε; None: its samples are not known here, or it claims too much."""
         return {client: (own["steps"], self._epsilon(own)) for client, own in self.kept["clients"].items()}
 
     def _epsilon(self, own: Mapping[str, Any]) -> float | None:
         if "samples" not in own:
             return None
-        drawn = rate(own["samples"], own["batch"])
-        return sampled_epsilon(drawn, self.kept["multiplier"], own["steps"], self.kept["delta"])
+        noise = rate(own["samples"], own["batch"]), self.kept["multiplier"]
+        if own["steps"] > MANY and own["steps"] > steps_within(*noise, self.kept["limit"], self.kept["delta"]):
+            return None  # no honest client makes them, and composing what a dishonest one claims would take for ever
+        return sampled_epsilon(*noise, own["steps"], self.kept["delta"])
+
+    def _shown(self, client: str, epsilon: float | None) -> str:
+        if epsilon is not None:
+            return f"{epsilon:.4g}"
+        if "samples" in self.kept["clients"][client]:
+            return "above its limit if that were so: a client that keeps to its limit refuses such jobs"
+        return "known to the client alone, which has its data"
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -123,7 +141,7 @@ class LocalSpending:
             if known or not found
             else f"{self.name}: at most ({kept['limit']:g}, {kept['delta']:g})-differentially private for every sample",
             f"  at most ({kept['limit']:g}, {kept['delta']:g}): a client refuses jobs beyond that",
-            *(f"  client {c}: {n:,} local steps, epsilon {_shown(eps)}" for c, (n, eps) in found.items()),
+            *(f"  client {c}: {n:,} local steps, epsilon {self._shown(c, eps)}" for c, (n, eps) in found.items()),
             "What it rests on",
             "  unit: one sample at one client, added or removed; against everybody, the servers included",
             f"  noise: Gaussian, standard deviation {kept['multiplier']:.4g} x {kept['clip']:g} in every coordinate of",
@@ -134,10 +152,6 @@ class LocalSpending:
             "  how many samples a client has; metrics measured on clients' data; other runs on the same data, and the",
             "  choice of settings by them",
         ]
-
-
-def _shown(epsilon: float | None) -> str:
-    return "known to the client alone, which has its data" if epsilon is None else f"{epsilon:.4g}"
 
 
 def _each(clients: int, contributions: int) -> str:
