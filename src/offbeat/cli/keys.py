@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from offbeat.cli.deploy import needs_deploy
+from offbeat.core.errors import SettingError
 
 keys = typer.Typer(help="Manage the keys, roster and broker configuration of a federation.", no_args_is_help=True)
 
@@ -28,7 +29,7 @@ def init(
         list[str] | None,
         typer.Option(help="Host name or address of the broker, for its certificate. Repeatable. Default: localhost."),
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the broker.")] = 4222,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the broker.")] = 4222,
     tls: Annotated[bool, typer.Option(help="Encrypt all traffic.")] = True,
 ) -> None:
     """Create the roster, one credentials file per client, and the broker's configuration."""
@@ -144,4 +145,7 @@ def _tell(folder: Path, url: str, clients: list[str]) -> None:
 
 
 def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise SettingError(f"--clients {text!r}: name at least one")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 from collections.abc import Sequence
 
 from cryptography import x509
@@ -11,8 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from offbeat.core.errors import SettingError
+
 _AUTHORITY_DAYS, _BROKER_DAYS = 3650, 825
 _ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat federation")])
+_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _PEM = serialization.Encoding.PEM
 
 
@@ -76,4 +80,11 @@ def _host(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        return x509.DNSName(name)
+        pass
+    try:
+        plain = name.encode("idna").decode("ascii")
+    except UnicodeError:
+        plain = ""
+    if not _NAME.fullmatch(plain):
+        raise SettingError(f"host {name!r} is no name or address of a host; write it as in broker.example.org")
+    return x509.DNSName(plain)

@@ -216,7 +216,7 @@ class Connection:
 
     def __init__(self, creds: Creds, url: str) -> None:
         self.creds, self.url = creds, url
-        self.addresses = _addresses(creds, url)
+        self.addresses = addresses(creds, url)
         shuffle(self.addresses)  # each begins with another, and goes on with the next one
         self.client = _Client(_context(creds, self.addresses[0]))
         self.reconnected: list[Callable[[], Awaitable[None]]] = []
@@ -360,7 +360,7 @@ def removed(creds: Creds) -> str:
     )
 
 
-def _addresses(creds: Creds, url: str) -> list[str]:
+def addresses(creds: Creds, url: str) -> list[str]:
     """The addresses in a list with commas, checked."""
     found = [part.strip() for part in url.split(",")]
     for address in found:

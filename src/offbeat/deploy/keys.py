@@ -242,6 +242,8 @@ def _read_creds(path: Path) -> Creds:
 
 def _private_text(path: Path) -> str:
     try:
+        if path.is_dir():
+            raise FolderError(f"{path} is a folder; name the file of keys in it, such as {path / SERVER}")
         if path.stat().st_mode & 0o077:
             raise FolderError(f"{path} can be read by others; `chmod 600 {path}` first")
         return path.read_text(encoding="utf-8")
@@ -335,10 +337,9 @@ def init(
     _check_new(clients, ())
     if not clients:
         raise SettingError("clients = []: name at least one")
-    if (folder / ROSTER).exists():
-        raise FolderError(f"{folder} already holds keys; name another folder, or add to it with `offbeat keys add`")
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with _writing(folder, new=True):
+        if any((folder / name).exists() for name in (ROSTER, OPERATOR, AUTHORITY_KEY)):
+            raise FolderError(f"{folder} already holds keys; name another folder, or add to it with `offbeat keys add`")
         ca = _new_certificates(folder, hosts) if tls else ""
         accounts = {name: jwt.new_seed(jwt.ACCOUNT) for name in ("", _SYS)}
         made = _Coordinator(federation, jwt.new_seed(jwt.OPERATOR), secrets.token_bytes(32).hex(), accounts)
@@ -428,9 +429,12 @@ def revoke(folder: Path, clients: Sequence[str]) -> Roster:
 
 def renew(folder: Path, hosts: Sequence[str] = ()) -> None:
     """A new certificate for the broker, from the same authority. hosts: besides those that the old one has."""
+    if not has_tls(folder):
+        raise FolderError(f"{folder} has no certificate to renew: its federation was made without TLS")
     authority = _private_text(folder / AUTHORITY_KEY)
-    before = certificates.hosts_of((folder / CERTIFICATE).read_text(encoding="utf-8"))
-    _certify(folder, authority, [*before, *hosts])
+    with _writing(folder):
+        before = certificates.hosts_of((folder / CERTIFICATE).read_text(encoding="utf-8"))
+        _certify(folder, authority, [*before, *hosts])
 
 
 def valid_until(folder: Path) -> datetime.datetime:
@@ -440,9 +444,21 @@ def valid_until(folder: Path) -> datetime.datetime:
 
 @contextlib.contextmanager
 def _changing(folder: Path) -> Iterator[tuple[_Coordinator, Roster]]:
-    roster = read_roster(folder)
-    with locked(folder, f"another `offbeat keys` is at work in {folder}; run this again when it has ended"):
-        yield _read_coordinator(folder), roster
+    read_roster(folder)  # what is no folder of keys is not locked
+    with _writing(folder):
+        yield _read_coordinator(folder), read_roster(folder)  # as the last one that was at work has left it
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, new: bool = False) -> Iterator[None]:
+    """Within, nobody else changes the folder; one that cannot be written to is an error that names it."""
+    try:
+        if new:
+            folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, f"another `offbeat keys` is at work in {folder}; run this again when it has ended"):
+            yield
+    except OSError as error:
+        raise FolderError(f"cannot write to {folder}: {error.strerror}; make room there, or name another") from None
 
 
 def _check_new(clients: Sequence[str], known: Mapping[str, Member] | Sequence[str]) -> None:
@@ -568,24 +584,29 @@ def configuration(
     accounts = [str(jwt.operator_claims(token)["nats"]["system_account"]), read_roster(folder).server.account]
     preload = [f"  {account}: {text}" for account, text in read_tokens(folder, accounts).items()]
     lines = [
-        f"listen: {json.dumps(f'{host}:{port}')}",
+        f"listen: {_quoted(f'{host}:{port}')}",
         f"max_payload: {jwt.MAX_PAYLOAD}",
         "jetstream {",
-        f"  store_dir: {json.dumps('jetstream' if store is None else str(store.resolve() / 'jetstream'))}",
+        f"  store_dir: {_quoted('jetstream' if store is None else store.resolve() / 'jetstream')}",
         *(["  sync_interval: always"] if sync else []),
         "}",
         f"operator: {token}",
         f"system_account: {accounts[0]}",
-        f'resolver {{ type: full, dir: {json.dumps(str(tokens))}, allow_delete: true, timeout: "500ms" }}',
+        f'resolver {{ type: full, dir: {_quoted(tokens)}, allow_delete: true, timeout: "500ms" }}',
         *["resolver_preload {", *preload, "}"],
     ]
     if store is not None:
-        lines.append(f"pid_file: {json.dumps(str(store.resolve() / PROCESS))}")
+        lines.append(f"pid_file: {_quoted(store.resolve() / PROCESS)}")
     if has_tls(folder):
-        cert, key = (str((folder / name).resolve()) for name in (CERTIFICATE, CERTIFICATE_KEY))
-        lines += ["tls {", f"  cert_file: {json.dumps(cert)}", f"  key_file: {json.dumps(key)}"]
+        cert, key = (_quoted((folder / name).resolve()) for name in (CERTIFICATE, CERTIFICATE_KEY))
+        lines += ["tls {", f"  cert_file: {cert}", f"  key_file: {key}"]
         lines += ["  handshake_first: true", "}"]
     return "\n".join([*lines, ""])
+
+
+def _quoted(text: str | Path) -> str:
+    """As the broker's configuration has text: not as JSON, whose escapes of other alphabets it does not know."""
+    return '"' + "".join(f"\\x{ord(c):02x}" if c < " " or c in '"\\' else c for c in str(text)) + '"'
 
 
 def has_tls(folder: Path) -> bool:

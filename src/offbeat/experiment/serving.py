@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from offbeat.core.watcher import ARRIVED, EventRow, Measurement
 from offbeat.deploy import keys
 from offbeat.deploy.board import Board, change_board, read_board
 from offbeat.deploy.broker import Broker, die_with_parent
-from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.connection import FAILURES, addresses
 from offbeat.deploy.doctor import disk
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import logged, note, plain
@@ -47,7 +48,7 @@ from offbeat.experiment.real import (
     saved_identity,
 )
 from offbeat.experiment.session import Session
-from offbeat.watch.files import REAL_RUN, SERVER_LOG
+from offbeat.watch.files import REAL_RUN, SERVER_LOG, room
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
@@ -243,7 +244,8 @@ async def _serve_one(
         if (line := shown.progress.line) and "there" not in line:
             shown.progress.line = f"{line}\n{_around(server)}"
 
-    with logged(place / SERVER_LOG, options.level or "info", options.style or "json"):
+    log = logged(place / SERVER_LOG, options.level or "info", options.style or "json")
+    with room(place, "start this again"), log:
         server = RunServer(
             plan,
             link,
@@ -338,9 +340,12 @@ class Place:
 
     def broker(self) -> Broker:
         """The broker of `--embedded`; beyond this machine it is reached if the address is not that of this one."""
-        host, _, port = self.url.split("//")[-1].rpartition(":")
-        everywhere = "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
-        return Broker(self.folder / "broker", self.folder, host=everywhere, port=int(port))
+        address, *others = addresses(self.creds, self.url)
+        if others:
+            raise SettingError(f"--nats {self.url!r}: --embedded runs one broker; name one address")
+        parts = urlsplit(address)
+        everywhere = "127.0.0.1" if parts.hostname in ("127.0.0.1", "localhost") else "0.0.0.0"
+        return Broker(self.folder / "broker", self.folder, host=everywhere, port=parts.port or 0)
 
 
 async def serve_one(

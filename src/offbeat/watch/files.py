@@ -163,7 +163,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def room(folder: Path) -> Iterator[None]:
+def room(folder: Path, again: str = "continue with `offbeat resume`") -> Iterator[None]:
     """Within, a disk without room is a FolderError that says how to go on."""
     try:
         yield
@@ -172,8 +172,7 @@ def room(folder: Path) -> Iterator[None]:
         if not full and not any(f"(os error {code})" in str(error) for code in _NO_ROOM):  # as safetensors says it
             raise
         raise FolderError(
-            f"no space left in {folder}; free space and continue with `offbeat resume`: everything until the last "
-            f"checkpoint is kept"
+            f"no space left in {folder}; free space and {again}: everything until the last checkpoint is kept"
         ) from None
 
 
