@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,28 @@ def test_what_was_saved_last_is_read(tmp_path: Path) -> None:
     disk.close()
     again = Disk(tmp_path, "run")
     assert again.read() == b"third"
+    again.close()
+
+
+def test_a_disk_that_takes_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        FolderError, match=r"state in .*file \(File exists\); put that right, or name another folder with"
+    ):
+        Disk(tmp_path / "file", "run")
+    disk = Disk(tmp_path, "run")
+    disk.save(b"first")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(FolderError, match=r"run.0.state \(No space left on device\)"):
+            disk.save(b"second")
+    disk.close()
+    again = Disk(tmp_path, "run")
+    assert again.read() == b"first"
     again.close()
 
 

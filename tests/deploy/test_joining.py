@@ -17,6 +17,7 @@ from federation import LOADER, OWN
 from served import until
 from sites import running, served, site
 
+from offbeat.core.errors import SettingError
 from offbeat.core.vectors import Vector
 from offbeat.deploy import keys
 from offbeat.deploy.broker import Broker, free_port
@@ -24,6 +25,7 @@ from offbeat.deploy.client_data import ClientProblem
 from offbeat.deploy.logs import log, logged, note
 from offbeat.deploy.push import push
 from offbeat.experiment import joining
+from offbeat.experiment.partner import Partner
 
 
 def test_a_dead_port_is_said_and_the_client_connects_once_there_is_a_broker(tmp_path: Path) -> None:
@@ -297,3 +299,30 @@ def test_lines_of_the_log_are_text_for_people_or_json_for_programs(tmp_path: Pat
     first, *others = (json.loads(line) for line in objects.read_text().splitlines())
     assert (first["event"], first["level"], first["client"], first["seconds"]) == ("connected", "info", "a", 3)
     assert [other["event"] for other in others] == ["disk", "not sent: reason"]
+
+
+def test_what_goes_wrong_with_one_client_of_a_process_is_said_and_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.init(tmp_path / "fed", ["a", "b", "c"], tls=False)
+    creds, told, over = [tmp_path / "fed" / f"{name}.creds" for name in "abc"], tmp_path / "told", asyncio.Event()
+
+    async def part(self: joining.Participant) -> str:
+        if self.creds.client == "a":
+            return "a: fenced: another copy of this client has taken over"
+        if self.creds.client == "b":
+            raise SettingError("there are no samples")
+        await over.wait()
+        return ""
+
+    async def play() -> None:
+        taking = asyncio.create_task(joining.take_part(creds, "nats://x:1", Partner(), tmp_path, False, False))
+        await until(lambda: "error: b: there are no samples" in told.read_text())
+        assert "error: a: fenced" in told.read_text()
+        assert not taking.done()
+        over.set()
+        assert await taking == "a: fenced: another copy of this client has taken over; b: there are no samples"
+
+    monkeypatch.setattr(joining.Participant, "take_part", part)
+    with logged(told):
+        asyncio.run(play())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from served import Served, staged, until
 from sites import running, served, site
 
+from offbeat.core.errors import FolderError
 from offbeat.deploy import keys
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.logs import logged
@@ -79,3 +83,31 @@ def test_a_disk_without_room_is_said_by_join_and_by_serve(tmp_path: Path, monkey
 
     with running(broker):
         asyncio.run(play())
+
+
+def test_a_server_whose_disk_is_full_stops_and_goes_on_from_there_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(served: Served) -> None:
+        server, task = await served.serve("one")
+        await served.join("alice")
+        await until(lambda: server.ledger.tally.updates > 5)
+        write, tail = os.write, server.tail.file
+
+        def full(file: int, data: Any) -> int:
+            if file != tail:
+                return write(file, data)
+            if len(data) > 100:  # some of a record fits, and then nothing does
+                return write(file, data[:50])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "write", full)
+            await until(task.done)
+        with pytest.raises(FolderError, match=r"cannot write .*log.tail \(No space left on device\); put that right"):
+            task.result()
+        before = server.ledger.tally.updates
+        again, _ = await served.serve("one")
+        await until(lambda: again.ledger.tally.updates > before + 5)
+
+    staged(Served(tmp_path), act)

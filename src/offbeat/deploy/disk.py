@@ -5,10 +5,12 @@ Writing over a slot in place and syncing its data took 1 ms where a new file, a 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -21,21 +23,23 @@ class Disk:
     """The state of one client in one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.paths = slots(folder, run)
-        self.lock: IO[str] = (folder / f"{run}.lock").open("w")
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.lock: IO[str] = (folder / f"{run}.lock").open("w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.lock.close()
             raise FolderError(f"{self.paths[0]} is in use: another process is this client already") from None
-        self.generation, self.found = newest(self.paths)
-        self.files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in self.paths]
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with _writing(folder):
+            self.generation, self.found = newest(self.paths)
+            self.files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in self.paths]
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
     def read(self) -> bytes | None:
         """What was saved last, when this was opened."""
@@ -44,14 +48,14 @@ class Disk:
     def save(self, data: bytes) -> None:
         """Whole or not at all, and still there after a power failure."""
         self.generation += 1
-        file = self.files[self.generation % 2]
-        at = 0
-        for part in (_head(self.generation, data), data):
-            rest = memoryview(part)
-            while rest:
-                written = os.pwrite(file, rest, at)
-                rest, at = rest[written:], at + written
-        os.fdatasync(file)
+        at, which = 0, self.generation % 2
+        with _writing(self.paths[which]):
+            for part in (_head(self.generation, data), data):
+                rest = memoryview(part)
+                while rest:
+                    written = os.pwrite(self.files[which], rest, at)
+                    rest, at = rest[written:], at + written
+            os.fdatasync(self.files[which])
 
     def close(self) -> None:
         """Another process may use it now."""
@@ -59,6 +63,18 @@ class Disk:
             os.close(file)
         self.files = []
         self.lock.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Within, what the disk refuses is an error that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(
+            f"cannot keep this client's state in {path} ({error.strerror}); put that right, or name another folder "
+            f"with --state, and start it again"
+        ) from None
 
 
 def slots(folder: Path, run: str) -> tuple[Path, Path]:

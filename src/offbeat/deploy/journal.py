@@ -43,7 +43,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from offbeat.core.errors import OffbeatError
+from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.deploy import envelope
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive, digest_of, public_sign
 from offbeat.deploy.wire import LogEntry, RefusedError, write_json
@@ -290,9 +290,16 @@ class Tail:
         self._write(self.FRAME.pack(seq, len(raw)) + raw + self.FRAME.pack(seq, 0))
 
     def _write(self, content: bytes) -> None:
+        """Raises `FolderError`, which nobody takes for a broken connection: what is not here must not be sent."""
         frames = memoryview(content)
-        while frames:
-            frames = frames[os.write(self.file, frames) :]
+        try:
+            while frames:
+                frames = frames[os.write(self.file, frames) :]
+        except OSError as error:
+            raise FolderError(
+                f"cannot write {self.paths[1]} ({error.strerror}); put that right and start this server again: the "
+                f"run goes on where it was"
+            ) from None
 
     def rotate(self, least: int = 0) -> None:
         """A checkpoint was written: what is older than the one before it is not needed any more. least: records that
@@ -387,6 +394,7 @@ class Appender:
         self.lock = asyncio.Lock()
         self.came, self.room = asyncio.Event(), asyncio.Event()
         self.trouble = ""  # why the broker does not take records just now
+        self.failed: FolderError | None = None  # what has kept a record from being sent: none can follow it
         self.room.set()
         tail.under_way.clear()  # what another server has overtaken never was
 
@@ -414,19 +422,30 @@ class Appender:
             head, stamp = self.head, max(self.head.stamp, self.clock.now())
             record = Record(head.seq + 1, head.digest, stamp, self.term, self.leader, sender, keys, body, content)
             raw = self.scribe.write(record)
+            self._keep(record.seq, raw)
             head.follow(record, raw)
-            self.tail.send(record.seq, raw)
             ack = await self._publish(record.seq, raw)
             entry = LogEntry(record.seq, stamp, sender, data, keys or NO_KEYS)
             self.under_way.append(Sent(record, raw, entry, ack, then))
             self._count(len(raw) + len(data))
+
+    def _keep(self, seq: int, raw: bytes) -> None:
+        """Our own copy, without which nothing is sent. Whoever adds may be overheard; whoever settles is not."""
+        try:
+            if self.failed is None:
+                return self.tail.send(seq, raw)
+        except FolderError as error:
+            self.failed = error
+            self._count(0)
+        assert self.failed is not None
+        raise self.failed
 
     async def _publish(self, seq: int, raw: bytes) -> asyncio.Future[int]:
         return await self.stream.publish(raw, seq - 1, self.term, seq - 1 if seq - 1 > self.before else 0)
 
     def _count(self, size: int) -> None:
         self.bytes += size
-        self.came.set() if self.under_way else self.came.clear()
+        self.came.set() if self.under_way or self.failed else self.came.clear()
         if len(self.under_way) < DEEP and self.bytes < WIDE:
             self.room.set()
         else:
@@ -434,8 +453,11 @@ class Appender:
 
     async def settle(self) -> Sent:
         """Wait until the oldest record under way is in the log, and hand it back. Raises `OvertakenError` if another
-        server's record is in its place, `BrokenLogError` if the log has lost what cannot be added again."""
+        server's record is in its place, `BrokenLogError` if the log has lost what cannot be added again, `FolderError`
+        if our own disk takes no more."""
         await self.came.wait()
+        if self.failed is not None:
+            raise self.failed
         while True:
             first = self.under_way[0]
             try:

@@ -90,8 +90,19 @@ async def take_part(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, leaving.set)
     members = [Participant(path, url, partner, state, once, until_closed, leaving) for path in keys]
-    found = await asyncio.gather(*(member.take_part() for member in members))
+    found = await asyncio.gather(*(_alone(member, len(members) > 1) for member in members))
     return "; ".join(error for error in found if error)
+
+
+async def _alone(member: Participant, others: bool) -> str:
+    """Take part with one identity; what goes wrong with it does not end the others, who may go on for long."""
+    try:
+        error = await member.take_part()
+    except OffbeatError as failed:
+        error = f"{member.creds.client}: {failed}"
+    if error and others:
+        note(error, "error")
+    return error
 
 
 class Bulletin:
