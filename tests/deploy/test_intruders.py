@@ -242,7 +242,7 @@ def test_what_a_broker_s_administrator_forges_counts_nowhere(tmp_path: Path) -> 
 
 def test_an_older_board_does_not_come_back(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
-        seen = BoardSerial(scene.folder / "state")
+        seen = BoardSerial(scene.folder / "state", b"server")
         old = await mallory.get("get.board")
         assert old is not None
         await change_board(run_server.link, lambda board: board.with_run("r2", {"run": "r2"}))
@@ -250,7 +250,10 @@ def test_an_older_board_does_not_come_back(tmp_path: Path) -> None:
         assert board is not None
         assert board.runs["r2"] == {"run": "r2"}
         await run_server.link.store("board", old.data)
-        for known in (seen, BoardSerial(scene.folder / "state")):  # also in another process with the same disk
+        for known in (
+            seen,
+            BoardSerial(scene.folder / "state", b"server"),
+        ):  # also in another process with the same disk
             with pytest.raises(RefusedError, match="old"):
                 await read_board(mallory, known)
 

@@ -13,11 +13,14 @@ import pytest
 from served import Served, staged, until
 from sites import running, served, site
 
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import keys
+from offbeat.deploy.board import BoardSerial
 from offbeat.deploy.broker import Broker
+from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.logs import logged
-from offbeat.experiment import serving
+from offbeat.experiment import admin, serving
+from offbeat.experiment.real import RunIdentity, save_identity
 
 
 class Small(Broker):
@@ -111,3 +114,45 @@ def test_a_server_whose_disk_is_full_stops_and_goes_on_from_there_once_there_is_
         await until(lambda: again.ledger.tally.updates > before + 5)
 
     staged(Served(tmp_path), act)
+
+
+def test_what_an_operator_asks_for_in_vain_is_one_line(tmp_path: Path) -> None:
+    fed, run = tmp_path / "fed", tmp_path / "out" / "area-0"
+    keys.init(fed, ["a"], tls=False)
+    save_identity(run, RunIdentity("area-0-12345678", ["a"]))
+    broker, creds, client = Broker(tmp_path / "broker", fed), fed / keys.SERVER, fed / "a.creds"
+    with running(broker):
+        assert admin.runs(creds, broker.url) == []
+        for asked in (
+            lambda: admin.status(creds, broker.url),
+            lambda: admin.status(client, broker.url),
+            lambda: admin.retire("a", creds, broker.url),
+        ):
+            with pytest.raises(OffbeatError, match="this federation has no active run"):
+                asked()
+        with pytest.raises(SettingError, match="are the keys of the client a; the server's are in"):
+            admin.retire("a", client, broker.url)
+        with pytest.raises(OffbeatError, match=r"the broker has no log of area-0-12345678, which is in .*area-0; "):
+            admin.backup(run, tmp_path / "area.tar", creds, broker.url)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(FolderError, match=r"cannot write .*out \(Not a directory\)"):
+            admin.restore(tmp_path / "area.tar", tmp_path / "file" / "out", creds, broker.url)
+
+
+def test_a_run_is_not_served_with_the_keys_of_another_federation(tmp_path: Path) -> None:
+    async def begun(served: Served) -> None:
+        server, _ = await served.serve("one")
+        await served.join("alice")
+        await until(lambda: server.ledger.tally.updates > 5)
+
+    async def other(served: Served) -> None:
+        with pytest.raises(BrokenLogError, match="the records of run in this folder were not written with these keys"):
+            await served.serve(str(tmp_path / "first" / "one"))
+
+    staged(Served(tmp_path / "first"), begun)
+    staged(Served(tmp_path / "second"), other)
+
+
+def test_boards_of_two_federations_with_one_name_are_told_apart(tmp_path: Path) -> None:
+    BoardSerial(tmp_path, b"one server").see(7)
+    assert (BoardSerial(tmp_path, b"one server").highest, BoardSerial(tmp_path, b"another").highest) == (7, 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nats.errors import NoRespondersError
 from nats.js.errors import APIError
 
 from offbeat.core.errors import OffbeatError
@@ -76,10 +77,14 @@ def parse_board(creds: Creds, data: bytes, at_least: int = 0) -> Board:
 
 
 class BoardSerial:
-    """The highest serial number that was seen, on disk. folder: None: only as long as this process lives."""
+    """The highest serial number of a server's boards that was seen, on disk.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.path = None if folder is None else folder / "board.serial"
+    folder: None: only as long as this process lives.   server: its public key: a site may be in two federations that
+    have the same name, and what the one shows says nothing about the other.
+    """
+
+    def __init__(self, folder: Path | None = None, server: bytes = b"") -> None:
+        self.path = None if folder is None else folder / f"board-{server[:8].hex()}.serial"
         self.highest = 0
         if self.path is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -196,7 +201,9 @@ def parse_pulse(creds: Creds, run: str, data: bytes) -> Pulse:
 
 async def find_run(link: Link, run: str = "") -> dict[str, Any]:
     """The charter of an active run: of this one, or of the newest."""
-    board = await read_board(link)
+    board = None
+    with contextlib.suppress(NoRespondersError):  # a broker on which nothing was ever served has no board
+        board = await read_board(link)
     runs = {} if board is None else board.runs
     if run and run not in runs:
         raise OffbeatError(f"{run} is not an active run of this federation; it has {', '.join(runs) or 'none'}")

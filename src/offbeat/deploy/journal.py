@@ -525,15 +525,22 @@ async def refill(stream: LogStream, tail: Tail, end: int, wanted: int, scribe: S
             f"copy of record {missing[0]}: the broker has lost data. Restore its store from a backup that has them, "
             f"serve the run from another server's folder, or begin another run"
         )
+    try:
+        records = {seq: scribe.read(ours[seq]) for seq in range(end + 1, wanted + 1)}
+    except RefusedError:
+        raise BrokenLogError(
+            f"the records of {run} in this folder were not written with these keys; serve it with the server.creds "
+            f"that it was begun with"
+        ) from None
     last = await stream.read(end) if end else None
-    if last is not None and sha256(last).hexdigest() != scribe.read(ours[end + 1]).prev:
+    if last is not None and sha256(last).hexdigest() != records[end + 1].prev:
         raise BrokenLogError(
             f"the broker's log of {run} is not the one that this folder continues: the run was restored from a backup. "
             f"Serve it from the folder that `offbeat restore` has made"
         )
     log.warning("the broker has lost records %d to %d of %s; they are added again", end + 1, wanted, run)
     for seq in range(end + 1, wanted + 1):
-        if await (await stream.publish(ours[seq], seq - 1, scribe.read(ours[seq]).term)) != seq:
+        if await (await stream.publish(ours[seq], seq - 1, records[seq].term)) != seq:
             raise UncertainError(f"record {seq} was not taken again")
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import keys as identities, wire
 from offbeat.deploy.board import Board, change_board, find_run, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.doctor import trouble
 from offbeat.deploy.link import Link
-from offbeat.deploy.logs import note
+from offbeat.deploy.logs import note, plain
 from offbeat.deploy.questions import Asking, ask_server
 from offbeat.deploy.wire import RefusedError
 
@@ -138,7 +138,7 @@ def status(keys: Path, url: str = URL) -> dict[str, Any]:
 
 def retire(client: str, keys: Path, url: str = URL) -> None:
     """Take a client out of the run for good."""
-    creds = identities.read_creds(keys)
+    creds = server_creds(keys)
     names = [each["name"] for each in asyncio.run(_ask(creds, url))["clients"]]
     if client not in names:
         raise SettingError(f"{client} does not take part in this run, but {', '.join(names)} do")
@@ -185,7 +185,8 @@ def _administer(keys: Path, url: str, action: Callable[[Link], Awaitable[T]]) ->
 
     async def act() -> T:
         async with connected(creds, url, asleep(keys, creds, url)) as link:
-            return await action(link)
+            with _in_words():
+                return await action(link)
 
     return asyncio.run(act())
 
@@ -228,13 +229,28 @@ async def connected(
 async def _ask(creds: identities.Creds, url: str) -> dict[str, Any]:
     """How the run that is being served stands."""
     async with connected(creds, url) as link:
-        charter = await find_run(link)
-        found: dict[str, Any] = json.loads(await ask_server(link, str(charter["run"])))
+        with _in_words():
+            charter = await find_run(link)
+            found: dict[str, Any] = json.loads(await ask_server(link, str(charter["run"])))
     return found
 
 
 async def _append(creds: identities.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
     """Have the server that leads the run add an entry to its log."""
     async with connected(creds, url) as link:
-        run = str((await find_run(link))["run"])
-        await ask_server(link, run, "append", wire.pack(kind, {"run": run, **header}))
+        with _in_words():
+            run = str((await find_run(link))["run"])
+            await ask_server(link, run, "append", wire.pack(kind, {"run": run, **header}))
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Within, what the broker or the disk does not do is an error of one line."""
+    try:
+        yield
+    except FAILURES as error:
+        if isinstance(error, OSError) and error.strerror and not isinstance(error, ConnectionError):
+            where = f" {error.filename}" if error.filename else ""
+            raise FolderError(f"cannot write{where} ({error.strerror}); name another place, or make room") from None
+        said = plain(str(error)) or "it does not answer"
+        raise OffbeatError(f"the broker did not do this ({said}); look at its log and try again") from None

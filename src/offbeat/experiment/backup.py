@@ -21,8 +21,9 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from hashlib import file_digest
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nats.js.errors import NotFoundError
 
@@ -42,7 +43,7 @@ from offbeat.watch import checkpoint
 from offbeat.watch.files import EXPERIMENT
 
 FORMAT = "offbeat backup 2"
-MANIFEST = "backup.json"
+MANIFEST, LARGEST = "backup.json", 64 << 20  # its bytes at most
 OWN = (NAME, "log.tail", "log.tail.old")  # of one server: a restored one has another name, and the whole log
 _BUDGETS = ("dp-sgd", "DPSGD")  # names of what clients keep budgets for
 KEPT = ("LOG", "BODY", "MIRROR")  # streams whose messages are saved; the others fill again by themselves
@@ -58,6 +59,8 @@ async def backup(link: Link, folder: Path, file: Path) -> int:
         raise FolderError(f"{file} already exists; name another file")
     run = identity.run
     check_budgets(run, _experiment(folder.parent / EXPERIMENT))
+    if not await _exists(link, f"LOG-{run}"):
+        raise OffbeatError(f"the broker has no log of {run}, which is in {folder}; `offbeat runs` lists what it has")
     with tempfile.TemporaryDirectory(dir=file.absolute().parent) as name:
         place = Path(name)
         _copy(folder, place / "folder")
@@ -209,24 +212,45 @@ def _unpacked(link: Link, file: Path, place: Path) -> dict[str, Any]:
     """The files of a backup and what it says about itself, if these keys have written all of it."""
     try:
         with tarfile.open(file, "r:") as tar:
+            signed = _manifest(tar)
+            about: dict[str, Any] = json.loads(signed[len(STATEMENT) : -SIGNATURE])
+            if about["format"] != FORMAT:
+                raise ValueError(about["format"])
+            federation, files = str(about["federation"]), dict(about["files"])
+            if federation != link.creds.federation:
+                raise FolderError(f"{file} is of the federation {wire.writable(federation)}, these keys are of another")
+            verify(public_sign(link.creds.sign), _about(link), signed)
+            found = _packed(tar)
+            if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
+                names = wire.writable(", ".join(changed[:3]))
+                raise FolderError(f"{file} was changed or is damaged: {names}; use another backup")
             tar.extractall(place, filter="data")
-        signed = (place / MANIFEST).read_bytes()
-        about: dict[str, Any] = json.loads(signed[len(STATEMENT) : -SIGNATURE])
-        if about["format"] != FORMAT:
-            raise ValueError(about["format"])
-        federation, files = str(about["federation"]), dict(about["files"])
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FolderError(f"{file} is not a backup of this version ({error})") from None
-    if federation != link.creds.federation:
-        raise FolderError(f"{file} is of the federation {wire.writable(federation)}, these keys are of another")
-    try:
-        verify(public_sign(link.creds.sign), _about(link), signed)
     except RefusedError:
         raise FolderError(f"{file} was changed, or written with other keys than these; use another backup") from None
-    found = _digests(place)
-    if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
-        raise FolderError(f"{file} was changed or is damaged: {', '.join(changed[:3])}; use another backup")
+    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FolderError(f"{file} is not a backup of this version ({error})") from None
     return about
+
+
+def _manifest(tar: tarfile.TarFile) -> bytes:
+    """What a backup says about itself, signed."""
+    member = tar.getmember(MANIFEST)
+    content = tar.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+    if content is None:
+        raise ValueError(f"{MANIFEST} is not what it should be")
+    return content.read()
+
+
+def _packed(tar: tarfile.TarFile) -> dict[str, str]:
+    """The digests of all files in a backup but the one that lists them, before any of it is on disk."""
+    found = dict[str, str]()
+    for member in tar:
+        content = tar.extractfile(member) if member.isfile() and member.name not in found else None
+        if content is not None and member.name != MANIFEST:
+            found[member.name] = file_digest(cast(BufferedReader, content), "sha256").hexdigest()
+        elif content is None and not member.isdir():
+            found[member.name] = ""  # a link, or a file that is there twice
+    return found
 
 
 def _about(link: Link) -> tuple[str, str]:
@@ -234,15 +258,12 @@ def _about(link: Link) -> tuple[str, str]:
 
 
 def _digests(place: Path) -> dict[str, str]:
-    """Of all files there but the one that lists them; what is no plain file has none."""
+    """Of all files there."""
     found = {}
     for path in place.rglob("*"):
-        name = path.relative_to(place).as_posix()
-        if path.is_symlink():
-            found[name] = ""
-        elif path.is_file() and name != MANIFEST:
+        if path.is_file():
             with path.open("rb") as file:
-                found[name] = file_digest(file, "sha256").hexdigest()
+                found[path.relative_to(place).as_posix()] = file_digest(file, "sha256").hexdigest()
     return found
 
 

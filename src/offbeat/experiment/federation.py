@@ -88,6 +88,7 @@ def serve(
     embedded: run the broker, too.   algorithm, seed: which run, if the file asks for several.
     wait: begin when so many clients are there; None: all.
     """
+    positive(wait=wait)
     creds, roster, options = server_creds(keys), identities.read_roster(keys.parent), options or DeployOptions()
     experiment = experiment_for(file, overrides, len(roster.active))
     chosen = [s for s in experiment.runs if algorithm in (None, s.label) and seed in (None, s.seed)]

@@ -173,7 +173,7 @@ class Participant:
         self.creds = read_creds(keys)
         self.state = state / self.creds.federation / self.creds.client
         self.done: set[tuple[str, int]] = set()  # runs, and how often they were restored, that are over for us
-        self.seen = BoardSerial(self.state)
+        self.seen = BoardSerial(self.state, self.creds.server_sign)
         self.said, self.said_at = "", 0.0
 
     async def take_part(self) -> str:
