@@ -20,7 +20,8 @@ from offbeat.deploy.broker import Broker
 from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.logs import logged
 from offbeat.experiment import admin, serving
-from offbeat.experiment.real import RunIdentity, save_identity
+from offbeat.experiment.experiment import Spec
+from offbeat.experiment.real import RunIdentity, new_identity, save_identity, saved_identity
 
 
 class Small(Broker):
@@ -120,6 +121,7 @@ def test_what_an_operator_asks_for_in_vain_is_one_line(tmp_path: Path) -> None:
     fed, run = tmp_path / "fed", tmp_path / "out" / "area-0"
     keys.init(fed, ["a"], tls=False)
     save_identity(run, RunIdentity("area-0-12345678", ["a"]))
+    (tmp_path / "out" / "experiment.json").write_text("{}")
     broker, creds, client = Broker(tmp_path / "broker", fed), fed / keys.SERVER, fed / "a.creds"
     with running(broker):
         assert admin.runs(creds, broker.url) == []
@@ -135,7 +137,7 @@ def test_what_an_operator_asks_for_in_vain_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(OffbeatError, match=r"the broker has no log of area-0-12345678, which is in .*area-0; "):
             admin.backup(run, tmp_path / "area.tar", creds, broker.url)
         (tmp_path / "file").write_text("")
-        with pytest.raises(FolderError, match=r"cannot write .*out \(Not a directory\)"):
+        with pytest.raises(FolderError, match=r"cannot read or write .*out \(Not a directory\)"):
             admin.restore(tmp_path / "area.tar", tmp_path / "file" / "out", creds, broker.url)
 
 
@@ -156,3 +158,8 @@ def test_a_run_is_not_served_with_the_keys_of_another_federation(tmp_path: Path)
 def test_boards_of_two_federations_with_one_name_are_told_apart(tmp_path: Path) -> None:
     BoardSerial(tmp_path, b"one server").see(7)
     assert (BoardSerial(tmp_path, b"one server").highest, BoardSerial(tmp_path, b"another").highest) == (7, 0)
+
+
+@pytest.mark.parametrize("label", ["area", "über", "模型", "_own", "-", "模" * 80])
+def test_a_run_has_a_name_whatever_its_algorithm_is_called(tmp_path: Path, label: str) -> None:
+    assert new_identity(Spec(label, 0), tmp_path, ["a"]) == saved_identity(tmp_path)

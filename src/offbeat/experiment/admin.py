@@ -251,6 +251,6 @@ def _in_words() -> Iterator[None]:
     except FAILURES as error:
         if isinstance(error, OSError) and error.strerror and not isinstance(error, ConnectionError):
             where = f" {error.filename}" if error.filename else ""
-            raise FolderError(f"cannot write{where} ({error.strerror}); name another place, or make room") from None
+            raise FolderError(f"cannot read or write{where} ({error.strerror}); put that right and try again") from None
         said = plain(str(error)) or "it does not answer"
         raise OffbeatError(f"the broker did not do this ({said}); look at its log and try again") from None

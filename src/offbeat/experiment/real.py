@@ -120,7 +120,7 @@ def saved_identity(folder: Path) -> RunIdentity | None:
 
 def new_identity(spec: Spec, folder: Path, roster: Sequence[str]) -> RunIdentity:
     """Of a run that begins in this folder."""
-    label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40]
+    label = re.sub(r"[^A-Za-z0-9_+-]", "_", spec.folder)[:40].lstrip("_+-") or "run"
     return save_identity(folder, RunIdentity(f"{label}-{secrets.token_hex(4)}", list(roster)))
 
 
