@@ -14,11 +14,13 @@ from served import Served, staged, until
 from sites import running, served, site
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.deploy import keys
-from offbeat.deploy.board import BoardSerial
+from offbeat.deploy import keys, questions
+from offbeat.deploy.board import BoardSerial, change_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.logs import logged
+from offbeat.deploy.mending import NAME
+from offbeat.deploy.server import _own_name
 from offbeat.experiment import admin, serving
 from offbeat.experiment.experiment import Spec
 from offbeat.experiment.real import RunIdentity, new_identity, save_identity, saved_identity
@@ -163,3 +165,27 @@ def test_boards_of_two_federations_with_one_name_are_told_apart(tmp_path: Path) 
 @pytest.mark.parametrize("label", ["area", "über", "模型", "_own", "-", "模" * 80])
 def test_a_run_has_a_name_whatever_its_algorithm_is_called(tmp_path: Path, label: str) -> None:
     assert new_identity(Spec(label, 0), tmp_path, ["a"]) == saved_identity(tmp_path)
+
+
+def test_an_operator_hears_within_two_seconds_that_nobody_answers_yet(tmp_path: Path) -> None:
+    keys.init(tmp_path / "fed", ["a"], tls=False)
+    broker, creds = Broker(tmp_path / "broker", tmp_path / "fed"), tmp_path / "fed" / keys.SERVER
+
+    async def abandoned() -> None:
+        async with admin.connected(keys.read_creds(creds), broker.url) as link:
+            await link.make_board()
+            await change_board(link, lambda board: board.with_run("run", {"run": "run"}))
+
+    with running(broker), logged(tmp_path / "told"), pytest.MonkeyPatch.context() as patience:
+        asyncio.run(abandoned())
+        patience.setattr(admin, "SOON", 0.05)
+        patience.setattr(questions, "SLOW", 0.2)
+        with pytest.raises(OffbeatError, match="nobody serves run now"):
+            admin.status(creds, broker.url)
+    assert "warning: the server of run does not answer yet; waiting" in (tmp_path / "told").read_text()
+
+
+def test_an_empty_file_is_no_name_of_a_server(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    assert len(_own_name(tmp_path)) == 16
+    assert _own_name(tmp_path) == _own_name(tmp_path)

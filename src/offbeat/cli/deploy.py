@@ -29,7 +29,8 @@ Folder = Annotated[
     ),
 ]
 Metrics = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on this local port. Default: off.")
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this local port. Default: off."),
 ]
 Lease = Annotated[
     float, typer.Option(help="Maximum duration of a job in seconds, from when its client could start it.")

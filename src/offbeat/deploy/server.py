@@ -54,6 +54,7 @@ from offbeat.deploy.streams import BrokerLog, Inbox
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import LogEntry, RefusedError
 from offbeat.watch import checkpoint
+from offbeat.watch.files import write_text
 from offbeat.watch.record import Recorder
 
 PULSE = 1.0  # seconds between two signs of life
@@ -537,8 +538,8 @@ class RunServer:
 def _own_name(folder: Path) -> str:
     """What this server calls itself in the log: the same whenever it serves this folder."""
     path = folder / NAME
-    if not path.exists():
-        path.write_text(secrets.token_hex(8), encoding="ascii")
+    if not path.exists() or not path.stat().st_size:  # a disk that was full has kept an empty one
+        write_text(path, secrets.token_hex(8))
     return path.read_text(encoding="ascii").strip()
 
 

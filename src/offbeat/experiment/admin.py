@@ -24,6 +24,7 @@ from offbeat.deploy.wire import RefusedError
 T = TypeVar("T")
 URL = "tls://127.0.0.1:4222"
 
+SOON = 2.0  # seconds after which it is said that something takes longer
 PATIENCE = 2.5  # seconds in which a server that leads answers
 SURE = 8.0  # seconds in which it answers on a busy machine: before something is done that cannot be undone
 STREAMS = ("LOG", "BODY", "IN", "PART", "MIRROR")  # of a run
@@ -186,7 +187,7 @@ def _administer(keys: Path, url: str, action: Callable[[Link], Awaitable[T]]) ->
     async def act() -> T:
         async with connected(creds, url, asleep(keys, creds, url)) as link:
             with _in_words():
-                return await action(link)
+                return await _aloud(action(link), "still at work")
 
     return asyncio.run(act())
 
@@ -230,8 +231,9 @@ async def _ask(creds: identities.Creds, url: str) -> dict[str, Any]:
     """How the run that is being served stands."""
     async with connected(creds, url) as link:
         with _in_words():
-            charter = await find_run(link)
-            found: dict[str, Any] = json.loads(await ask_server(link, str(charter["run"])))
+            run = str((await find_run(link))["run"])
+            late = f"the server of {run} does not answer yet; waiting"
+            found: dict[str, Any] = json.loads(await _aloud(ask_server(link, run), late))
     return found
 
 
@@ -240,7 +242,17 @@ async def _append(creds: identities.Creds, url: str, kind: str, header: dict[str
     async with connected(creds, url) as link:
         with _in_words():
             run = str((await find_run(link))["run"])
-            await ask_server(link, run, "append", wire.pack(kind, {"run": run, **header}))
+            order = ask_server(link, run, "append", wire.pack(kind, {"run": run, **header}))
+            await _aloud(order, f"the server of {run} does not answer yet; waiting")
+
+
+async def _aloud(action: Awaitable[T], late: str) -> T:
+    """What this gives; if it takes more than a moment, that is said."""
+    saying = asyncio.get_running_loop().call_later(SOON, note, late, "warning")
+    try:
+        return await action
+    finally:
+        saying.cancel()
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, measured_metrics, personal_models
 from offbeat.simulate.threads import use
 from offbeat.timing.base import Timing
-from offbeat.watch.files import REAL_RUN
+from offbeat.watch.files import REAL_RUN, write_text
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def new_identity(spec: Spec, folder: Path, roster: Sequence[str]) -> RunIdentity
 def save_identity(folder: Path, identity: RunIdentity) -> RunIdentity:
     """Write down which run the folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / REAL_RUN).write_text(json.dumps(vars(identity)), encoding="utf-8")
+    write_text(folder / REAL_RUN, json.dumps(vars(identity)))
     return identity
 
 
