@@ -7,7 +7,7 @@ In "cohort" worlds there is no helper: clients mask for each other, and are now 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,12 +45,14 @@ PAIRWISE = Secure(cohort=2, mode="cohort")
 class Secured(Broken):
     """One schedule."""
 
+    worlds: Mapping[str, Callable[[], Algorithm]] = SECURED
+
     def __init__(self, seed: int, algorithm: str = "secure", bugs: Bugs | None = None, rate: float = 1.0) -> None:
-        ALGORITHMS.update(SECURED)
+        ALGORITHMS.update(self.worlds)
         try:
             super().__init__(seed, algorithm, bugs, rate)
         finally:
-            for name in SECURED:
+            for name in self.worlds:
                 del ALGORITHMS[name]
         self.helper: HelperCore | None = None
         self.helper_disk: bytes | None = None
@@ -256,7 +258,7 @@ class Secured(Broken):
 
     def judge_memory(self, fold: Fold) -> None:
         super().judge_memory(fold)
-        self.fired["sums"] += fold.sums
+        self.fired["sums"] += len(fold.opened)
         self.fired["aborted"] += fold.ledger.aborted
         self.fired["unopened"] += fold.ledger.unopened
         if fold.ledger.unopened and not self.plan.pairwise:

@@ -42,6 +42,7 @@ class Served:
         self.secure = options.pop("secure", None)
         given = options.pop("server", AREA(size=2)), options.pop("local", SGD(lr=0.1))
         self.made = Algorithm(*given, secure=self.secure)
+        self.secure = self.made.secure  # with what [privacy] asks of sums
         self.options = {"until": Until(updates=10**6), "limits": Limits(patience=6.0), **options}
         self.links: list[Link] = []
         self.tasks: list[asyncio.Task[Any]] = []

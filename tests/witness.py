@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from worlds import ACCURACY
 
 from offbeat.core.events import Command, Job, Send, Update
-from offbeat.core.local import STEPS_SPENT
+from offbeat.core.local import BUDGETS
 from offbeat.core.server import Server, View
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import ARRIVED, FAILED, EventRow, Measurement
@@ -53,7 +53,7 @@ Number = tuple[int, str, int]  # (client, nonce, seq): one message of one life o
 
 def content(vectors: Payload) -> Content:
     """Vectors as something that can be compared and kept, without what clients count for themselves."""
-    own = {name: vector for name, vector in vectors.items() if name != STEPS_SPENT}
+    own = {name: vector for name, vector in vectors.items() if name not in BUDGETS}
     return tuple(sorted((name, tuple(vector.reshape(-1).tolist())) for name, vector in own.items()))
 
 
@@ -242,7 +242,7 @@ class Fold:
         self.rows, self.measurements = watcher.rows, watcher.measurements
         self.reducer = reducer(replace(plan, server=self._watched(plan.server)), None, [watcher])
         self.calm_events = 0  # events before the calm
-        self.sums = 0  # opened
+        self.opened: list[list[str]] = []  # sums: the keys of their messages
         self.sealed: set[tuple[int, int, int]] = set()  # (client, task, version) of updates that are in sums
         seconds = 0.0
         for i, (entry, self.now) in enumerate(zip(log, times, strict=True)):
@@ -390,7 +390,7 @@ class Fold:
     def _summed(self, total: Vector) -> None:
         """A sum must be that of what its clients have masked."""
         (tickets,) = (each for number, each in self.closed.items() if number not in self.ledger.closed)
-        self.sums += 1
+        self.opened.append([ticket[-1] for ticket in tickets])
         expected = sum(vector for ticket in tickets for vector in self.witness.plain[ticket[-1]].values())
         if total.tolist() != expected.tolist():  # type: ignore[union-attr]
             self.wrong.append(f"a sum is {total.tolist()}, and its clients have sent {expected}")

@@ -22,7 +22,7 @@ from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import Tensors, dump, load
-from offbeat.core.sums import Secure, SumBound
+from offbeat.core.sums import Secure
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
@@ -499,10 +499,8 @@ def test_an_operator_is_told_of_cohorts_that_are_aborted_and_of_sums_that_are_lo
 
 
 def test_what_a_cohort_cannot_do_is_refused_by_name() -> None:
-    bounded = Secure(cohort=2, mode="cohort", bits=10, bound=SumBound(1.0, 1.0, 3))
     for server, secure, said in (
         (FedBuff(size=5), SECURE, "each of the 4 clients is in a sum once"),
-        (FedBuff(size=4), bounded, "nobody could add the noise"),
         (FedBuff(size=4, concurrency=1), SECURE, "have to be ready at the same time"),
         (FedAST(requests=4, size=2, aggregate=FedBuff(size=2)), SECURE, "clients that wait for others in one task"),
     ):

@@ -110,6 +110,7 @@ def test_what_contradicts_itself_is_refused_by_name(name: str) -> None:
 
 ALLOWED: dict[str, dict[str, Any]] = {
     "privacy and secure": one(privacy=PRIVACY, secure=SECURE),
+    "privacy and secure without a helper": one(privacy=PRIVACY, secure={**SECURE, "mode": "cohort", "bits": 18}),
     "privacy and secure, AREA": one(privacy=PRIVACY, secure=SECURE, **server("area", size=4)),
     "tasks and privacy": {**TASKS, "privacy": PRIVACY},
     "tasks and secure": {**TASKS, "secure": SECURE},

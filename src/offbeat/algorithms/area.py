@@ -122,7 +122,7 @@ class AREA(Flow[AreaState]):
         state.model.received(job)
         if job.client in state.coming:  # it counts with its first model until its message is open
             self._add(state, job.client, state.u * 0.0, view)
-        self.charge(state, job.client, message_count(self.size))
+        self.charge(state, job.client, view)
         yield from self.next(state, job.client, view)
 
     def summed(self, state: AreaState, task: int, total: Vector, count: int, view: View) -> Commands:

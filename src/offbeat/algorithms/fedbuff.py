@@ -87,7 +87,7 @@ class FedBuff(Buffered):
 
     def sealed(self, state: BuffState, job: Job, view: View) -> Commands:
         state.model.received(job)
-        self.charge(state, job.client, message_count(self.size))
+        self.charge(state, job.client, view)
         yield from self.next(state, job.client, view)
 
     def summed(self, state: BuffState, task: int, total: Vector, count: int, view: View) -> Commands:

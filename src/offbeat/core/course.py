@@ -194,6 +194,7 @@ class RunState(State):
     closed: dict[int, Cohort] = field(default_factory=dict)  # by number: sums that are full and not open yet
     sums: int = 0  # closed so far
     sealed: bool = False  # whether the server is shown sums only
+    complete: bool = False  # whether the sum that the last update has gone into is as it will be opened
     spoken: dict[int, dict[int, int]] = field(default_factory=dict)  # task -> client -> version of its last update
     rested: dict[int, dict[int, int]] = field(default_factory=dict)  # of these, those that were sent nothing since
 
@@ -364,6 +365,10 @@ class Course(Generic[F]):
         if most is not None and self.state.tally.updates >= most and not self.state.closed:
             self.end("updates")
 
+    def complete(self, cohort: Cohort, size: int, secure: Secure) -> bool:
+        """Whether no further update is to come into a sum, where a server step takes so many."""
+        return cohort.full(size, secure)
+
     def _seal(
         self, secure: Secure, flight: F, update: Update, moved: Vector | None, staleness: int, result: Any
     ) -> None:
@@ -387,6 +392,7 @@ class Course(Generic[F]):
         state.spoken.setdefault(job.task, {})[job.client] = job.version
         if not staleness:
             state.rested.setdefault(job.task, {})[job.client] = job.version
+        state.complete = self.complete(cohort, size, secure)
         self.handle(Sealed(job), flight, staleness, result)
 
     def _look_at_sums(self, secure: Secure) -> None:
@@ -449,7 +455,7 @@ class Course(Generic[F]):
         """A sum is full: open it, now or later."""
         assert self.secure is not None
         masks = None
-        if self.secure.bound is not None:
+        if self.secure.bound is not None and not self.secure.share:  # otherwise it is in the messages
             total = self.state.closed[number].total
             assert total is not None
             masks = -self.secure.noise(self.view.normal(materialise(total), number))

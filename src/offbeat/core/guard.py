@@ -14,7 +14,7 @@ from offbeat.core.vectors import Vector
 if TYPE_CHECKING:
     from offbeat.core.local import Local
     from offbeat.core.server import Model, View
-    from offbeat.core.sums import SumBound
+    from offbeat.core.sums import Secure, SumBound
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Contributions(State):
     releases: sums released so far.   refilled: releases when idle clients were last looked at.
     noise: the last noise vectors, where noise is correlated.
     closed: under secure aggregation, sums that are complete and counted as released, but not open yet.
-    sealed: whether the server has seen sums only.
+    sealed: whether the server has seen sums only.   refusing: clients that say that they have spent their budget.
     task: of several, the number of this one: noise is drawn for a release of a task.
     """
 
@@ -36,6 +36,7 @@ class Contributions(State):
     noise: list[Vector] = field(default_factory=list)
     closed: int = 0
     sealed: bool = False
+    refusing: list[int] = field(default_factory=list)
     task: int = 0
 
     @property
@@ -62,12 +63,19 @@ class Guard(Checked):
         """The local trainer as clients need it."""
         return local
 
+    def refuse(self, model: Model, client: int) -> None:
+        """A client says that it contributes no more."""
+
+    def within(self, secure: Secure) -> Guard:
+        """The same where the server sees such sums only."""
+        return self
+
     def bound(self) -> SumBound | None:
         """What it asks of sums that are all the server sees; None: nothing. Raises `SettingError` if it needs more."""
         return None
 
-    def charge(self, model: Model, buffer: Any, client: int, size: int) -> None:
-        """A client is in a sum of so many, of which the server sees nothing else; the last of them closes it."""
+    def charge(self, model: Model, buffer: Any, client: int, last: bool) -> None:
+        """A client is in a sum, of which the server sees nothing else. last: no other comes into it."""
         raise NotImplementedError
 
     def report(self, models: Sequence[Model]) -> Mapping[str, Any]:

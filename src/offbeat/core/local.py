@@ -20,6 +20,8 @@ from offbeat.core.vectors import Payload, Vector, descend
 
 # in the memory of a client with a budget: its local steps so far, and those of its largest job
 STEPS_SPENT = "spent"
+SUMS_SPENT = "sums"  # and of one that adds noise to sums: the messages that it has made for them
+BUDGETS = (STEPS_SPENT, SUMS_SPENT)
 Carry = dict[str, Vector]  # what a client keeps from one local step to the next, by name, [n, d] each
 
 
@@ -115,10 +117,10 @@ class Work:
         own = draw(self._keys(), (3 << 61) + (purpose << 40) + self.step)
         return bits(own, torch.arange(count))
 
-    def normal(self, count: int) -> Vector:
+    def normal(self, count: int, purpose: int = 1) -> Vector:
         """So many standard normal numbers for each client in this step, [n, count], in double precision."""
         half = -(-count // 2)
-        high, low, angle = self.random_bits(3 * half, 1).view(-1, 3, half).unbind(1)
+        high, low, angle = self.random_bits(3 * half, purpose).view(-1, 3, half).unbind(1)
         pairs = box_muller(finer(high, low).T, unit(angle).T).T  # by columns: the clients' numbers stay apart
         return pairs[:, :count]
 

@@ -105,6 +105,10 @@ class View(Protocol):
     def sealed(self) -> bool:
         """Whether the server is shown sums only: secure aggregation."""
 
+    @property
+    def complete(self) -> bool:
+        """Under secure aggregation, whether the update that has just come is the last one of its sum."""
+
     def barred(self, client: int, version: int, task: int = 0) -> bool:
         """Whether this client is not to be sent this version of a task's model.
 
@@ -361,10 +365,10 @@ class Stepping(Server[S]):
     def report(self, state: S) -> Mapping[str, Any]:
         return {} if self.guard is None else self.guard.report(self.models(state))
 
-    def charge(self, state: Any, client: int, size: int) -> None:
-        """A client is in the next sum of so many, and no more is seen of its update."""
+    def charge(self, state: Any, client: int, view: View) -> None:
+        """A client is in the next sum, and no more is seen of its update."""
         if self.guard is not None and self.guard.limits:
-            self.guard.charge(state.model, state.buffer, client, size)
+            self.guard.charge(state.model, state.buffer, client, view.complete)
 
     def idle(self, state: Any, count: int, view: View) -> list[int]:
         """Up to so many idle clients, drawn uniformly among those that may contribute."""
@@ -445,6 +449,8 @@ class Algorithm:
         trainers = self.local if isinstance(self.local, tuple) else (self.local,)
         paired = tuple(self._paired(trainer, task) for task, trainer in enumerate(trainers))
         object.__setattr__(self, "local", paired if several else paired[0])
+        if self._guard is not None and self.secure is not None:
+            object.__setattr__(self, "server", replace(self.server, guard=self._guard.within(self.secure)))  # type: ignore[call-arg]
         object.__setattr__(self, "name", self.name or type(self.server).__name__.lower())
 
     def locals(self, tasks: int) -> tuple[Local, ...]:

@@ -11,6 +11,11 @@ The rules, before the code:
 4. A sum is open when it has as many updates as the server takes for a step, of `cohort` different clients at least.
 5. With differential privacy (`SumBound`) a client shortens its message and rounds it towards zero, so that no number is
    cut, and noise in whole units is added to the sum before anybody sees it. A client is in a sum once.
+6. Where clients mask for each other, nobody else could add that noise. So each client adds its share to its message,
+   and counts the messages that it has made (`SUMS_SPENT`). The shares of the `honest` ones among `cohort` clients are
+   the noise that is claimed; in larger sums, and with more honest clients, there is more. A share is `GRAINS` units or
+   more, which makes a sum of rounded shares as good as rounded Gaussian noise (docs/privacy.md). What a client
+   remembers moves without the noise: its next message must not take back a part of it.
 
 Initial models are rounded to multiples of 2^-bits as well: y then stays one, and exact, below 2^(24 - bits).
 """
@@ -19,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil, sqrt
 from typing import ClassVar, Literal
 
 import torch
 
-from offbeat.core.errors import Checked, Count, SettingError
-from offbeat.core.local import Carry, Local, Work, Wrapper
+from offbeat.core.errors import Checked, Count, SettingError, Share
+from offbeat.core.local import SUMS_SPENT, Carry, Local, Work, Wrapper
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector, materialise
 
@@ -32,7 +38,9 @@ EXACT = 1 << 24  # whole numbers below it are exact in single precision
 RING = 1 << 32
 ROOM = 4  # times the updates of a server step: what a sum has room for, if few clients send most of them
 TAIL = 13  # standard deviations beyond which no noise goes: it is made of 104 random bits
+GRAINS = 5  # units that the standard deviation of a client's share of the noise has at least
 _SAMPLE = 24  # the draw of random numbers that is for rounding
+_NOISE = 2  # the purpose of random numbers that are a client's share of the noise
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,14 @@ class Secure(Checked):
     cohort: different clients, at least, whose updates are in every sum; a sum of fewer is never opened.
     mode: "helper": a second party, `offbeat helper`, takes the masks off a sum; "cohort": the clients in it do.
     bits: fractional bits of a number that is sent: multiples of 2^-bits, up to 2^(24-bits).
+    honest: with [privacy] and mode = "cohort", the share of the clients in a sum, at least, who tell nobody which noise
+        they have added; the others may work with the server.
     """
 
     cohort: Count = 30
     mode: Literal["helper", "cohort"] = "helper"
     bits: int = 20
+    honest: Share = 0.5
     bound: SumBound | None = field(default=None, repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
@@ -84,8 +95,22 @@ class Secure(Checked):
         """The largest q, where a server step takes so many updates."""
         return min(EXACT - 1, (RING // 2 - 1) // (ROOM * size))
 
+    @property
+    def unknown(self) -> int:
+        """Clients whose share of the noise nobody else knows, at least, in the smallest sum that is opened."""
+        return ceil(self.honest * self.cohort)
+
+    @property
+    def share(self) -> float:
+        """Standard deviation of the noise that a client adds to each number of a message; 0: it adds none."""
+        return 0.0 if self.bound is None or self.mode == "helper" else self.bound.deviation / sqrt(self.unknown)
+
     def bounded(self, bound: SumBound, size: int) -> Secure:
         """The same with noise in its sums, where a server step takes so many updates; raises `SettingError`."""
+        made = replace(self, bound=bound)
+        if self.mode == "cohort":
+            made._check_shares(bound, size)
+            return made
         most = min(self.largest(size), RING // 4 * bound.clip / (TAIL * bound.deviation))  # what clip may be, in units
         if bound.clip > most * self.unit:
             fewer = self.bits
@@ -95,7 +120,21 @@ class Secure(Checked):
                 f"secure.bits = {self.bits}: messages of length clip = {bound.clip:g} and their noise would not fit "
                 f"into sums of {size}; give bits = {fewer}"
             )
-        return replace(self, bound=bound)
+        return made
+
+    def _check_shares(self, bound: SumBound, size: int) -> None:
+        """Raise `SettingError` if a message with its share of the noise has too many bits, or the noise too few."""
+        longest = bound.clip + TAIL * self.share
+        fit = [bits for bits in range(1, 31) if longest <= self.largest(size) * 2.0**-bits]
+        fine = [bits for bits in fit if self.share >= GRAINS * 2.0**-bits]
+        if self.bits in fine:
+            return
+        said = f"secure.bits = {self.bits}: "
+        if self.bits not in fit:
+            said += f"messages of length clip = {bound.clip:g} and their noise would not fit into sums of {size}; "
+        else:
+            said += f"a client's share of the noise, {self.share:g}, would be less than {GRAINS} times 2^-{self.bits}; "
+        raise SettingError(said + (f"give bits = {fine[-1]}" if fine else "give more noise, or a larger clip"))
 
     def noise(self, normal: Vector) -> Vector:
         """Standard normal numbers as the noise of a sum, in whole units."""
@@ -149,7 +188,18 @@ class Encoded(Wrapper):
         return self.secure.largest(self.size)
 
     def remember(self, model: Vector) -> Payload:
-        return self.inner.remember(self.secure.round(model))
+        kept = self.inner.remember(self.secure.round(model))
+        return {**kept, SUMS_SPENT: materialise(model).new_zeros(1)} if self.secure.share else kept
+
+    def private(self, name: str) -> bool:
+        return name == SUMS_SPENT or self.inner.private(name)
+
+    def exhausted(self, memory: Payload) -> str:
+        """Why a client that remembers this takes part in no further sum; empty if it does."""
+        bound = self.secure.bound
+        if bound is None or SUMS_SPENT not in memory or memory[SUMS_SPENT][0] < bound.participations:
+            return ""
+        return f"it has made {int(memory[SUMS_SPENT][0]):,} messages for sums, and {bound.participations:,} are allowed"
 
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         upload, memory = map(dict, self.inner.final(carry, work))
@@ -161,7 +211,16 @@ class Encoded(Wrapper):
             dim = meant.shape[1]
             memory[moved] = torch.cat([work.memory[moved][:, :dim] + sent, memory[moved][:, dim:]], 1)
         upload[name] = sent
+        if self.secure.share:
+            upload[name] = self.noised(sent, work)
+            memory[SUMS_SPENT] = work.memory[SUMS_SPENT] + 1
         return upload, memory
+
+    def noised(self, sent: Vector, work: Work) -> Vector:
+        """These rows with a client's share of the noise in each number, in whole units."""
+        unit = self.secure.unit
+        normal = replace(work, step=0).normal(sent.shape[1], _NOISE).to(sent.device)
+        return (sent.double() + torch.round(normal * (self.secure.share / unit)) * unit).to(sent.dtype)
 
     def rounded(self, meant: Vector, uniform: Vector) -> Vector:
         """What is sent of these rows; a row that is not finite stays so: nothing hides that a client has diverged.
@@ -262,6 +321,6 @@ class Cohort(State):
     def fits(self, masks: Vector, size: int, secure: Secure) -> bool:
         """Whether these masks leave a sum that so many updates can have, where a server step takes so many."""
         assert self.total is not None
-        noise = 0.0 if secure.bound is None else TAIL * secure.bound.deviation / secure.unit
+        noise = 0.0 if secure.bound is None or secure.share else TAIL * secure.bound.deviation / secure.unit
         left = (materialise(self.total) - masks).long().abs()
         return bool((left <= self.count * secure.largest(size) + noise + 1).all())

@@ -5,9 +5,10 @@ The rules, before the code:
 1. A result is written to disk, with the memory that goes with it, before it is sent (`Save` before `Tell`). The same
    bytes are sent again until the assignment shows their verdict. One message is under way at a time.
 2. Memory moves on if the verdict is "applied"; otherwise it stays what it was before the job. Only what a client has
-   spent of its own privacy budget (`STEPS_SPENT`) moves on when a result is written down, whatever its verdict will be;
+   spent of its own privacy budgets (`BUDGETS`) moves on when a result is written down, whatever its verdict will be;
    by a whole job when one has failed, because that it has says something about the data; and by one job when a disk
-   was lost, because the copy that is replaced may still send one result. No server's word sets it.
+   was lost, because the copy that is replaced may still send one result. No server's word sets it. A message for a sum
+   (`SUMS_SPENT`) that was not applied, and of which not even masked numbers have left, is given back.
 3. A client that has a memory also leaves a sealed copy of its disk with the broker (`Mirror`) before it tells anything:
    if the disk is lost, it reads that copy, takes in the verdict that the assignment shows, and comes back with a larger
    epoch. If the copy is not there or does not fit, it stops with an error. It never begins anew by itself. A disk
@@ -34,7 +35,7 @@ from math import isfinite
 from typing import TypeAlias
 
 from offbeat.core.events import Job
-from offbeat.core.local import STEPS_SPENT
+from offbeat.core.local import BUDGETS, STEPS_SPENT, SUMS_SPENT
 from offbeat.core.server import SPENT
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects, wire
@@ -614,11 +615,12 @@ class ClientCore:
 
 def _charged(state: ClientState, task: int, moved: Payload | None, steps: int) -> ClientState:
     """The same with what this result has spent: other jobs may have been charged since it began."""
-    if moved is None or STEPS_SPENT not in moved:
-        return state
-    kept, spent = state.memory[task], moved[STEPS_SPENT].clone()
-    spent[0] = kept[STEPS_SPENT][0] + steps
-    return replace(state, memory={**state.memory, task: {**kept, STEPS_SPENT: spent}})
+    for name, more in ((STEPS_SPENT, steps), (SUMS_SPENT, 1)):
+        if moved is not None and name in moved:
+            kept, spent = state.memory[task], moved[name].clone()
+            spent[0] = kept[name][0] + more
+            state = replace(state, memory={**state.memory, task: {**kept, name: spent}})
+    return state
 
 
 def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
@@ -630,23 +632,24 @@ def _doubted(state: ClientState, assignment: Assignment) -> ClientState:
     """The same with one job more spent: the copy that we replace may have sent a result that nobody will settle."""
     largest = {task: kept[STEPS_SPENT][1].item() for task, kept in state.memory.items() if STEPS_SPENT in kept}
     asked = {task: [job.steps for job, _ in assignment.jobs if job.task == task] for task in largest}
+    state = _charged_more(state, dict.fromkeys(state.memory, 1), SUMS_SPENT)
     return _charged_more(state, {task: max([most, *asked[task]]) for task, most in largest.items()})
 
 
-def _charged_more(state: ClientState, steps: Mapping[int, float]) -> ClientState:
-    """The same with so many steps more spent, by task; nothing for a client that keeps no budget."""
+def _charged_more(state: ClientState, more: Mapping[int, float], name: str = STEPS_SPENT) -> ClientState:
+    """The same with so much more spent, by task; nothing for a client that keeps no such budget."""
     memory = dict(state.memory)
-    for task, more in steps.items():
-        if STEPS_SPENT in memory.get(task, {}):
-            total, *others = memory[task][STEPS_SPENT].tolist()
-            spent = memory[task][STEPS_SPENT].new_tensor([total + more, *others])
-            memory[task] = {**memory[task], STEPS_SPENT: spent}
+    for task, count in more.items():
+        if name in memory.get(task, {}):
+            total, *others = memory[task][name].tolist()
+            spent = memory[task][name].new_tensor([total + count, *others])
+            memory[task] = {**memory[task], name: spent}
     return replace(state, memory=memory)
 
 
 def _but_spent(given: Payload) -> Payload:
     """What a server says that a client is to remember; what that has spent of its own budget is not for it to say."""
-    return {name: vector for name, vector in given.items() if name != STEPS_SPENT}
+    return {name: vector for name, vector in given.items() if name not in BUDGETS}
 
 
 def _told(number: float) -> bool:

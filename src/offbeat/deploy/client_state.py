@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offbeat.core.local import STEPS_SPENT
+from offbeat.core.local import BUDGETS, SUMS_SPENT
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
@@ -33,6 +33,7 @@ class PendingResult:
     words: bytes = b""  # the numbers that are to be masked
     cohort: int = 0  # the number of the cohort that it is in
     heard: bool = False  # whether it has what the others of that have shared
+    shown: bool = False  # whether its masked numbers may have left this client, in this cohort or in one before
 
     @cached_property
     def digest(self) -> str:
@@ -75,15 +76,18 @@ class ClientState(ClientStateHeader):
             memory, members = self.memory, self.members
             if assignment.verdict == APPLIED and pending.memory is not None:
                 memory = {**memory, pending.task: {**pending.memory, **_spent(memory.get(pending.task, {}))}}
+            if assignment.verdict != APPLIED:
+                memory = _given_back(memory, pending)
             if assignment.verdict == APPLIED and pending.heard:
                 members = {pending.cohort: pending.member, **members}
             return replace(self, memory=memory, pending=None, settled=assignment.last, members=members)
         if self.named_by(assignment):
             # we were let in: what an earlier epoch had on its way is fenced for good
+            memory = self.memory
             if pending is not None and pending.epoch < self.epoch:
-                pending = None
+                memory, pending = _given_back(memory, pending), None
             settled = assignment.last if assignment.seq == 0 and self.settled[0] < self.epoch else self.settled
-            return replace(self, accepted=True, pending=pending, settled=settled)
+            return replace(self, accepted=True, pending=pending, settled=settled, memory=memory)
         return self
 
     def named_by(self, assignment: Assignment) -> bool:
@@ -134,7 +138,7 @@ def write_client_state(state: ClientState) -> bytes:
         parts["message"] = pending.message
         parts |= {f"p/{name}": vector for name, vector in (pending.memory or {}).items()}
         if pending.member:
-            header["member"] = [pending.attempt, pending.cohort, int(pending.heard)]
+            header["member"] = [pending.attempt, pending.cohort, int(pending.heard), int(pending.shown)]
             parts |= {"member": pending.member, "words": pending.words}
     if state.cohort:
         header["cohorts"] = [state.cohort, *state.members]
@@ -157,9 +161,10 @@ def read_client_state(data: bytes) -> ClientState:
             kept = _under(message, "p/") if moved else None
             pending = PendingResult(epoch, seq, job, task, bytes(message.parts["message"][1]), kept)
             if "member" in h:
-                attempt, cohort, heard = map(_whole, h["member"])
+                attempt, cohort, heard, *shown = map(_whole, h["member"])
                 mine, words = (bytes(message.parts[name][1]) for name in ("member", "words"))
                 pending = replace(pending, attempt=attempt, cohort=cohort, heard=heard > 0, member=mine, words=words)
+                pending = replace(pending, shown=any(shown))
         epoch, seq = map(_whole, h["settled"])
         last, *numbers = map(_whole, h.get("cohorts", [0]))
         return ClientState(
@@ -176,16 +181,25 @@ def read_client_state(data: bytes) -> ClientState:
 
 def _spent(memory: Payload) -> Payload:
     """What a client has spent of its own budget, which no verdict changes: it was charged when it was written down."""
-    return {STEPS_SPENT: memory[STEPS_SPENT]} if STEPS_SPENT in memory else {}
+    return {name: memory[name] for name in BUDGETS if name in memory}
+
+
+def _given_back(memory: dict[int, Payload], pending: PendingResult) -> dict[int, Payload]:
+    """What a client remembers when a message was not applied: one that nobody has seen anything of was not spent."""
+    kept = memory.get(pending.task, {})
+    if not pending.member or pending.shown or SUMS_SPENT not in kept:
+        return memory
+    return {**memory, pending.task: {**kept, SUMS_SPENT: kept[SUMS_SPENT] - 1}}
 
 
 def _more_spent(one: Payload, other: Payload) -> Payload:
     """The larger counts of the two, and the samples with which most was spent."""
-    counts = [each[STEPS_SPENT] for each in (one, other) if STEPS_SPENT in each]
-    if not counts:
-        return {}
-    rates = max((each[2:] for each in counts), key=lambda each: float(each[1] / each[0]) if each.sum() else 0.0)
-    return {STEPS_SPENT: torch.cat([counts[0][:2].maximum(counts[-1][:2]), rates])}
+    found = {}
+    for name in BUDGETS:
+        if counts := [each[name] for each in (one, other) if name in each]:
+            rates = max((each[2:] for each in counts), key=lambda each: float(each[1] / each[0]) if each.sum() else 0.0)
+            found[name] = torch.cat([counts[0][:2].maximum(counts[-1][:2]), rates])
+    return found
 
 
 def _whole(value: Any) -> int:

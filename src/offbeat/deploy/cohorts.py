@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from offbeat.core.server import SPENT
 from offbeat.core.sums import Cohort
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
@@ -115,6 +116,7 @@ class Cohorts:
                 self._advance(self.ledger.gatherings[number])
         while chosen := self._chosen():
             self._call(chosen)
+        self._end_if_spent()
 
     def _chosen(self) -> list[int]:
         """The jobs of the next cohort, if there is one."""
@@ -123,6 +125,15 @@ class Cohorts:
             return ledger.ready[:size]
         everybody = len(ledger.ready) >= self.least and len(ledger.ready) == len(ledger.flights)
         return [*ledger.ready] if everybody and not self._opening() else []
+
+    def _end_if_spent(self) -> None:
+        """End the run if those who are ready wait for others whose budgets are spent."""
+        ledger, server = self.ledger, self.fold.server
+        if not ledger.ready or len(ledger.ready) < len(ledger.flights) or ledger.gatherings or ledger.stopped:
+            return
+        guard, model = getattr(server, "guard", None), server.models(ledger.server)[0]
+        if guard is not None and guard.exhausted(model, self.fold.view.clients, self.least):
+            self.fold.end(SPENT)
 
     def _opening(self) -> bool:
         """Whether a sum is being opened, whose members are then at work again; not if that has taken a lease."""

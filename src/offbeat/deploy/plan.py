@@ -105,10 +105,6 @@ class Plan:
                 'secure.mode = "cohort": clients that wait for others in one task would keep those of another waiting; '
                 'give mode = "helper", or train one task'
             )
-        if secure.bound is not None:
-            raise SettingError(
-                'secure.mode = "cohort": nobody could add the noise of [privacy] to a sum; give mode = "helper"'
-            )
         working = getattr(self.server, "concurrency", None)
         if working is not None and working < secure.cohort:
             raise SettingError(

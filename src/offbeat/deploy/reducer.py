@@ -35,7 +35,7 @@ from offbeat.core.events import Event, Job, Rang, Started, Update
 from offbeat.core.metric import Metric, in_order, own_metric
 from offbeat.core.server import SPENT
 from offbeat.core.state import copied
-from offbeat.core.sums import Cohort
+from offbeat.core.sums import Cohort, Secure
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.deploy import wire
@@ -309,6 +309,11 @@ class Reducer(Course[SentJob]):
     def sum_of(self, job: Job) -> Cohort:
         return self.ledger.closed[self.closing] if self.closing else super().sum_of(job)
 
+    def complete(self, cohort: Cohort, size: int, secure: Secure) -> bool:
+        if not self.closing:
+            return super().complete(cohort, size, secure)
+        return cohort.count == len(self.ledger.gatherings[self.closing].survivors)
+
     def collect(self, cohort: Cohort, update: Update, result: wire.Trained) -> None:
         """Put the masked numbers of an update into a sum, and keep what the helper needs for its mask."""
         record, (name,) = self.ledger.clients[update.job.client], self.locals[update.job.task].sends
@@ -512,9 +517,12 @@ class Reducer(Course[SentJob]):
             raise RefusedError("paused", "too many of its results were refused")
         if result.error:
             ledger.clients[client].failed += 1
+            spent = result.error.startswith(SPENT)
+            if spent and plan.secure is not None and plan.secure.share:
+                plan.server.guard.refuse(plan.server.models(ledger.server)[job.task], client)  # type: ignore[attr-defined]
             self.lose(flight, f"failed: {wire.writable(result.error[:200])}")
             self._strike(client)
-            if self.budgeted[job.task] and result.error.startswith(SPENT):
+            if spent and self.budgeted[job.task]:
                 self._exhaust(client, job.task)
             elif self.budgeted[job.task]:
                 ledger.tally.spend(job.task, client, job.steps)  # as its client has: a failure, too, says something

@@ -110,7 +110,7 @@ class ServerCore:
         heapq.heapify(self.alarms)
         self.counted = ours.counter  # alarms that were put there
         guard = getattr(plan.server, "guard", None)  # its noise, if it adds any, is drawn from a secret
-        self.secret = secrets.token_hex(32) if guard is not None and guard.limits else ""
+        self.secret = secrets.token_hex(32) if guard is not None and guard.limits and plan.secure is None else ""
         self.folded_at = 0.0
         self.consulted = float("-inf")  # when the helper was last asked
         self.scanned = float("-inf")

@@ -58,7 +58,9 @@ class TakingPart:
         except TicketError as error:
             self.refused = f"cohort {call.number}: {error}"
             return state
-        pending = replace(pending, member=member.to_bytes(), cohort=call.number, heard=bool(member.shares))
+        heard = bool(member.shares)
+        pending = replace(pending, member=member.to_bytes(), cohort=call.number, heard=heard)
+        pending = replace(pending, shown=pending.shown or heard)
         serial = self.pairing.roster.serial if self.pairing.roster is not None else 0
         seen = max(state.roster, serial)
         return replace(state, pending=pending, cohort=max(state.cohort, call.number), roster=seen)

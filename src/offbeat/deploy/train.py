@@ -12,11 +12,16 @@ from offbeat.core.events import Job
 from offbeat.core.local import STEPS_SPENT, Local, Work, allowed_steps, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key, signed
+from offbeat.core.server import SPENT
+from offbeat.core.sums import encoder
 from offbeat.core.vectors import Payload
 
 
 def check_allowance(problem: Problem, local: Local, job: Job, memory: Payload) -> None:
-    """Raise if a job would take more local steps than this client may make with its data."""
+    """Raise if a job would exceed a budget that this client keeps: of local steps, or of messages for sums."""
+    exact = encoder(local)
+    if exact is not None and (why := exact.exhausted(memory)):
+        raise SpentError(f"{SPENT}: {why}")
     allowed = allowed_steps(local, problem)
     if allowed is None:
         return
@@ -25,9 +30,7 @@ def check_allowance(problem: Problem, local: Local, job: Job, memory: Payload) -
     if samples:  # all of its steps count as those of which a sample was part with the largest probability
         most = min(most, local.allowance(samples, drawn) or 0)
     if spent + job.steps > most:
-        raise SpentError(
-            f"privacy budget: {spent:,} of {most:,} local steps are spent, and this job would take {job.steps:,}"
-        )
+        raise SpentError(f"{SPENT}: {spent:,} of {most:,} local steps are spent, and this job would take {job.steps:,}")
 
 
 class Training:

@@ -81,6 +81,10 @@ class LedgerView:
     def sealed(self) -> bool:
         return self._ledger.sealed
 
+    @property
+    def complete(self) -> bool:
+        return self._ledger.complete
+
     def barred(self, client: int, version: int, task: int = 0) -> bool:
         return self._ledger.barred(client, version, task)
 

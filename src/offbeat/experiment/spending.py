@@ -59,9 +59,11 @@ class Spending:
         noise = f"standard deviation {kept['multiplier']:.4g} x {kept['clip']:g} in every coordinate of every sum"
         if kept["bands"] > 1:
             noise += f", correlated over {kept['bands']} bands"
-        sealed = kept.get("sealed", False)
+        sealed, shared = kept.get("sealed", False), "unknown" in kept
         secret = f"from a secret that only the {'helper has' if sealed else 'servers can open'}"
+        secret = "from each client's operating system" if shared else secret
         drawn = secret if self.real else "from the run's seed, so that this simulation hides nothing"
+        servers = "a server and a helper that work together" if sealed else "the servers, which see single updates"
         cap = f"{kept['participations']} times"
         over = f" to each of {len(self.tasks)} tasks" if self.tasks else ""
         return [
@@ -73,13 +75,25 @@ class Spending:
             "What it rests on",
             f"  unit: all contributions of one client, replaced by zeros; each has length {kept['clip']:g} at most",
             f"  noise: Gaussian, {noise}, drawn {drawn}",
+            *self._shares(),
             f"  participation: at most once in a sum, {cap} in all{over}, {kept['separation']} or more sums apart; "
             f"{kept['releases']} sums were released",
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
-            f"  {'a server and a helper that work together' if sealed else 'the servers, which see single updates'};",
+            f"  {'a server that works with more members of a sum than that' if shared else servers};",
             "  when and how often a client took part; metrics measured on clients' data; other runs on the same data,",
             "  and the choice of settings by them",
+        ]
+
+    def _shares(self) -> list[str]:
+        """Where clients add the noise: what that rests on."""
+        kept = self.kept
+        if "unknown" not in kept:
+            return []
+        return [
+            f"  shares: each client adds noise of standard deviation {kept['share']:.4g}; a sum has at least "
+            f"{kept['cohort']}",
+            f"  clients, of whom at least {kept['unknown']} tell nobody theirs: the noise above is that of so many",
         ]
 
     def _by_task(self) -> list[str]:

@@ -11,8 +11,10 @@ The rules, before the code:
    two. It is given no work that could break this. A contribution that does is an error, and never counts. Each of
    several tasks has such a ledger; a client's contributions to all of them compose.
 4. The contribution is charged when it is collected: before the sum that it is part of can be released.
-5. Under secure aggregation a client does rule 1 itself, and whoever opens the sum adds the noise, in multiples of the
-   unit of the sum (`core/sums.py`): the server is charged for what it has not seen, and sees released sums only.
+5. Under secure aggregation a client does rule 1 itself, and the helper that opens the sum adds the noise, or each
+   client a share of it, in multiples of the unit of the sum (`core/sums.py`): the server is charged for what it has not
+   seen, and sees released sums only. Without a helper, FedBuff divides by the number of clients in the sum, which
+   varies and is public.
 6. Who contributed when is public. That clients are drawn at random is not assumed, so nothing is gained from it.
 """
 
@@ -32,7 +34,7 @@ from offbeat.core.errors import Checked, Count, Fraction, Positive, SettingError
 from offbeat.core.guard import Contributions, Guard
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.server import Model, View
-from offbeat.core.sums import SumBound, shortened
+from offbeat.core.sums import Secure, SumBound, shortened
 from offbeat.core.vectors import Payload, Vector, alike, materialise
 from offbeat.privacy.accounting import column_norm, epsilon_of, mu_of, multiplier_for, toeplitz
 
@@ -78,6 +80,7 @@ class Privacy(Guard):
     noise: Noise
     unit: Literal["client"] = "client"
     separation: Count = 1
+    secure: Secure | None = field(default=None, repr=False, metadata={"setting": False})  # with noise by its clients
 
     limits: ClassVar[bool] = True
 
@@ -111,13 +114,14 @@ class Privacy(Guard):
     def admits(self, model: Model, client: int) -> bool:
         past = model.contributions
         return past is None or (
-            past.count.get(client, 0) < self.noise.participations
+            client not in past.refusing
+            and past.count.get(client, 0) < self.noise.participations
             and past.releases >= past.last.get(client, -self.separation) + self.separation
         )
 
     def exhausted(self, model: Model, clients: int, wanted: int) -> bool:
         past = model.contributions
-        barred = 0 if past is None else sum(not self.admits(model, client) for client in past.count)
+        barred = 0 if past is None else sum(not self.admits(model, n) for n in {*past.count, *past.refusing})
         return clients - barred < wanted
 
     # What counts
@@ -148,14 +152,19 @@ class Privacy(Guard):
         past.last[client] = past.releases
         return past
 
-    def charge(self, model: Model, buffer: Buffer, client: int, size: int) -> None:
+    def refuse(self, model: Model, client: int) -> None:
+        past = model.contributions = model.contributions or Contributions()
+        past.refusing = sorted({*past.refusing, client})
+
+    def within(self, secure: Secure) -> Privacy:
+        return replace(self, secure=secure) if secure.share else self
+
+    def charge(self, model: Model, buffer: Buffer, client: int, last: bool) -> None:
         past = self._spend(model, client)
         past.sealed = True
-        buffer.count += 1
-        if buffer.count == size:
-            buffer.count = 0
-            past.releases += 1
-            past.closed += 1
+        buffer.count = 0 if last else buffer.count + 1
+        past.releases += last
+        past.closed += last
 
     def bound(self) -> SumBound:
         if self.bands > 1:
@@ -201,10 +210,16 @@ class Privacy(Guard):
                 "separation": self.separation,
                 "bands": self.bands,
                 "limit": self.spent(len(models) * self.noise.participations),
+                **self._by_clients(),
                 **whole,
                 **({"tasks": tasks} if len(models) > 1 else {}),
             }
         }
+
+    def _by_clients(self) -> dict[str, Any]:
+        """Where clients add the noise: to sums of how many, how many shares are claimed, and how large they are."""
+        secure = self.secure
+        return {} if secure is None else {"cohort": secure.cohort, "unknown": secure.unknown, "share": secure.share}
 
     def _kept(self, count: Mapping[int, int], releases: int, sealed: bool) -> dict[str, Any]:
         """What a ledger says."""

@@ -49,6 +49,10 @@ class WorldView:
     def sealed(self) -> bool:
         return self.world.sealed
 
+    @property
+    def complete(self) -> bool:
+        return self.world.complete
+
     def barred(self, client: int, version: int, task: int = 0) -> bool:
         return self.world.barred(client, version, task)
 

@@ -52,8 +52,8 @@ class MaskContext:
     """What all messages of a sum have in common.
 
     dim: words of a message.   cohort, bits: as the experiment has them, and so as the clients were told.
-    deviation: of the noise in the sum, in units of the last bit; 0: none.   participations: sums that a client may be
-    in, with noise.
+    deviation: of the noise in the sum or, where clients mask for each other, in each message, in units of the last
+    bit; 0: none.   participations: sums that a client may be in, with noise.
     """
 
     federation: str
@@ -74,7 +74,7 @@ class MaskContext:
 def context_for(federation: str, run: str, task: int, dim: int, secure: Secure) -> MaskContext:
     """Of messages of so many words under these settings."""
     bound = secure.bound
-    noise = (0.0, 0) if bound is None else (bound.deviation / secure.unit, bound.participations)
+    noise = (0.0, 0) if bound is None else ((secure.share or bound.deviation) / secure.unit, bound.participations)
     return MaskContext(federation, run, task, dim, secure.cohort, secure.bits, *noise)
 
 

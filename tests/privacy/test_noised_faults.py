@@ -1,0 +1,108 @@
+"""Noise by the members of a cohort in the fault simulator: schedules without a violation, and planted mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from faults import Bugs
+from noised import NOISED, Noised
+
+from offbeat.core.local import SUMS_SPENT, Work
+from offbeat.core.sums import Encoded
+from offbeat.core.vectors import Vector
+from offbeat.deploy import client_state
+from offbeat.deploy.client_core import ClientCore
+from offbeat.deploy.client_state import ClientState, PendingResult
+from offbeat.deploy.effects import Effect
+from offbeat.privacy.differential import Privacy
+
+
+@pytest.mark.parametrize("algorithm", NOISED)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> None:
+    outcome = Noised(seed, algorithm).run()
+    assert outcome.violations == []
+    assert outcome.fired["sums"] > (0 if algorithm == "noised capped" else 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", NOISED)
+def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
+    """A third of them each."""
+    for seed in range(1000, 1334):
+        assert Noised(seed, algorithm).run().violations == [], seed
+
+
+class CountsWhatIsApplied(ClientCore):
+    """A client counts a message when it is in a sum, not when it is written down."""
+
+    def _keep(self, state: ClientState) -> list[Effect]:
+        pending = state.pending is not None and self.state is not None and self.state.pending is None
+        return super()._keep(replace(state, memory=self.state.memory) if pending and self.state else state)
+
+
+class Quiet(Noised):
+    """Every second message has no noise."""
+
+    def draw(self, noised: Callable[[], Vector], encoded: Encoded, sent: Vector, work: Work) -> Vector:
+        return sent if work.jobs[0].number % 2 else noised()
+
+
+class Seeded(Noised):
+    """Noise follows from the run's seed, which the server has."""
+
+    def draw(self, noised: Callable[[], Vector], encoded: Encoded, sent: Vector, work: Work) -> Vector:
+        work.secret = False  # as in simulations
+        return noised()
+
+
+@pytest.mark.parametrize("world", [Quiet, Seeded])
+def test_noise_that_is_missing_or_that_the_server_can_draw_is_caught(world: type[Noised]) -> None:
+    said = ("has noise [", "knows the run's seed")[world is Seeded]
+    assert any(said in text for text in world(0, rate=0.0).run().violations)
+
+
+def first_violation(algorithm: str, bugs: Bugs | None = None) -> str:
+    return next((text for seed in range(10) for text in Noised(seed, algorithm, bugs).run().violations), "")
+
+
+def test_a_client_that_counts_what_was_applied_is_caught() -> None:
+    assert "sends more than it has counted" in first_violation("noised", Bugs(core=CountsWhatIsApplied))
+
+
+def test_a_client_that_takes_back_what_others_may_have_summed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: Callable[..., Any] = client_state._given_back
+
+    def always(memory: Any, pending: PendingResult) -> Any:
+        return given_back(memory, replace(pending, shown=False))
+
+    monkeypatch.setattr(client_state, "_given_back", always)
+    assert "counted" in first_violation("noised")
+
+
+def test_a_ledger_that_is_charged_after_the_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    charge, owed = Privacy.charge, dict[int, int]()
+
+    def late(self: Privacy, model: Any, buffer: Any, client: int, last: bool) -> None:
+        charge(self, model, buffer, client, last)
+        model.contributions.count[client] -= 1
+        if id(model) in owed:
+            model.contributions.count[owed[id(model)]] += 1
+        owed[id(model)] = client
+
+    monkeypatch.setattr(Privacy, "charge", late)
+    assert "are charged" in first_violation("noised")
+
+
+def test_a_client_that_has_lost_its_disk_has_still_spent_what_it_had() -> None:
+    """Its count is in the copy at the broker; and one message more, which its old process may send."""
+    world = Noised(3, rate=0.0)
+    world.later(15.0, lambda: world.lose_disk(world.nodes[0]))
+    assert world.run().violations == []
+    core = world.nodes[0].core
+    assert core is not None
+    assert core.state is not None
+    assert float(core.state.memory[0][SUMS_SPENT][0]) == len(world.left[0]) + 1
