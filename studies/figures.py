@@ -3,13 +3,15 @@
 python -m studies.figures FOLDER "defedavg-fig7/fashion-iid" "fedast-fig10/mnist trials=2" --device cuda --processes 8
 python -m studies.figures FOLDER WAVE... --plan       # write FOLDER/plan.json, which a machine without pyarrow can run
 python -m studies.figures FOLDER --device cuda        # do what the plan has and FOLDER has no record of
+python -m studies.figures FOLDER --pack records.zip --wait 500    # after 500 s, or when all is done: the records so far
 python -m studies.figures FOLDER --merge defedavg-fig7 docs/results/defedavg/fig7.json    # the waves of an entry as one
 python -m studies.figures docs/results/defedavg --judge defedavg-fig7    # our numbers and the paper's claims
 
 A wave is ENTRY/EXPERIMENT of `offbeat reproduce ENTRY --full`, or ENTRY/EXPERIMENT/ALGORITHM,ALGORITHM, and overrides
-behind it. Its runs are one program; processes take the waves in the order in which they are written, so the most
-important ones come first. FOLDER gets a JSON file for each wave, written every few seconds. A second call does the runs
-that are missing; those that were cut short begin anew. `--limit` stops after so many seconds with what there is. On a
+behind it; of a sweep, the settings that the paper shows. persafl-fig2/PART is a part of `studies.persafl`. The runs of
+a wave are one program; processes take the waves in the order in which they are written, so the most important ones come
+first. FOLDER gets a JSON file for each wave, written every few seconds. A second call does the runs that are missing;
+those that were cut short begin anew. `--limit` stops after so many seconds with what there is. On a
 GPU, start NVIDIA's multi-process service first (`nvidia-cuda-mps-control -d`).
 """
 
@@ -22,8 +24,10 @@ import multiprocessing
 import re
 import shlex
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from offbeat.simulate.program import Program
 from offbeat.simulate.threads import computing
 from offbeat.watch.history import History
 from offbeat.watch.results import Result, TaskResult
+from studies import persafl
 from studies.in_memory import InMemory, recorded, write
 
 METRIC = Metric("accuracy", higher=True, share=True)
@@ -51,17 +56,22 @@ def plan(waves: Sequence[str]) -> list[dict[str, Any]]:
     from offbeat.experiment.grid import Grid  # with pyarrow
     from offbeat.experiment.overrides import override
     from offbeat.papers import load
+    from offbeat.papers.cells import printed
 
-    found = []
+    found: list[dict[str, Any]] = []
     for wave in waves:
         place, *overrides = shlex.split(wave)
         entry, experiment, labels = [*place.split("/"), ""][:3]
-        points = Grid(override(load(entry).experiment[experiment], overrides)).points
+        if entry == persafl.ENTRY.stem:
+            found.append({"wave": wave, "entry": entry, "part": experiment, "set": overrides})
+            continue
+        paper = load(entry)
+        points = Grid(override(paper.experiment[experiment], overrides)).points
         wanted = labels.split(",") if labels else [point.label for point in points]
         runs = [
             {"algorithm": p.label, "settings": p.settings, "seed": p.seed, "table": p.table}
             for p in points
-            if p.label in wanted
+            if p.label in wanted and printed(paper, experiment, p.label, p.settings)
         ]
         found.append({"wave": wave, "entry": entry, "experiment": experiment, "runs": runs})
     return found
@@ -178,6 +188,15 @@ def result(run: Mapping[str, Any]) -> Result:
     )
 
 
+def pack(folder: Path, archive: Path) -> None:
+    """The plan and all records in one file."""
+    replacement = archive.with_suffix(".new")
+    with zipfile.ZipFile(replacement, "w", zipfile.ZIP_DEFLATED) as out:
+        for path in sorted(folder.glob("*.json")):
+            out.write(path, path.name)
+    replacement.replace(archive)
+
+
 def merged(folder: Path, name: str) -> dict[str, Any]:
     """The records of an entry's waves as one; of runs that were recorded twice, the finished one."""
     seconds: dict[str, int] = {}
@@ -209,10 +228,20 @@ def _work(folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> 
     if time.time() > until:
         return f"{wave['wave']}: no time"
     with computing(()):
-        said = Wave(folder, wave, given, until).work()
+        said = _part(folder, wave, given, until) if "part" in wave else Wave(folder, wave, given, until).work()
     gc.collect()
     torch.cuda.empty_cache()  # nothing without a GPU
     return said
+
+
+def _part(folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> str:
+    """A part of `studies.persafl`, which tunes before it judges."""
+    own = ["--set", *wave["set"]] if wave["set"] else []
+    words = [str(folder), "--device", given.device, "--share", str(given.share), "--limit", str(until - time.time())]
+    part = persafl.Part(folder, wave["part"], persafl.arguments([*words, *own]))
+    with suppress(SystemExit):  # out of time
+        part.work()
+    return f"{wave['wave']}: {len(part.runs)} runs, {part.memory.seconds:.0f} s"
 
 
 def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> Iterator[str]:
@@ -238,6 +267,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write the records so far into one file")
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds before that, or until all is done")
     given = parser.parse_intermixed_args()
     if given.judge:
         print(judged(given.folder, given.judge))
@@ -245,13 +276,21 @@ def main() -> None:
     if given.merge:
         write(Path(given.merge[1]), merged(given.folder, given.merge[0]))
         return
+    path, done = given.folder / "plan.json", given.folder / "done"
+    if given.pack:
+        began = time.monotonic()
+        while time.monotonic() - began < given.wait and not done.exists():
+            time.sleep(1.0)
+        pack(given.folder, given.pack)
+        return
     given.folder.mkdir(parents=True, exist_ok=True)
-    path = given.folder / "plan.json"
+    done.unlink(missing_ok=True)
     if given.waves:
         write(path, {"waves": plan(given.waves)})
     if not given.plan:
         for line in run(given.folder, json.loads(path.read_text())["waves"], given):
             print(line, flush=True)
+        done.touch()
 
 
 if __name__ == "__main__":

@@ -193,7 +193,8 @@ def _with(cell: Any, value: float) -> Any:
     return replace(cell, mean=total / (cell.seeds + 1), **known)
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", help="one part alone, in this process")
@@ -206,8 +207,12 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=30.0, help="time between evaluations")
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
-    parser.add_argument("--set", action="append", default=[], help="overrides")
-    given = parser.parse_args()
+    parser.add_argument("--set", action="extend", nargs="+", default=[], help="overrides")
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    given = arguments()
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.judge is not None:
         print(*(line for data in given.data for line in judged(given.folder, data, given.judge)), sep="\n")

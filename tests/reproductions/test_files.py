@@ -10,11 +10,15 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from reproductions.synthetic import runs
+from torch import nn
 
 from offbeat.core.events import Job
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid
+from offbeat.experiment.overrides import override
+from offbeat.models.build import build
 from offbeat.papers import PaperEntry, conclude, load, names
 from offbeat.papers.cells import Cell
 from offbeat.papers.claims import judge
@@ -122,3 +126,23 @@ def test_the_clock_of_the_demonstration_has_the_mean_times_of_its_code() -> None
         times = [clock.durations(job, 0, 0).compute for job in jobs]
         assert fmean(times) == pytest.approx(mean, rel=0.02)
         assert min(times) == pytest.approx(0.7 * mean / 3, rel=0.01)  # a fast client without any exponential part
+
+
+def test_cifar10_under_personalised_methods_has_the_paper_s_network_and_activity() -> None:
+    """PersA-FL, appendix D: "ℓ-layer CNN networks followed by ℓ-fully connected layers with pooling and dropout …,
+    where ℓ = 2 for MNIST and ℓ = 3 for CIFAR-10"; "c = 3 per client"; §5: "the proportion of active users, which is up
+    to 80% on average over time"."""
+    table = load("persafl-fig2").experiment["cifar10"]
+    assert table["problem"]["split"] == {"classes": 3}
+    network = build(table["problem"]["model"], (3, 32, 32), 10, seed=0)
+    kinds = [type(layer) for layer in network.modules()]
+    assert [kinds.count(kind) for kind in (nn.Conv2d, nn.Linear, nn.Dropout)] == [3, 3, 1]
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    x = torch.ones(1, 3, 32, 32)
+    assert not torch.equal(network(x), network(x))  # drops
+    light = ["problem.data=digits", "problem.model=softmax", "until.time=40", "evaluate.every=20", "trials=1"]
+    for label in ("fedasync", "persafl-maml", "persafl-me"):
+        only = {key: value for key, value in table.items() if key != "sweep"}
+        only["algorithm"] = [each for each in table["algorithm"] if each["name"] == label]
+        (result,) = Experiment.parse(override(only, light)).run(progress=False)
+        assert result.measures.concurrency.mean == pytest.approx(0.8)

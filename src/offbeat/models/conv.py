@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
-from offbeat.core.errors import SettingError, not_negative
+from offbeat.core.errors import SettingError, at_least, not_negative
 
 
 class _TwoConv(nn.Module):
@@ -114,6 +114,37 @@ class CifarCNN(_TwoConv):
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         super().__init__("cifar-cnn", shape, classes, (64, 64), (384, 192))
+
+
+class DropoutCNN(nn.Module):
+    """PersA-FL's networks: ℓ convolutions with pooling, then ℓ full layers, with dropout (appendix D).
+
+    The paper prints no sizes. Here convolutions are 3 × 3 and padded, with 32 channels in the first and 64 in the
+    others, hidden full layers have 128 units, and dropout is between full layers.
+
+    layers: ℓ, 3 for CIFAR-10.   dropout: its probability.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, layers: int = 3, dropout: float = 0.25) -> None:
+        super().__init__()
+        at_least(1, layers=layers)
+        colours, side = _square("DropoutCNN", shape)
+        if side >> layers < 1:
+            raise SettingError(f"layers = {layers}: pooling halves images of {side} pixels a side too often")
+        channels = (colours, 32, *(64,) * (layers - 1))
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(channels))
+        sizes = (channels[-1] * (side >> layers) ** 2, *(128,) * (layers - 1), classes)
+        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.convolutions:
+            x = torch.relu(max_pool2d(layer(x), 2))
+        x = x.flatten(1)
+        for layer in self.full[:-1]:
+            x = self.drop(torch.relu(layer(x)))
+        outputs: Tensor = self.full[-1](x)
+        return outputs
 
 
 def _square(name: str, shape: Sequence[int]) -> tuple[int, int]:
