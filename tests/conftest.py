@@ -48,6 +48,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
                 gc.collect()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole pages come first: last, they would all be one process's, and nothing would be left for the others."""
+    items.sort(key=lambda item: "commands_of_a_page" not in item.name)
+
+
 IMPORTED: set[str] = set()  # modules that were there before the first test
 
 
