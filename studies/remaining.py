@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,14 +51,14 @@ WAVES = (
     Wave("fedast-fig8/fig9", 130, 2),
     Wave("fedast-fig5/mnist-4", 75, 0.7),
     Wave("fedast-fig5/mnist-6", 115, 1.3),
-    Wave("defedavg-fig6/fashion-iid/n-5,n-20,n-80", 100, 1),
+    Wave("defedavg-fig6/fashion-iid/n-5,n-20,n-40,n-80", 130, 1.5),
     Wave("fedast-fig8/fig8", 230, 2),
-    Wave("defedavg-fig7/cifar10-classes until.time=1000", 130, 1),
+    Wave("defedavg-fig7/cifar10-classes until.time=1000", 150, 1),
     Wave("defedavg-table1/cifar10-classes/favano-10,favano-20,favano-80 until.time=1800 trials=1", 150, 1),
     Wave(_PARTS[1], 250, 1.7),
     Wave(_PARTS[0], 250, 1.7),
     Wave(_PARTS[2], 400, 2.6),
-    Wave("defedavg-fig6/cifar10-classes/n-5,n-20,n-80 until.time=1800", 180, 1),
+    Wave("defedavg-fig6/cifar10-classes/n-5,n-20,n-80 until.time=1800", 200, 1),
     Wave("fedast-fig5/fashion-2", 30, 0.2),
     Wave("fedast-fig5/fashion-4", 50, 0.2),
     Wave("fedast-fig5/fashion-6", 70, 0.6),
@@ -119,14 +120,38 @@ def _known(results: Path, folder: Path | None, entries: Sequence[str]) -> dict[s
     found: dict[str, Record] = {}
     for entry in entries:
         own = [_records(results / place(entry).parent, entry), _records(folder, entry)]
-        done = {_key(run): run for runs in own for run in runs if run["finished"]}
+        done = {_key(run): run for runs in own for run in runs if _whole(run)}
         if done:
-            found |= {same: done[_key(p)] for p, same in points(entry, {key[0] for key in done}) if _key(p) in done}
+            for point, same in points(entry, {key[0] for key in done}):
+                if _key(point) in done and not (same in found and _stepped(found[same])):
+                    found[same] = done[_key(point)]
     first = results / "fedast" / "fig7.json"
     runs = json.loads(first.read_text())["runs"] if first.exists() else []
     if old := {_key(run): run for run in map(_renamed, runs) if run}:
         found |= {same: old[_key(p)] for p, same in points("fedast-fig7") if _key(p) in old}
     return found
+
+
+def _whole(run: Record) -> bool:
+    """Whether a run is over and has today's settings: DeFedAvg-IID used to train on a model again."""
+    return bool(run["finished"]) and not run.get("repeat", False)
+
+
+def _stepped(run: Record) -> bool:
+    """Whether a run was recorded with the server's steps."""
+    return any(task["curve"] and task["curve"][-1][1] for task in run["tasks"])
+
+
+@cache
+def _counts_steps(entry: str) -> bool:
+    from offbeat.papers import load  # with pyarrow
+
+    return any(q.by == "version" or q.of == "step time" for q in load(entry).quantity.values())
+
+
+def _serves(run: Record, entry: str) -> bool:
+    """Whether an entry can be judged by this run."""
+    return _stepped(run) or not _counts_steps(entry)
 
 
 def _records(folder: Path | None, entry: str) -> list[Record]:
@@ -152,14 +177,15 @@ def _renamed(run: Record) -> Record | None:
 def plan(results: Path, folder: Path | None, waves: Sequence[str]) -> list[dict[str, Any]]:
     """The waves with the runs of which nobody has a record yet, in their order."""
     entries = list(dict.fromkeys(wave.split("/")[0] for wave in waves if not wave.startswith("persafl")))
-    done = set(_known(results, folder, entries))
+    known, planned = _known(results, folder, entries), set[str]()
     left = []
     for wave in figures.plan(waves):
         if "part" not in wave:
             runs, wave["runs"] = wave["runs"], []
             for run in runs:
-                if (same := identity(run["table"])) not in done:
-                    done.add(same)
+                same = identity(run["table"])
+                if same not in planned and not (same in known and _serves(known[same], wave["entry"])):
+                    planned.add(same)
                     wave["runs"].append(run)
             if not wave["runs"]:
                 continue
@@ -178,10 +204,10 @@ def keep(folder: Path, results: Path) -> Iterator[str]:
         old = json.loads(target.read_text()) if target.exists() else {}
         made = figures.merged(folder, entry)
         both = [*_records(target.parent, entry), *made["runs"]]
-        finished = {_key(run): run for run in both if run["finished"]}
+        finished = {_key(run): run for run in both if _whole(run)}
         runs = {_key(run): run for run in both} | finished
         for point, same in points(entry) if known else ():
-            if _key(point) not in finished and same in known:
+            if _key(point) not in finished and same in known and _serves(known[same], entry):
                 kept = {key: point[key] for key in ("experiment", "algorithm", "settings", "seed")}
                 runs[_key(point)] = {**known[same], **kept}
         if not runs or (entry not in names and [*runs.values()] == old.get("runs")):

@@ -54,6 +54,12 @@ def test_what_docs_results_has_is_not_planned() -> None:
     assert not remaining.plan(remaining.RESULTS, None, ["fedast-fig5/mnist-2", "fedast-table3/fedast"])
 
 
+def test_a_record_without_server_steps_does_not_serve_a_figure_over_rounds() -> None:
+    """DeFedAvg's table has runs of figure 6's settings, recorded over time alone and as DeFedAvg-IID was then."""
+    (wave,) = remaining.plan(remaining.RESULTS, None, ["defedavg-fig6/fashion-iid/n-10,n-20"])
+    assert sorted((run["algorithm"], run["seed"]) for run in wave["runs"]) == [("n-20", 0), ("n-20", 1), ("n-20", 2)]
+
+
 def test_every_wave_is_of_an_entry_and_the_most_valuable_come_first() -> None:
     assert {wave.name.split("/")[0] for wave in remaining.WAVES} <= set(names())
     assert len({figures.slug(wave.name) for wave in remaining.WAVES}) == len(remaining.WAVES)
