@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import offbeat as ob
 from offbeat.core.errors import SettingError
 from offbeat.data.texts import windows
+from offbeat.experiment.export import export
 from offbeat.models.lora import LoRA
 from offbeat.problems.supervised import Supervised
 
@@ -55,6 +59,9 @@ def test_a_folder_gives_its_weights(tmp_path) -> None:
     made.flat.module.inner.save_pretrained(tmp_path)
     again = problem(folder=str(tmp_path))
     assert torch.equal(again.initial(), made.initial())
+    more = windows({name: text + "0123456789" * 9 for name, text in TEXTS.items()}, window=12)
+    with pytest.raises(SettingError, match="knows 19 tokens, and the data have 25"):
+        Supervised.split(more, 4, model="huggingface", options={"folder": str(tmp_path)})
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +72,66 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(SettingError, match=r"pip install 'offbeat\[llm\]'"):
         problem(**GPT2)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_setting_that_a_kind_of_model_has_not_is_refused() -> None:
+    """transformers keeps what it does not know: `n_layers = 1` would make a GPT-2 of full size."""
+    pytest.importorskip("transformers")
+    with pytest.raises(SettingError, match=r"unknown setting of gpt2: 'n_layers'; did you mean 'n_layer'\?"):
+        problem(config="gpt2", settings={"n_layers": 1})
+    with pytest.raises(SettingError, match=r"has no such kind of model; did you mean 'gpt2'\?$"):
+        problem(config="gtp2")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_decoder_that_classifies_stacks_and_one_that_cannot_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    data = {"x": torch.arange(800).view(80, 10) % 30, "y": torch.arange(80) % 3}
+    options = {"config": "gpt2", "task": "classify", "settings": GPT2["settings"] | {"vocab_size": 30}}
+    options["settings"]["pad_token_id"] = 0
+    p = Supervised.split(data, 4, model="huggingface", options=options)
+    assert not p.unstackable
+    monkeypatch.setattr(type(p.flat.module), "forward", lambda self, x: x[x > 0].float().sum() + self.inner(x).logits)
+    found = Supervised.split(data, 4, model="huggingface", options=options).unstackable
+    assert "dynamic shape" in found or "vmap" in found
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_exported_model_is_the_one_that_was_trained(tmp_path: Path, dora: bool) -> None:
+    """From its folder, adapters are part of the weights."""
+    transformers = pytest.importorskip("transformers")
+    lora = {"rank": 2, "targets": "*.c_attn", "dora": dora}
+    file = tmp_path / "e.toml"
+    file.write_text(
+        f"""
+until = {{ updates = 4 }}
+[problem]
+data = {{ topics = {{ window = 12 }} }}
+clients = 4
+model = {{ huggingface = {{ config = "gpt2", settings = {_inline(GPT2["settings"])} }} }}
+lora = {_inline(lora)}
+[timing]
+exponential = {{ rate = 1.0 }}
+[algorithm.fedbuff]
+size = 2
+local = {{ adamw = {{ lr = 0.05, steps = 2, batch = 2 }} }}
+"""
+    )
+    (result,) = ob.load(file).run(tmp_path / "out", progress=False)
+    export(tmp_path / "out" / "fedbuff-0", tmp_path / "hub", "hf")
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub", local_files_only=True).eval()
+    tokens = torch.arange(12)[None]
+    ours = result.module()
+    with torch.no_grad():
+        torch.testing.assert_close(found(tokens).logits, ours(tokens), rtol=1e-4, atol=1e-5)
+        ours.inner.transformer.h[0].attn.c_attn.b.zero_()
+        assert (found(tokens).logits - ours(tokens)).abs().max() > 1e-3
+
+
+def _inline(table: dict) -> str:
+    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) + " }"
 
 
 @pytest.mark.filterwarnings("default")
@@ -99,3 +166,14 @@ def test_adapters_of_peft_are_a_module_like_any_other(dora: bool) -> None:
     rows = p.oracle([0, 1], [0, 1], 1, 4, False).gradient(w, 0)
     alone = p.oracle([1], [1], 1, 4, False).gradient(w[1:], 0)[0]
     assert (rows[1] - alone).norm() < 1e-4 * alone.norm()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_model_whose_output_has_its_scores_needs_no_wrapper() -> None:
+    """What transformers and PEFT make gives an object; the loss is of its `.logits`."""
+    pytest.importorskip("transformers")
+    wrapped = problem(**GPT2)
+    bare = Supervised.split(windows(TEXTS, window=12), 4, model=wrapped.flat.module.inner)
+    w = wrapped.initial().expand(2, -1).clone()
+    rows, same = (p.oracle([0, 1], [0, 1], 1, 4, False).gradient(w, 0) for p in (wrapped, bare))
+    torch.testing.assert_close(same, rows)

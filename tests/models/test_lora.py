@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import ModelError, SettingError
 from offbeat.data.texts import windows
 from offbeat.experiment.session import Session
-from offbeat.models.lora import Adapted, LoRA, adapted
+from offbeat.models.lora import Adapted, LoRA, adapted, merged
 from offbeat.problems.supervised import Supervised
 
 TEXTS = {str(i): f"{word} and {word}, said {i}; " * 40 for i, word in enumerate(("ham", "spam", "eggs", "toast"))}
@@ -48,6 +48,38 @@ def test_an_adapted_layer_is_the_one_with_the_changed_weights(dora: bool) -> Non
             weight = layer.lengths[:, None] * weight / weight.norm(dim=1, keepdim=True)
     x = torch.randn(5, 6)
     torch.testing.assert_close(layer(x), x @ weight.T + layer.base.bias)
+
+
+@pytest.mark.parametrize("lora", [LoRA(2, alpha=6.0), LoRA(2, dora=True), LoRA(2, base="bf16")])
+def test_merged_layers_compute_the_same_under_the_names_of_the_base(lora: LoRA) -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    made = adapted(module, lora, seed=1)
+    with torch.no_grad():
+        for layer in (made[0], made[2]):
+            layer.b.normal_()
+        x = torch.randn(5, 6)
+        before = made(x.to(made[0].weight.dtype)).float()
+        after = merged(made)
+        torch.testing.assert_close(after(x), before, **({"rtol": 0.02, "atol": 0.05} if lora.base == "bf16" else {}))
+    assert [*after.state_dict()] == [*module.state_dict()]
+
+
+def test_an_adapter_of_shared_weights_is_not_merged() -> None:
+    tied = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ModelError, match="the adapter of 1 cannot become part of its weights"):
+        merged(adapted(tied, LoRA(2), seed=1))
+
+
+def test_adapters_in_a_transformers_layer_count_in_its_fast_path_too() -> None:
+    """In evaluation, the layer reads the weights of its linear layers itself."""
+    made = adapted(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), LoRA(2, targets="linear*"), seed=1).eval()
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        before = made(x)
+        made.linear1.b.normal_()
+        made.linear2.b.normal_()
+        assert (made(x) - before).abs().max() > 0.1
 
 
 def test_only_the_adapters_and_what_is_named_travel() -> None:

@@ -18,6 +18,7 @@ from offbeat.experiment.card import card
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.folder import open_run
 from offbeat.experiment.session import Session
+from offbeat.models.lora import merged
 from offbeat.models.modules import trained
 from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
@@ -34,7 +35,7 @@ def export(run: Path, file: Path, to: Format = "safetensors") -> dict[str, Vecto
     to: "safetensors": the trained parameters by name; those of several tasks in one file, their names before.
         "state-dict": all that `load_state_dict` takes, frozen parameters and buffers included, likewise as safetensors,
         since a pickle would run code in whoever loads it; of several tasks, a file each. "hf": a folder for
-        `from_pretrained`, of models that have `save_pretrained`.
+        `from_pretrained`, of models that have `save_pretrained`; adapters become part of their layers' weights.
     """
     if to not in get_args(Format):
         raise SettingError(f"--to {to}: must be one of {', '.join(get_args(Format))}")
@@ -80,6 +81,8 @@ def _tensors(problem: Problem, vector: Vector) -> dict[str, Vector]:
 def _written(problem: Problem, vector: Vector, place: Path, to: Format) -> dict[str, Vector]:
     """A module's whole state, written."""
     module = trained(problem, vector)
+    if to == "hf":
+        module = merged(module)
     state = {name: value.detach().contiguous().clone() for name, value in module.state_dict().items() if _is(value)}
     if to == "state-dict":
         save_file(state, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from offbeat.core.errors import SettingError, not_installed
+from offbeat.core.errors import SettingError, not_installed, unknown
 
 _CLASSES = {"causal": "AutoModelForCausalLM", "classify": "AutoModelForSequenceClassification"}
+_WITHOUT_DEFAULT = {"head_dim", "partial_rotary_factor", "rope_theta", "rotary_pct"}  # that some kinds read, if given
+_WARNS = "warn_if_padding_and_no_attention_mask"
 
 
 class HuggingFace(nn.Module):
@@ -44,16 +47,46 @@ class HuggingFace(nn.Module):
         if folder is not None:
             given = {"local_files_only": True, "use_safetensors": True, "attn_implementation": "eager", **heads}
             self.inner: Any = make.from_pretrained(folder, trust_remote_code=False, **given)
+            known = getattr(self.inner.config, "vocab_size", classes)
+            if task == "causal" and known < classes:
+                raise SettingError(f"the model in {folder} knows {known:,} tokens, and the data have {classes:,}")
         else:
             sizes = {"vocab_size": classes} if task == "causal" else heads
-            made = found.AutoConfig.for_model(config, **sizes, **(settings or {}))
+            made = _configured(found, str(config), {**sizes, **(settings or {})})
             self.inner = make.from_config(made, attn_implementation="eager")
         self.inner.config.use_cache = False
+        for layer in self.inner.modules():  # a warning that looks at tokens' values, as torch.vmap cannot
+            if hasattr(layer, _WARNS):
+                setattr(layer, _WARNS, _quiet)
         self.inner.train()
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.inner(input_ids=x, use_cache=False).logits
         return scores
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model of transformers, for `from_pretrained`."""
+        self.inner.save_pretrained(folder)
+
+
+def _quiet(*_: object) -> None:
+    """In place of a warning."""
+
+
+def _configured(found: Any, kind: str, settings: dict[str, Any]) -> Any:
+    """A configuration; transformers itself keeps settings that a kind of model never reads, such as misspelt ones."""
+    kinds = found.CONFIG_MAPPING
+    if kind not in kinds:
+        near = difflib.get_close_matches(kind, [*kinds.keys()], n=1)
+        raise SettingError(
+            f"transformers {found.__version__} has no such kind of model"
+            + "".join(f"; did you mean {n!r}?" for n in near)
+        )
+    plain = found.AutoConfig.for_model(kind)
+    for name in settings:
+        if not hasattr(plain, name) and name not in _WITHOUT_DEFAULT:
+            raise unknown(f"setting of {kind}:", name, [n for n in vars(plain) if not n.startswith("_")])
+    return found.AutoConfig.for_model(kind, **settings)
 
 
 def _package() -> Any:

@@ -9,6 +9,7 @@ the two agree (FFA-LoRA).
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -72,6 +73,8 @@ class Adapted(nn.Module):
         self.a.requires_grad_(not lora.fixed)
         self.drop = nn.Dropout(lora.dropout)
         self.lengths = nn.Parameter(self.matrix.float().norm(dim=1)) if lora.dora else None
+        # nn.TransformerEncoderLayer's fast path reads the weights of its layers itself, unless one of them has a hook
+        self.register_forward_pre_hook(_nothing)
 
     @property
     def weight(self) -> Tensor:
@@ -88,7 +91,11 @@ class Adapted(nn.Module):
     @property
     def matrix(self) -> Tensor:
         """The base's weights as [outputs, inputs]."""
-        return self.weight.detach().T if type(self.base).__name__ == _TRANSPOSED else self.weight.detach()
+        return self.weight.detach().T if self._turned else self.weight.detach()
+
+    @property
+    def _turned(self) -> bool:
+        return type(self.base).__name__ == _TRANSPOSED
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.a.to(x.dtype), self.b.to(x.dtype)
@@ -107,6 +114,19 @@ class Adapted(nn.Module):
         cross = (self.b * (w @ self.a.T)).sum(1)
         squares = (self.b @ (self.a @ self.a.T) * self.b).sum(1)
         return ((w * w).sum(1) + 2 * self.scale * cross + self.scale**2 * squares).clamp_min(0.0).sqrt()
+
+    @torch.no_grad()
+    def merged(self) -> nn.Module:
+        """The base, its weights changed by what the adapter adds to them; it has to be in single precision."""
+        matrix = self.matrix + self.scale * self.b @ self.a
+        if self.lengths is not None:
+            matrix = (self.lengths / self._norms())[:, None] * matrix
+        self.weight.copy_(matrix.T if self._turned else matrix)
+        return self.base
+
+
+def _nothing(*_: object) -> None:
+    """A hook that does nothing."""
 
 
 def adapted(module: nn.Module, lora: LoRA | None, seed: int) -> nn.Module:
@@ -127,6 +147,27 @@ def adapted(module: nn.Module, lora: LoRA | None, seed: int) -> nn.Module:
     for name, layer in [*_targets(module, lora)]:
         parent, _, key = name.rpartition(".")
         setattr(module.get_submodule(parent), key, Adapted(layer, lora, drawn))
+    return module
+
+
+def merged(module: nn.Module) -> nn.Module:
+    """A module whose adapters are in their layers' weights, in single precision; its names are those without adapters.
+
+    Changes the module. Raises where a layer shares its weights with another, which has no adapter.
+    """
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, Adapted)]
+    if not layers:
+        return module
+    module.float()
+    shared = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
+    for name, layer in layers:
+        if shared[id(layer.weight)] > 1:
+            raise ModelError(
+                f"the adapter of {name} cannot become part of its weights: other layers have the same weights; choose "
+                'lora.targets without it, or export "state-dict"'
+            )
+        parent, _, key = name.rpartition(".")
+        setattr(module.get_submodule(parent), key, layer.merged())
     return module
 
 

@@ -189,7 +189,9 @@ class Objective:
 
 
 def _single(output: Any) -> Any:
-    """A model's output; that of a frozen model in half precision is compared in single precision."""
+    """A model's output, of HuggingFace's models their scores; in single precision, also of a frozen model in half."""
+    if not isinstance(output, Tensor):
+        output = getattr(output, "logits", output)
     return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 

@@ -26,6 +26,7 @@ from offbeat.data.sharding import shards
 from offbeat.data.splits import IID, Owners, Split
 from offbeat.models.dropout import PROBE
 from offbeat.models.flat import Flat, ModelParts
+from offbeat.models.huggingface import HuggingFace
 from offbeat.models.linear import ClosedForm
 from offbeat.models.lora import LoRA, adapted
 from offbeat.problems.check import check, check_scores, one_line
@@ -289,7 +290,8 @@ class Supervised:
         """Why torch.vmap cannot compute many clients at once; empty if it can."""
         if not self.flat.vmappable:
             return "torch.vmap has no rule for recurrent layers"
-        ours = type(self.flat.module).__module__.startswith("offbeat.")
+        module = self.flat.module
+        ours = type(module).__module__.startswith("offbeat.") and not isinstance(module, HuggingFace)
         if ours and self.objective.function in LOSSES.values():
             return ""
         parts = self.samples(torch.zeros(2, 2, dtype=torch.int64, device=self.device))
