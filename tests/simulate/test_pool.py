@@ -259,10 +259,10 @@ for count in range(int(sys.argv[1])):
 """
 
 
-def started(times: int) -> tuple[subprocess.Popen[str], list[int]]:
+def started(times: int, *options: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A script with a model and no `if __name__ == "__main__"` of its own, and its workers."""
     script = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SCRIPT, str(times)],
+        [sys.executable, *options, "-c", SCRIPT, str(times)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -275,7 +275,7 @@ def started(times: int) -> tuple[subprocess.Popen[str], list[int]]:
 
 
 def test_a_script_with_its_own_model_ends_quietly_and_so_do_its_workers() -> None:
-    script, workers = started(1)
+    script, workers = started(1, "-W", "error")
     _, errors = script.communicate(timeout=60)
     assert (script.returncode, errors) == (0, "")
     assert not any(alive(pid) for pid in workers)
