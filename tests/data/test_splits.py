@@ -99,9 +99,9 @@ def test_positions_that_are_nobodys_are_given_to_nobody(split):
 
 @pytest.mark.parametrize("split", [IID(), NearlyIID(), Dirichlet(0.1), Dirichlet(0.1, 300), Classes(5)])
 def test_equal_seeds_give_equal_splits_and_a_thousand_clients_take_no_time(split):
-    start = time.perf_counter()
+    start = time.process_time()  # others may have the processor meanwhile
     first, second = (split(MNIST, 1000, rng(3)) for _ in range(2))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(first, split(MNIST, 1000, rng(4)), strict=True))
 

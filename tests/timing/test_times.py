@@ -236,14 +236,14 @@ def test_an_absent_client_takes_no_work():
 
 @pytest.mark.slow
 def test_a_hundred_thousand_clients_bind_in_less_than_a_second_and_a_draw_takes_microseconds():
-    from time import perf_counter
+    from time import process_time  # others may have the processor meanwhile
 
-    start = perf_counter()
+    start = process_time()
     clock = Times(Exponential(Normal(10, 5, 0.5)), available=0.3).bind(100_000, seed=0)
-    bound = perf_counter()
+    bound = process_time()
     jobs = [job(client) for client in range(100_000)]
-    drawn = perf_counter()
+    drawn = process_time()
     for j in jobs:
         clock.durations(j, 0, 0)
     assert bound - start < 1
-    assert perf_counter() - drawn < 1
+    assert process_time() - drawn < 1
