@@ -53,7 +53,16 @@ FILE: dict[str, Any] = {
     "algorithm": {"fedbuff": {"size": 3, "local": {"sgd": {"lr": 0.5, "batch": 16}}}},
     "until": {"updates": 12},
 }
-CHARTER = {"run": "run", "roster": [*"abc"], "label": "fedbuff", "seed": 0, "paced": False, "unit": 1.0, "dtype": ""}
+CHARTER = {
+    "version": 1,
+    "run": "run",
+    "roster": [*"abc"],
+    "label": "fedbuff",
+    "seed": 0,
+    "paced": False,
+    "unit": 1.0,
+    "dtype": "",
+}
 
 
 def dp_file(**noise: float) -> dict[str, Any]:
@@ -79,6 +88,29 @@ def test_a_site_that_insists_on_a_budget_refuses_a_server_that_would_spend_more(
             partner.party(charter, "a")
     else:
         assert partner.party(charter, "a").client == "a"
+
+
+@pytest.mark.parametrize(
+    ("secure", "said"),
+    [
+        (None, "shows its server single updates"),
+        ({"cohort": 29}, "sums the updates of only 29"),
+        ({"cohort": "30"}, "shows its server single updates"),
+        ({"cohort": None}, "shows its server single updates"),
+        ({"cohort": float("inf")}, "shows its server single updates"),
+        ("all", "shows its server single updates"),
+        ({"cohort": 30}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_site_that_insists_on_a_cohort_takes_part_in_no_other_run_whatever_its_server_says(
+    secure: Any, said: str
+) -> None:
+    experiment = {name: each for name, each in FILE.items() if name != "secure"}
+    charter = {**CHARTER, "experiment": experiment if secure is None else {**experiment, "secure": secure}}
+    found = Partner(cohort=30).objection(charter, "a")
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 def test_updates_that_would_come_twice_from_one_model_are_refused_by_server_and_clients() -> None:

@@ -52,15 +52,22 @@ def test_medians_and_trimmed_means_sort_every_coordinate(n: int) -> None:
 @pytest.mark.parametrize("n", [5, 8, 11])
 def test_krum_takes_the_row_with_the_nearest_neighbours(n: int) -> None:
     given, bad = rows(n, 4, n), -(-n // 4)
+    beside = n - min(bad, (n - 3) // 2) - 2
 
     def score(at: int) -> float:
         others = [given[k] for k in range(n) if k != at]
-        near = [sum(float((given[at] - o).square().sum()) for o in some) for some in combinations(others, n - bad - 2)]
+        near = [sum(float((given[at] - o).square().sum()) for o in some) for some in combinations(others, beside)]
         return min(near)
 
     order = sorted(range(n), key=score)
     assert torch.equal(Krum(0.25)(given), given[order[0]])
     assert torch.allclose(MultiKrum(0.25)(given), given[order[: n - bad]].mean(dim=0))
+
+
+@pytest.mark.parametrize("rule", [Krum(0.4), MultiKrum(0.4)])
+def test_two_equal_bad_rows_of_five_do_not_vouch_for_each_other(rule: Rule) -> None:
+    given = torch.cat([torch.full((2, 4), 1e6, dtype=torch.float64), rows(3, 4, 0)])
+    assert float(torch.linalg.vector_norm(rule(given))) < 5.0
 
 
 def test_the_geometric_median_has_the_smallest_sum_of_distances() -> None:
@@ -77,6 +84,19 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances() -> None:
 def test_the_geometric_median_of_rows_on_one_point_is_that_point() -> None:
     given = torch.tensor([[1.0, 2.0]] * 4 + [[100.0, 100.0]])
     assert torch.allclose(GeometricMedian()(given), given[0])
+
+
+def test_the_geometric_median_leaves_a_row_that_the_median_of_coordinates_is() -> None:
+    corners = torch.tensor([[0.0, 0.0], [-1.0, 5.0], [5.0, -1.0]], dtype=torch.float64)
+    sums = [
+        float(torch.linalg.vector_norm(corners - at, dim=1).sum()) for at in (corners[0], GeometricMedian()(corners))
+    ]
+    assert sums[1] < sums[0] - 0.01
+
+
+def test_rows_too_far_apart_for_a_number_are_no_error() -> None:
+    given = torch.tensor([[1.0, 2.0], [3e38, 3e38]])
+    assert torch.isfinite(GeometricMedian()(given)).all()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "norm-bound"])

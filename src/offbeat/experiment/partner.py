@@ -55,7 +55,8 @@ class Partner:
             return f"{client} is not on the roster of {run}; the coordinator can add it with `offbeat keys add`"
         if self.cohort is not None:
             table = charter["experiment"].get("secure")
-            summed = int(table.get("cohort", 30)) if isinstance(table, Mapping) else 1
+            asked = table.get("cohort", 30) if isinstance(table, Mapping) else 1
+            summed = asked if isinstance(asked, int) else 1  # what is no number is refused when the run is read
             if summed < self.cohort:
                 what = "shows its server single updates" if summed == 1 else f"sums the updates of only {summed}"
                 return f"{run} {what}, and {client} was told to take part where {self.cohort} are summed (--cohort)"

@@ -60,6 +60,8 @@ class TrimmedMean(Checked):
 class Krum(Checked):
     """The row that is nearest to the n − f − 2 rows next to it (Blanchard et al. 2017).
 
+    There f is (n − 3)/2 at most, as the paper assumes: with fewer neighbours, two equal bad rows could be enough.
+
     share: part of the rows that may be bad, f/n.
     """
 
@@ -88,6 +90,8 @@ class MultiKrum(Checked):
 class GeometricMedian(Checked):
     """The point with the smallest sum of distances to all rows, by Weiszfeld's iteration from the median.
 
+    As modified by Vardi and Zhang (2000), so that it leaves a row that it meets, unless that is the point.
+
     iterations: maximum number.
     """
 
@@ -96,8 +100,14 @@ class GeometricMedian(Checked):
     def __call__(self, rows: Vector, /) -> Vector:
         point = Median()(rows)
         for _ in range(self.iterations):
-            weights = 1.0 / torch.clamp(lengths(rows - point), min=_TINY)
-            moved = (weights * rows).sum(dim=0) / weights.sum()
+            away = lengths(rows - point)
+            here, weights = away <= _TINY, torch.where(away <= _TINY, 0.0, 1.0 / away)
+            if not bool(weights.any()):  # all rows are here, or too far for a number
+                return point
+            others = (weights * rows).sum(dim=0) / weights.sum()
+            pull = float(torch.linalg.vector_norm(others - point) * weights.sum())
+            stay = min(1.0, float(here.sum()) / pull) if pull else 1.0
+            moved = stay * point + (1.0 - stay) * others
             if float(torch.linalg.vector_norm(moved - point)) <= 1e-7 * float(torch.linalg.vector_norm(point)):
                 return moved
             point = moved
@@ -157,6 +167,7 @@ def _middle(rows: Vector, cut: int) -> Vector:
 def _closeness(rows: Vector, bad: int) -> Vector:
     """Of every row, the sum of the squared distances to the n − f − 2 nearest others; to one at least."""
     squared = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
-    near = squared.sort(dim=1).values[:, 1 : 1 + max(1, len(rows) - bad - 2)]
+    count = len(rows) - min(bad, (len(rows) - 3) // 2) - 2
+    near = squared.sort(dim=1).values[:, 1 : 1 + max(1, count)]
     found: Vector = near.sum(dim=1)
     return found
