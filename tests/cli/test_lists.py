@@ -21,6 +21,28 @@ from offbeat.models.build import NAMES as NETWORKS
 SHELVES = {shelf: list(lines) for shelf, lines in catalogue().items()}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("rnu",), "offbeat: No such command 'rnu'. Did you mean 'run'?; see `offbeat --help`"),
+        (("run", "--ste", "x=1"), "offbeat run: No such option: --ste (Possible options: "),
+        (("run", "--device", "cuda"), "offbeat run: No such option: --device; change a key of the file with --set"),
+        (("keys", "init", "fed"), "offbeat keys init: Missing option '--clients'; see `offbeat keys init --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = offbeat(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(says)
+
+
+@pytest.mark.parametrize("arguments", [(), ("keys",)])
+def test_a_group_without_a_command_shows_its_help(arguments: tuple[str, ...]) -> None:
+    code, out, err = offbeat(*arguments)
+    assert code == 2
+    assert "Usage: offbeat" in out + err
+
+
 @pytest.mark.parametrize("shelf", SHELVES)
 def test_a_list_has_one_line_of_explanation_for_each_name(shelf: str) -> None:
     code, out, err = offbeat("list", shelf)

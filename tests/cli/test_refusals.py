@@ -32,7 +32,10 @@ UNKNOWN = {
 
 IMPOSSIBLE = {
     "timing.exponential.rate=-1": "timing.exponential.rate = -1.0: must be a positive number",
-    "timing.exponential.rate=[1.0, 2.0]": "rate lists 2 numbers for 5 clients; give one for each client",
+    "timing.exponential.rate=[1.0, 2.0]": "timing.exponential.rate has 2 numbers for 5 clients; give one for each",
+    "timing.speeds=[1, 2]": "timing.speeds has 2 numbers for 5 clients; give one for each",
+    "until={ steps = 5 }": "until.steps: unknown; the task measures accuracy, loss; otherwise time, updates",
+    "problem={ data = 'own', clients = 5, shape = [64] }": 'problem.classes missing; with data = "own"',
     "problem.clients=0": "problem.clients = 0: must be at least 1",
     "problem.clients=5000": "problem: 5000 clients, but only 1442 samples; use as many clients or fewer",
     "problem.split={ classes = 11 }": "per_client = 11: the data have only 10 classes",

@@ -42,7 +42,10 @@ def test_a_run_ends_at_an_error_and_says_when_it_was_reached() -> None:
 
 
 def test_a_metric_that_is_not_the_tasks_is_refused_with_those_that_are() -> None:
-    with pytest.raises(SettingError, match=r"^until\.auroc: unknown; the task measures rmse, loss$"):
+    with pytest.raises(
+        SettingError,
+        match=r"^until\.auroc: unknown; the task measures rmse, loss; otherwise time, updates, versions, iterations$",
+    ):
         ob.run(regression("rmse"), fedbuff(), TIMES, ob.Until(auroc=0.9), evaluate=0.5)
 
 

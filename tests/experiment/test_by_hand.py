@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,6 +154,20 @@ def test_two_that_begin_in_one_folder_do_not_write_over_each_other(tmp_path: Pat
     folders.create_by_hand(tmp_path / "out", settings[0])
     with pytest.raises(ob.OffbeatError, match="already holds a run"):
         folders.create_by_hand(tmp_path / "out", settings[1])
+
+
+def test_parts_in_the_wrong_place_are_refused_by_name() -> None:
+    sgd, data = ob.SGD(lr=0.1), (torch.zeros(9, 2), torch.arange(9) % 3)
+    for said, mistake in {
+        "SGD(lr=0.1": lambda: ob.Algorithm(sgd, ob.FedBuff(size=4)),  # type: ignore[arg-type]
+        "the class FedBuff is no Server": lambda: ob.Algorithm(ob.FedBuff, sgd),  # type: ignore[arg-type]
+        "split = 'dirichlet': expected one from": lambda: ob.Supervised.split(data, 3, "dirichlet"),  # type: ignore[arg-type]
+        "clients = '3': must be a whole number": lambda: ob.Supervised.split(data, "3"),  # type: ignore[arg-type]
+        "'experiment.toml' is not a table": lambda: ob.Experiment.parse("experiment.toml"),  # type: ignore[arg-type]
+        "problem.cliens: unknown": lambda: ob.load(None, "problem.cliens=3"),
+    }.items():
+        with pytest.raises(ob.OffbeatError, match=re.escape(said)):
+            mistake()
 
 
 def test_a_server_without_its_local_trainer_is_refused_by_name() -> None:

@@ -60,6 +60,17 @@ def test_a_band_over_updates_counts_the_runs_that_get_so_far(folder: Path, page:
     assert band["count"] == [int((reached >= x).sum()) for x in band["x"]]
 
 
+def test_time_is_virtual_or_that_of_real_runs(tmp_path: Path) -> None:
+    folder = real(tmp_path, *sets("until.time=0.5"))
+    said = []
+    for run in (None, "area-0", "fedbuff-0"):
+        if run is not None:
+            (folder / run / "run.json").write_text("{}")
+        said.append((embedded(page := write(folder))["clock"], "Lines are means over seeds" in page.read_text()))
+    assert said == [("virtual time", False), ("time", False), ("time in seconds", False)]
+    assert "<span>0.5 seconds</span>" in page.read_text()
+
+
 def test_single_runs_are_on_the_page(folder: Path, page: dict[str, Any]) -> None:
     mine = [line for line in page["lines"] if line["series"] == page["series"].index("fedbuff")]
     assert [line["metrics"]["loss"] for line in mine] == [

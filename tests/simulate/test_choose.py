@@ -68,7 +68,9 @@ class Odd(SGD):
 
 
 def test_a_trial_that_fails_decides_nothing() -> None:
-    assert executor("auto", [softmax()], [Odd(lr=0.1)]).settle().reason == "batched: no trial (KeyError: 'secret')"
+    assert executor("auto", [softmax()], [Odd(lr=0.1)]).settle().reason == (
+        "batched: no trial (Odd, client 0, job 0: KeyError: 'secret' (test_choose.py:67, in init))"
+    )
 
 
 def test_a_heavy_step_is_not_tried_stacked(monkeypatch: pytest.MonkeyPatch) -> None:

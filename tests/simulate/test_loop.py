@@ -14,7 +14,7 @@ from offbeat.algorithms import Decay
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.core.course import Until
-from offbeat.core.errors import DivergedError, HandlerError, SettingError
+from offbeat.core.errors import DivergedError, HandlerError, SettingError, TrainingError
 from offbeat.core.events import Send, Stop
 from offbeat.core.server import Algorithm, Model, Server
 from offbeat.core.state import State
@@ -61,7 +61,10 @@ def test_a_run_may_end_at_a_value_of_any_metric() -> None:
 
 
 def test_a_metric_that_the_task_does_not_measure_is_refused_before_the_first_job() -> None:
-    with pytest.raises(SettingError, match=r"^until\.rmse: unknown; the task measures accuracy, loss$"):
+    with pytest.raises(
+        SettingError,
+        match=r"^until\.rmse: unknown; the task measures accuracy, loss; otherwise time, updates, ",
+    ):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=99.0, rmse=0.3), evaluate=1.0)
     with pytest.raises(SettingError, match=r"^until\.tme: unknown; did you mean 'time'\?$"):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(updates=9, tme=0.3), evaluate=1.0)
@@ -219,8 +222,28 @@ def test_a_failing_handler_is_reported_with_its_event_and_client() -> None:
         run(Line([1.0, 1.0]), Broken(), HALF, Scripted([[5.0], [2.0]]), Until(time=9.0))
     assert str(caught.value) == (
         "Broken failed on event 2 at time 2, an update of client 1 (job 1, version 0): KeyError: 'momentum' "
-        "(test_loop.py:213, in arrived)"
+        "(test_loop.py:216, in arrived)"
     )
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+class Forgetful(SGD):
+    def step(self, carry: Any, work: Any) -> Any:
+        return {"w": carry["momentum"]}
+
+
+@pytest.mark.parametrize(("executor", "where"), [("serial", "client 1, job 1"), ("batched", "in 2 jobs at once")])
+def test_a_failing_local_trainer_is_reported_with_its_line(executor: str, where: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        run(
+            Line([1.0, 1.0]),
+            FedAsync(),
+            Forgetful(lr=0.5),
+            Scripted([[5.0], [2.0]]),
+            Until(time=9.0),
+            executor=executor,
+        )
+    assert str(caught.value) == f"Forgetful, {where}: KeyError: 'momentum' (test_loop.py:232, in step)"
     assert isinstance(caught.value.__cause__, KeyError)
 
 

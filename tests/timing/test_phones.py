@@ -11,7 +11,7 @@ from scipy import stats
 
 from offbeat.core.errors import DataError, SettingError
 from offbeat.core.events import Job
-from offbeat.timing import PhoneNetwork, PhoneSpeeds, PhoneTraining, Times, Trace
+from offbeat.timing import Constant, PhoneNetwork, PhoneSpeeds, PhoneTraining, Times, Trace
 
 TRAINING = {
     "source": "here",
@@ -171,6 +171,14 @@ def test_a_trace_in_json_is_the_same_and_may_carry_its_period(tmp_path):
     assert bare.bind(1, 0).flip(0, 0.0) is None
     assert timed.bind(1, 0).flip(0, 0.0) == 4.0
     assert Times(trace=Trace(str(tmp_path / "b.json"), period=20.0)).bind(1, 0).flip(0, 4.0) == 20.0
+
+
+def test_times_online_need_no_compute_times(tmp_path):
+    stays = Trace(write(tmp_path, "outages.csv", "client,on,off\na,0,30\nb,,\na,50,60\n"))
+    clock = Times(Constant(1.0), presence=stays).bind(2, seed=0)
+    assert ([clock.flip(0, t) for t in (0.0, 30.0, 55.0)], clock.flip(1, 0.0)) == ([30.0, 50.0, 60.0 + 30.0], None)
+    with pytest.raises(DataError, match=r"client 'a' has no compute time; .* use intervals"):
+        stays.read()
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ REFUSED = [
     (lambda: Times(ONE, available=0.0), "available = 0.0: must be a share"),
     (lambda: Times(ONE, dropout=1.0), "dropout = 1.0"),
     (lambda: Times(ONE).bind(0, 0), "clients = 0: give at least one"),
-    (lambda: Times(Exponential((1.0,))).bind(3, 0), "rate lists 1 numbers for 3 clients; give one for each"),
-    (lambda: Times(ONE, speeds=Factors((1.0,))).bind(3, 0), "values lists 1 numbers for 3 clients"),
+    (lambda: Times(Exponential((1.0,))).bind(3, 0), "rate has 1 numbers for 3 clients; give one for each"),
+    (lambda: Times(ONE, speeds=Factors((1.0,))).bind(3, 0), "speeds has 1 numbers for 3 clients"),
 ]
 
 

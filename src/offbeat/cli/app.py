@@ -95,10 +95,30 @@ def commands() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Errors made by offbeat are one line and exit code 1; 130 if the user stopped it."""
+    """Errors made by offbeat are one line and exit code 1; 130 if the user stopped it, 2 for a wrong command line."""
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        commands()(args=words, prog_name="offbeat", standalone_mode=True)
+        code = commands()(args=words, prog_name="offbeat", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except OffbeatError as error:
         print(f"offbeat: {error}", file=sys.stderr)
         sys.exit(130 if isinstance(error, InterruptedRunError) else 1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not one of the parser's
+            raise
+        if error.format_message().startswith("Usage:"):  # of a group without a command: its help
+            error.show()  # type: ignore[attr-defined]
+        else:
+            print(_usage(error), file=sys.stderr)
+        sys.exit(2)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line, in one line."""
+    context = error.ctx
+    path = context.command_path if context else "offbeat"
+    said = error.format_message().rstrip(".")
+    options = {name for parameter in context.command.params for name in parameter.opts} if context else ()
+    if getattr(error, "option_name", "") and not getattr(error, "possibilities", None) and "--set" in options:
+        said += "; change a key of the file with --set KEY=VALUE"
+    return f"{path}: {said}; see `{path} --help`"

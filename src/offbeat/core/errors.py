@@ -6,7 +6,7 @@ OffbeatError
 ├── ModelError         a model that cannot be one flat vector: running statistics, no parameters
 ├── DivergedError      a client's result is not finite
 ├── SpentError         a job would exceed a client's own privacy budget
-├── TrainingError      a training loop of the user's own failed
+├── TrainingError      a local trainer failed: a class, or a training loop of the user's own
 ├── FolderError        a run folder or checkpoint that cannot be read
 ├── WorkerError        worker processes die again and again
 ├── InterruptedRunError  the user stopped a run, which was saved
@@ -53,7 +53,7 @@ class SpentError(OffbeatError):
 
 
 class TrainingError(OffbeatError):
-    """A training loop of the user's own failed, or left no model that could be taken."""
+    """A local trainer failed, or a training loop of the user's own left no model that could be taken."""
 
 
 class FolderError(OffbeatError):
@@ -83,14 +83,16 @@ def not_installed(what: str, extra: str, otherwise: str = "") -> SettingError:
     return SettingError(f"{what}; install the extra {extra}: {ways}{otherwise}")
 
 
-def failure(error: BaseException) -> str:
+def failure(error: BaseException, file: str | None = None) -> str:
     """What went wrong in a user's function that was called where this is caught: in one line, with its place.
 
     The place is the last line that was at work in the file of the function: what it calls may fail deep in a library.
+    file: that file, if it is not the function itself that was called.
     """
     said = next(iter(str(error).strip().splitlines()), "no reason given")
     inside = traceback.extract_tb(error.__traceback__)[1:]
-    at = next((frame for frame in reversed(inside) if frame.filename == inside[0].filename), None)
+    file = inside[0].filename if file is None and inside else file
+    at = next((frame for frame in reversed(inside) if frame.filename == file), None)
     place = f" ({Path(at.filename).name}:{at.lineno}, in {at.name})" if at else ""
     return f"{type(error).__name__}: {said}{place}"
 

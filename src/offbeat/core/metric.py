@@ -87,6 +87,8 @@ def find(name: str, metrics: Iterable[Metric], where: str, others: Iterable[str]
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.75)
         there = f"did you mean {near[0]!r}?" if near else f"the task measures {', '.join(known)}"
+        if others and not near:
+            there += f"; otherwise {', '.join(others)}"
         raise SettingError(f"{where}: unknown; {there}")
     return known[name]
 

@@ -447,6 +447,13 @@ class Algorithm:
     def __post_init__(self) -> None:
         several = isinstance(self.local, tuple)
         trainers = self.local if isinstance(self.local, tuple) else (self.local,)
+        for given, kind in ((self.server, Server), *((trainer, Local) for trainer in trainers)):
+            if not isinstance(given, kind):
+                what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
+                raise SettingError(
+                    f"{what} is no {kind.__name__}; write Algorithm(server, local), as in "
+                    "Algorithm(FedBuff(size=4), SGD(lr=0.1))"
+                )
         paired = tuple(self._paired(trainer, task) for task, trainer in enumerate(trainers))
         object.__setattr__(self, "local", paired if several else paired[0])
         if self._guard is not None and self.secure is not None:

@@ -297,9 +297,12 @@ class ClientDataTable(Checked):
         super().__post_init__()
         if names.imported(self.model.name):
             return
-        for key_ in ("shape", "classes"):
+        for key_, such in (
+            ("shape", "the shape of one input, such as [16]"),
+            ("classes", "their number, or 1 for numbers"),
+        ):
             if getattr(self, key_) is None:
-                raise SettingError(f"{key_} missing; the model {self.model.name} needs it")
+                raise SettingError(f'{key_} missing; with data = "own", the model {self.model.name} needs {such}')
 
     def module(self, seed: int) -> nn.Module:
         """The model, with its first parameters."""

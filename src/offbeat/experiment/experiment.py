@@ -260,6 +260,8 @@ class Experiment(Checked):
     @classmethod
     def parse(cls, table: Mapping[str, Any], overrides: Overrides = ()) -> Experiment:
         """From a table such as a TOML file holds."""
+        if not isinstance(table, Mapping):
+            raise SettingError(f"{table!r} is not a table of settings; use load for a file")
         table = override(table, overrides)
         if "sweep" in table:
             raise SettingError("the experiment has a [sweep] table; run it with `offbeat sweep`, or `Experiment.sweep`")
@@ -308,7 +310,9 @@ class Experiment(Checked):
                 secure.check_size(self.algorithms[name].server.adds(0) or 1, self.tasks[0].problem.clients)
 
     def __repr__(self) -> str:
-        what = ", ".join(self.task) if self.task else str(self.table.get("problem", {}).get("data", "a problem"))
+        data = self.table.get("problem", {}).get("data", "a problem")
+        name = data.get("file", next(iter(data), "a problem")) if isinstance(data, Mapping) else data
+        what = ", ".join(self.task) if self.task else str(name)
         return f"Experiment({what}: {', '.join(self.algorithm)}; {len(self.runs)} runs)"
 
     @cached_property

@@ -38,6 +38,7 @@ def read_table(path: Path | None, overrides: Overrides = ()) -> dict[str, Any]:
 def override(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """The table with values put in at paths of keys."""
     result = copy.deepcopy(dict(table))
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     for each in overrides.items() if isinstance(overrides, Mapping) else overrides:
         path, value = parse(each) if isinstance(each, str) else each
         put(result, path, plain(copy.deepcopy(value)), f"{path} = {value!r}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.core.errors import DataError, SettingError, positive
+from offbeat.core.errors import DataError, SettingError, at_least, positive
 from offbeat.core.local import Local
 from offbeat.core.problem import Numbers
 from offbeat.core.random import MODEL, SPLIT, key
@@ -154,8 +154,9 @@ class Supervised:
         by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
         lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """
-        if clients < 1:
-            raise SettingError(f"clients = {clients}: must be at least 1")
+        at_least(1, clients=clients)
+        if split is not None and not callable(split):
+            raise SettingError(f"split = {split!r}: expected one from offbeat.data, such as Dirichlet(0.1)")
         client = client or (split.column if isinstance(split, Owners) else None)
         found, module = given(
             data,

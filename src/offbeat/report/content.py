@@ -26,7 +26,7 @@ from offbeat.report.work import (
     staleness,
     updates_of,
 )
-from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REPRODUCTION
+from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REAL_RUN, REPRODUCTION
 from offbeat.watch.results import Messages, Result, TaskResult
 
 AXES = ("time", "updates", "bytes")
@@ -91,6 +91,12 @@ class Content:
         own = [next(iter(each.values())) for each in self.measured.values() if each]
         everything = [*own, *(metric for each in self.measured.values() for metric in each.values())]
         return {metric.name: metric for metric in everything if metric.name in shown}
+
+    @property
+    def clock(self) -> str:
+        """What the time of the runs is: virtual, or that of real runs; `time` alone if there are both."""
+        real = {(run.path / REAL_RUN).exists() for s in self.series for run in s.runs}
+        return "time in seconds" if real == {True} else "time" if True in real else "virtual time"
 
     @property
     def judged(self) -> Metric:

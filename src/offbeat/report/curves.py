@@ -60,7 +60,9 @@ def curves(results: Sequence[Result], metric: str | None = None, against: str = 
     if not bands:
         raise SettingError(f"nothing to plot: {wanted} was never a finite number")
     known = {m.name: m for result in results for task in result.tasks for m in task.measured}
-    title = "virtual time" if against == "time" and any(result.real is None for result in results) else against
+    real = {result.real is not None for result in results}
+    clock = "time in seconds" if real == {True} else "time" if True in real else "virtual time"
+    title = clock if against == "time" else against
     return Curves(bands, known.get(wanted, Metric(wanted)), title)
 
 

@@ -38,7 +38,7 @@ _STYLE: Any = {
     "pdf.fonttype": 42,  # fonts that publishers take
     "figure.constrained_layout.use": True,
 }
-_AXIS = {"time": "virtual time", "updates": "updates", "bytes": "MB sent and received"}
+_BYTES = "MB sent and received"
 
 
 def draw(content: Content, folder: Path, form: str = "pdf") -> list[Path]:
@@ -61,20 +61,21 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
-    drawn = content.drawn
+    drawn, clock = content.drawn, content.clock
+    units = {"time": clock, "updates": "updates", "bytes": _BYTES}
     for task, name in enumerate(content.tasks):
         for metric, known in content.metrics.items():
             for axis in AXES:
                 bands = [s.progress.get(task, {}).get(metric, {}).get(axis) for s in drawn]
                 subject = f"{metric}-{_file(name)}" if len(content.tasks) > 1 else metric
-                labels = _AXIS[axis], _words(metric)
+                labels = units[axis], _words(metric)
                 if any(bands):
                     yield f"{subject}-by-{axis}", _bands(drawn, bands, *labels, (False, known.share))
     if any(s.staleness for s in drawn):
-        yield "staleness", _staleness([s for s in drawn if s.staleness])
+        yield "staleness", _staleness([s for s in drawn if s.staleness], clock)
     relative, personal = "updates relative to the mean", f"{_words(content.judged.name)} of personalised models"
     for name, bands, x, y, percent in (  # in which shares are in per cent
-        ("concurrency", [s.concurrency for s in drawn], "virtual time", "busy clients", (False, True)),
+        ("concurrency", [s.concurrency for s in drawn], clock, "busy clients", (False, True)),
         ("participation", [s.participation for s in drawn], "clients, busiest first", relative, (True, False)),
         ("personal", [s.last for s in drawn], "clients, worst first", personal, (True, content.own.share)),
     ):
@@ -82,16 +83,16 @@ def _figures(content: Content) -> Iterator[tuple[str, Figure]]:
             yield name, _bands(drawn, bands, x, y, percent)
     for series in drawn:
         if series.allocation:
-            yield f"requests-{_file(series.name)}", _allocation(series, content.tasks)
+            yield f"requests-{_file(series.name)}", _allocation(series, content.tasks, clock)
         if series.timeline is not None:
-            yield f"timeline-{_file(series.name)}", _timeline(series.timeline)
+            yield f"timeline-{_file(series.name)}", _timeline(series.timeline, clock)
 
 
 def _bands(drawn: Sequence[Series], bands: Sequence[Band | None], x: str, y: str, percent: tuple[bool, bool]) -> Figure:
     """One band a series.   percent: whether x and y are shares."""
     from matplotlib.ticker import PercentFormatter
 
-    unit = 1e-6 if x == _AXIS["bytes"] else 1.0
+    unit = 1e-6 if x == _BYTES else 1.0
     figure, ax = _new()
     for at, (series, band) in enumerate(zip(drawn, bands, strict=True)):
         if band is not None:
@@ -106,7 +107,7 @@ def _bands(drawn: Sequence[Series], bands: Sequence[Band | None], x: str, y: str
     return figure
 
 
-def _staleness(drawn: Sequence[Series]) -> Figure:
+def _staleness(drawn: Sequence[Series], clock: str) -> Figure:
     """Median, middle 50 % and middle 80 %, one row per series."""
     import matplotlib.pyplot as plt
 
@@ -123,23 +124,23 @@ def _staleness(drawn: Sequence[Series]) -> Figure:
         ax.set_title(series.name, fontsize=8, loc="left", color=colour(at))
     rows[0, 0].set_ylim(bottom=0)
     figure.supylabel("staleness", fontsize=8)
-    rows[-1, 0].set_xlabel("virtual time")
+    rows[-1, 0].set_xlabel(clock)
     return figure
 
 
-def _allocation(series: Series, tasks: Sequence[str]) -> Figure:
+def _allocation(series: Series, tasks: Sequence[str], clock: str) -> Figure:
     figure, ax = _new()
     for at, name in enumerate(tasks):
         changes = series.allocation.get(name)
         if changes:
             times, requests = zip(*changes, (series.until, changes[-1][1]), strict=True)
             ax.step(times, requests, where="post", label=name, **look(at))
-    ax.set(xlabel="virtual time", ylabel="requests")
+    ax.set(xlabel=clock, ylabel="requests")
     _legend(figure, ax)
     return figure
 
 
-def _timeline(line: Timeline) -> Figure:
+def _timeline(line: Timeline, clock: str) -> Figure:
     """Lanes of the start of the run: computing thick, transfers thin, queueing thinner, lost jobs pale."""
     lanes, stretch = len(line.clients), _stretch(line)
     figure, ax = _new(height=0.8 + 0.085 * lanes)
@@ -155,7 +156,7 @@ def _timeline(line: Timeline) -> Figure:
             bars = {"left": start[shown], "height": height, "color": shade, "alpha": 0.4 if pale else 1.0}
             label = None if pale or not shown.any() else name
             ax.barh(lane[shown], (stop - start)[shown], **bars, label=label, edgecolor="white", linewidth=0.15)
-    ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel="virtual time", ylabel="client")
+    ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel=clock, ylabel="client")
     ax.set_yticks(range(lanes), [str(client) for client in line.clients], fontsize=5)
     ax.grid(visible=False)
     figure.legend(loc="outside upper center", ncols=4, handlelength=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from html import escape
@@ -65,6 +66,7 @@ def data(content: Content) -> dict[str, Any]:
     drawn = list(enumerate(content.drawn))
     return {
         "series": [s.name for s in content.drawn],
+        "clock": content.clock,
         "totals": [len(s.histories) for s in content.drawn],
         "tasks": content.tasks,
         "metrics": list(content.metrics),
@@ -134,7 +136,9 @@ def _sections(content: Content) -> Iterator[str]:
         yield _section(
             "progress",
             "Progress",
-            "Lines are means over seeds, dotted where some seeds have already ended.",
+            "Lines are means over seeds, dotted where some seeds have already ended."
+            if any(len(s.histories) > 1 for s in drawn)
+            else "",
             _bar("progress")
             + '<div id="progress-plots"></div>'
             + _notes([*_sampled(content), *content.omitted])
@@ -208,7 +212,7 @@ def _results(content: Content) -> str:
 def _targets(content: Content) -> str:
     """When values of each metric were reached, in the unit of the selected axis."""
     write: dict[str, Callable[[float], str]] = {"time": number, "updates": number, "bytes": megabytes}
-    units = {"time": "Virtual time", "updates": "Updates", "bytes": "MB sent and received"}
+    units = {"time": content.clock.capitalize(), "updates": "Updates", "bytes": "MB sent and received"}
     found = []
     for task, name in enumerate(content.tasks):
         able = [s for s in content.drawn if s.histories and task in s.places]
@@ -283,7 +287,8 @@ def _data(experiment: dict[str, Any]) -> Iterator[str]:
     problem, tasks = experiment.get("problem"), experiment.get("task")
     if isinstance(problem, dict) and problem.get("data"):
         data = problem["data"]
-        yield Path(str(data.get("file", "a file"))).name if isinstance(data, dict) else str(data)
+        file = Path(str(data.get("file", "a file"))).name if isinstance(data, dict) else str(data)
+        yield "the clients' own data" if data == "own" else file
     elif isinstance(tasks, dict):
         yield from tasks
     elif isinstance(tasks, list):
@@ -305,7 +310,7 @@ def _facts(content: Content) -> Iterator[str]:
     yield from dict.fromkeys(line for folder in content.folders for line in _trained(folder.experiment or {}))
     times = [run.time for run in runs if run.time is not None]
     if times:
-        yield f"virtual time {max(times):g}"
+        yield f"{max(times):g} seconds" if content.clock == "time in seconds" else f"{content.clock} {max(times):g}"
     updates = sum(run.result.updates for run in runs if run.result)
     if updates:
         yield f"{updates:,} updates"
@@ -315,7 +320,7 @@ def _trained(experiment: dict[str, Any]) -> Iterator[str]:
     """What was trained, in a few words."""
     problem, clients, tasks = experiment.get("problem"), experiment.get("clients"), experiment.get("task")
     if isinstance(problem, dict):
-        yield f"{problem.get('data', '?')}, {problem.get('clients', '?')} clients"
+        yield ", ".join([*_data(experiment), f"{problem.get('clients', '?')} clients"])
     elif isinstance(clients, dict) and isinstance(tasks, list):
         yield f"{_count(len(tasks), 'task')}, {clients.get('count', '?')} clients"
 
@@ -349,9 +354,18 @@ def _row(line: Sequence[TableCell], colour: int | None, numbered: bool) -> str:
     if colour is not None and numbered:  # the number that its line has in the plots
         key = f'<span class="key number">{colour + 1}</span>'
     series = "" if colour is None else f' data-series="{colour}"'
-    cells = [f"{escape(c.main)}{f'<small>{escape(c.detail)}</small>' if c.detail else ''}" for c in line]
-    rest = "".join(f"<td>{text}</td>" for text in cells[1:])
-    return f'<tr{series}><th scope="row" data-name="{escape(line[0].main)}">{key}{cells[0]}</th>{rest}</tr>'
+    rest = "".join(f"<td>{escape(c.main)}{_detail(c)}</td>" for c in line[1:])
+    name = f"{_together(line[0].main)}{_detail(line[0])}"
+    return f'<tr{series}><th scope="row" data-name="{escape(line[0].main)}">{key}{name}</th>{rest}</tr>'
+
+
+def _detail(cell: TableCell) -> str:
+    return f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
+
+
+def _together(name: str) -> str:
+    """The name as HTML, in which no line breaks inside `lr = 0.1`."""
+    return re.sub(r"[^\s,]+ = [^\s,]+", r'<span class="whole">\g<0></span>', escape(name))
 
 
 def _section(name: str, title: str, lead: str, body: str) -> str:

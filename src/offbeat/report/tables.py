@@ -18,7 +18,7 @@ NOTHING = "–"
 _LADDER = (*(tenths / 10 for tenths in range(1, 10)), 0.95, 0.99)  # shares that get a column besides the targets
 _DECADES = tuple(m * 10.0**k for k in range(-9, 10) for m in (1, 2, 5))  # and other numbers
 _RUNGS = 6  # of them, the highest
-UNEQUAL_SHARES = "unequal shares: 0 = all clients contribute equally, 1 = one client does all the work"
+UNEQUAL_SHARES = "unequal shares: 0 = all clients contribute equally, 1 = only one does"
 
 
 class TableCell(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.func import grad, vmap
 
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
@@ -82,7 +82,8 @@ class Auto(Executor):
                 self.found = _faster(self.problems, self.locals)
             except Exception as error:  # a mistake in a model or a local trainer shows in the run, with its event
                 stacks = all(problem.stacks for problem in self.problems)
-                self.found = stacks, f"no trial ({type(error).__name__}: {error})"
+                said = str(error) if isinstance(error, OffbeatError) else f"{type(error).__name__}: {error}"
+                self.found = stacks, f"no trial ({said})"
         stacked, reason = self.found
         return Executor(stacked, self.memory, f"{'batched' if stacked else 'serial'}: {reason}")
 

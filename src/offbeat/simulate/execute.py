@@ -6,6 +6,7 @@ server's arithmetic: one at a time it is done at once, stacked it may be lazy (l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple, Self
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from offbeat.core.errors import DivergedError, positive
+from offbeat.core.errors import DivergedError, OffbeatError, TrainingError, failure, positive
 from offbeat.core.events import Job
-from offbeat.core.local import Carry, Local, Work, batch_size
+from offbeat.core.local import Carry, Local, Work, Wrapper, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
@@ -136,9 +137,14 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     if isinstance(arena, WideArena):
         ready = [each for r in ready for each in apart(r)]
     work = _work(problem, local, ready, payload, memory)
-    carry = _walk(problem, local, ready, work, stacked=arena is not None)
-    work.step = max(0, ready[0].job.steps - 1)
-    upload, stays = local.final(carry, work)
+    try:
+        carry = _walk(problem, local, ready, work, stacked=arena is not None)
+        work.step = max(0, ready[0].job.steps - 1)
+        upload, stays = local.final(carry, work)
+    except OffbeatError:
+        raise
+    except Exception as error:
+        raise _failed(local, ready, error) from error
     rows = {**upload, **stays, **upload}  # what is sent comes first
     if arena is None:
         sent: dict[str, Any] = {k: v[0] if v.shape[1] == problem.dim else float(v) for k, v in upload.items()}
@@ -154,6 +160,16 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         else:  # vectors of a memory that are longer or shorter than the model
             kept[id(values)] = [row.clone() for row in values]
     return list(zip(_shares(upload, kept, len(given)), _shares(stays, kept, len(given)), strict=True)), rows
+
+
+def _failed(local: Local, ready: Sequence[Ready], error: Exception) -> TrainingError:
+    """A local trainer's mistake, with its place in the file of its class and the jobs in which it showed."""
+    while isinstance(local, Wrapper):
+        local = local.inner
+    file = getattr(sys.modules[type(local).__module__], "__file__", None) or type(local).step.__code__.co_filename
+    job = ready[0].job
+    where = f"client {job.client}, job {job.id}" if len(ready) == 1 else f"in {len(ready)} jobs at once"
+    return TrainingError(f"{type(local).__name__}, {where}: {failure(error, file)}")
 
 
 def apart(ready: Ready) -> Iterator[Ready]:

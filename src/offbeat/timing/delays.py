@@ -48,7 +48,7 @@ class Exponential(Checked):
             law = laws.normal(self.rate.mean, self.rate.std, self.rate.min)
             return laws.each(law, clients, seed, laws.RATE)
         if isinstance(self.rate, tuple):
-            return laws.one_each("rate", self.rate, clients)
+            return laws.one_each("timing.exponential.rate", self.rate, clients)
         return [float(self.rate)] * clients
 
     def bind(self, clients: int, seed: int, tasks: Sequence[str], factors: Sequence[float]) -> Scaled:

@@ -118,7 +118,7 @@ def _mean_inverse(mean: float, std: float, floor: float, points: int = 400) -> f
 def one_each(name: str, values: Sequence[float], clients: int) -> list[float]:
     """The values, if there is exactly one for each client."""
     if len(values) != clients:
-        raise SettingError(f"{name} lists {len(values)} numbers for {clients} clients; give one for each client")
+        raise SettingError(f"{name} has {len(values)} numbers for {clients} clients; give one for each")
     return list(values)
 
 

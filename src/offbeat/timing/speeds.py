@@ -71,4 +71,4 @@ class Factors(Checked):
     values: tuple[Positive, ...]
 
     def factors(self, clients: int, seed: int) -> list[float]:
-        return laws.one_each("values", self.values, clients)
+        return laws.one_each("timing.speeds", self.values, clients)

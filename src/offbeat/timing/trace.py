@@ -56,26 +56,35 @@ class Trace(Checked):
 
     def bind(self, clients: int, seed: int) -> Presence:
         """The recorded stays alone, as the presence of clients whose times are another part."""
-        presence = self.read().presence
+        path = located(self.file)
+        found, own = _by_client(path)
+        presence = _stays(path, found, own if self.period is None else self.period)
         if presence is None:
             raise SettingError(f"file = {self.file!r}: records no stays; it needs the columns on and off")
         return presence.bind(clients, seed)
 
 
 def _recorded(path: Path, period: float | None) -> TraceParts:
-    rows, own = _rows(path)
+    clients, own = _by_client(path)
+    compute, download, upload = (_column(clients, name) for name in ("compute", "download", "upload"))
+    silent = [client for client, times in zip(clients, compute, strict=True) if not times]
+    if silent:
+        remedy = "every client needs at least one job; for times online alone, use intervals"
+        raise DataError(f"{path}: client {silent[0]!r} has no compute time; {remedy}")
+    try:
+        times, network = _replay(compute), _network(compute, download, upload)
+    except SettingError as error:
+        raise DataError(f"{path}: {error}") from None
+    return TraceParts(times, network, _stays(path, clients, own if period is None else period))
+
+
+def _by_client(path: Path) -> tuple[dict[str, list[Row]], Any]:
+    """The rows of each client, in the order in which the file names them first; the file's own period."""
+    rows, period = _rows(path)
     clients: dict[str, list[Row]] = {}
     for row in rows:
         clients.setdefault(str(row["client"]), []).append(_cells(path, row))
-    compute, download, upload, on, off = (_column(clients, name) for name in _COLUMNS[1:])
-    silent = [client for client, times in zip(clients, compute, strict=True) if not times]
-    if silent:
-        raise DataError(f"{path}: client {silent[0]!r} has no compute time; every client needs at least one job")
-    try:
-        network = _network(compute, download, upload)
-        return TraceParts(_replay(compute), network, _stays(on, off, own if period is None else period))
-    except SettingError as error:
-        raise DataError(f"{path}: {error}") from None
+    return clients, period
 
 
 def _network(compute: Columns, download: Columns, upload: Columns) -> Links | None:
@@ -91,11 +100,15 @@ def _replay(times: Columns) -> RecordedTimes:
     return RecordedTimes(tuple(map(tuple, times)))
 
 
-def _stays(on: Columns, off: Columns, period: Any) -> Intervals | None:
+def _stays(path: Path, clients: Mapping[str, Sequence[Row]], period: Any) -> Intervals | None:
+    on, off = _column(clients, "on"), _column(clients, "off")
     if not any(on):
         return None
     stays = tuple(tuple(zip(begins, ends, strict=True)) for begins, ends in zip(on, off, strict=True))
-    return Intervals(stays, max(max(ends, default=0.0) for ends in off) if period is None else period)
+    try:
+        return Intervals(stays, max(max(ends, default=0.0) for ends in off) if period is None else period)
+    except SettingError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _column(clients: Mapping[str, Sequence[Row]], name: str) -> Columns:

@@ -36,7 +36,13 @@ function show(value, kind, significant = 5) {
 function linearMarks(low, high, about) {
   const raw = (high - low) / Math.max(1, about);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+  const steps = [0.5, 1, 2, 2.5, 5, 10].map((m) => m * power);
+  const at = steps.findIndex((s, i) => i > 0 && s >= raw * 0.999);
+  const marks = multiples(low, high, steps[at]);
+  return marks.length > 1 ? marks : multiples(low, high, steps[at - 1]); // a single mark shows no scale
+}
+
+function multiples(low, high, step) {
   const marks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) marks.push(k * step || 0);
   return marks;

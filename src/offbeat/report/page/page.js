@@ -1,6 +1,6 @@
 // The page: which plots there are, and the switches above them.
 
-const NAMES = { time: "virtual time", updates: "updates", bytes: "bytes sent and received" };
+const NAMES = { time: data.clock, updates: "updates", bytes: "bytes sent and received" };
 const KINDS = { time: "number", updates: "count", bytes: "bytes" };
 const kindOf = (metric) => (data.shares.includes(metric) ? "share" : "number");
 const place = (id) => document.getElementById(id);
@@ -162,7 +162,7 @@ function fans(id, key, spec) {
       const log = spec.log?.();
       return {
         label: `${spec.title} of ${data.series[fan.series]}`,
-        x: { name: "virtual time", kind: "number" },
+        x: { name: data.clock, kind: "number" },
         height: 220,
         y: {
           name: spec.unit,
@@ -245,7 +245,7 @@ function allocation() {
       const names = Object.keys(a.tasks);
       return {
         label: `Requests per task, ${data.series[a.series]}`,
-        x: { name: "virtual time", kind: "number", range: [0, a.end] },
+        x: { name: data.clock, kind: "number", range: [0, a.end] },
         y: { name: "requests", kind: "count", floor: 0 },
         height: 260,
         refs: names
@@ -299,7 +299,7 @@ if (place("timeline-plot")) timeline(place("timeline-plot"), place("timeline-bar
 staleness();
 lines("concurrency-plot", "concurrency", {
   label: "Share of busy clients over time",
-  x: { name: "virtual time", kind: "number" },
+  x: { name: data.clock, kind: "number" },
   y: { name: "busy clients, in %", kind: "share", floor: 0, ceiling: 1.001 },
 });
 lines("participation-plot", "participation", {
