@@ -75,7 +75,7 @@ def pictures(out: Path) -> None:
         folder = Path(name)
         (folder / "phones.toml").write_text(example(), encoding="utf-8")
         demo, phones = report_of(folder / "demo"), report_of(folder / "phones", str(folder / "phones.toml"))
-        shoot(browser, demo, out / "report.png", width=1120, height=1060)
+        shoot(browser, demo, out / "report.png", width=1120, height=1190)
         shoot(browser, demo, out / "report-dark.png", "timeline", width=1120, height=980, scheme="dark")
         shoot(browser, demo, out / "report-phone.png", "progress", width=375, height=740)
         shoot(browser, phones, out / "report-timeline.png", "timeline", width=1120, height=700)
