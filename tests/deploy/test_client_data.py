@@ -8,7 +8,10 @@ from torch import nn
 
 from offbeat.core.errors import DataError, SettingError
 from offbeat.deploy.client_data import ClientProblem, dataset
-from offbeat.experiment.real import PartyMaker
+from offbeat.deploy.effects import Judgement
+from offbeat.experiment.real import HoldoutJudge, PartyMaker
+from offbeat.local import SGD
+from offbeat.simulate.personal import Personal
 
 
 def test_inputs_that_are_not_finite_and_labels_that_are_not_whole_are_refused() -> None:
@@ -23,6 +26,15 @@ def test_inputs_that_are_not_finite_and_labels_that_are_not_whole_are_refused() 
         ClientProblem("own", module, 1, dataset((x, y), module))
     with pytest.raises(DataError, match="classes are whole numbers"):
         ClientProblem("own", module, 1, dataset((torch.ones(6, 3), y + 0.5), module))
+
+
+def test_a_client_that_holds_nothing_out_trains_and_reports_no_evaluation() -> None:
+    x, y, module = torch.ones(6, 3), torch.arange(6) % 2, nn.Linear(3, 2)
+    for samples, holdout in ((6, 0.0), (1, 0.2)):
+        problem = ClientProblem("own", module, 1, dataset((x[:samples], y[:samples]), module, holdout=holdout))
+        assert problem.samples_of(0) == samples
+        judge = HoldoutJudge([problem], [SGD(lr=0.1)], 0, 0, Personal(steps=1))
+        assert judge(0, problem.initial(), {}) == Judgement(0)
 
 
 def test_a_client_may_bring_columns_and_its_own_test_samples() -> None:

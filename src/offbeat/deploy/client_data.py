@@ -100,6 +100,8 @@ class ClientProblem(ModelOnly):
         **parts: Unpack[ModelParts],
     ) -> None:
         super().__init__(name, model, clients, metrics, loss, **parts)
+        self.held = len(data.test)  # samples to evaluate on; without any, the client takes part and reports none
+        data = data if self.held else replace(data, test=data.train)
         everything = [np.arange(len(data.train))]
         chosen: Any = {"loss": loss, "metrics": self.scores, "weight": weight, **parts}
         self.inner = Supervised(data, model, everything, l2=l2, device=device, name=name, **chosen)
@@ -126,6 +128,8 @@ class ClientProblem(ModelOnly):
 
     def claim(self, vector: Vector) -> tuple[int, float, dict[str, list[float]]]:
         """(samples, summed loss, sums by metric) of a model on the held-out samples."""
+        if not self.held:
+            return 0, 0.0, {}
         evaluation, w = self.inner.evaluation, vector.to(self.inner.device)
         with torch.no_grad():
             states = evaluation.states(w.unsqueeze(0), evaluation.tested)

@@ -342,7 +342,12 @@ class HoldoutJudge:
     def __call__(self, task: int, vector: Vector, memory: Payload) -> Judgement:
         problem = self.problems[task]
         found = self._claim(problem, vector) if isinstance(problem, ClientProblem) else Judgement(0)
-        if self.number >= counted(self.personal, self.number + 1) or not isinstance(problem, PersonalProblem):
+        held = not isinstance(problem, ClientProblem) or problem.held
+        if (
+            self.number >= counted(self.personal, self.number + 1)
+            or not isinstance(problem, PersonalProblem)
+            or not held
+        ):
             return found
         assert self.personal is not None
         there = problem.initial().device

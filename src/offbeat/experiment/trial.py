@@ -83,8 +83,7 @@ def _step(session: Session, spec: Spec, roster: Sequence[str], partner: Callable
         training.step()
         training.result()
         if isinstance(problem, ClientProblem):
-            data = problem.inner
-            said.append(f"{len(data.train):,} samples to train on, {len(data.test):,} held out, ")
+            said.append(f"{len(problem.inner.train):,} samples to train on, {problem.held:,} held out, ")
     return f"{''.join(said)}one local step in {1e3 * (time.monotonic() - began):,.1f} ms"
 
 
