@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -53,4 +55,21 @@ def test_a_site_that_names_no_loader_is_told_to() -> None:
     table = {"until": {"time": 1.0}, "problem": problem, "algorithm": {"fedasync": {"local": {"sgd": {"lr": 0.1}}}}}
     charter = {"run": "r", "roster": ["a"], "label": "fedasync", "seed": 0, "experiment": table}
     with pytest.raises(SettingError, match="--data"):
+        PartyMaker().party(charter, "a")
+
+
+@pytest.mark.parametrize(
+    ("table", "path"),
+    [
+        ({"data": {"texts": {"folder": "/home/site/letters"}}}, "/home/site/letters"),
+        ({"data": {"texts": "/home/site/letters"}}, "/home/site/letters"),
+        ({"data": {"file": {"path": "patients.csv"}}}, "patients.csv"),
+        ({"data": {"file": "patients.csv"}}, "patients.csv"),
+        ({"data": "digits", "model": {"huggingface": "../model"}}, "../model"),
+    ],
+)
+def test_a_server_has_nothing_read_that_a_site_does_not_allow(table: dict[str, Any], path: str) -> None:
+    experiment = {"until": {"time": 1.0}, "problem": {**table, "clients": 1}, "algorithm": {"fedasync": {}}}
+    charter = {"run": "r", "roster": ["a"], "label": "fedasync", "seed": 0, "experiment": experiment}
+    with pytest.raises(SettingError, match=f"the server asks for 'file:{path}', .* with --allow file:{path}"):
         PartyMaker().party(charter, "a")

@@ -164,14 +164,17 @@ def _arguments(method: Any) -> int:
     return len(inspect.signature(method).parameters) if callable(method) else -1
 
 
+_PATHS = ("file", "path", "folder", "texts", "huggingface")  # settings whose text is a path, the last two for short
+
+
 def all_imported(table: Any) -> Iterator[str]:
-    """Every name in a table that would be imported, and every file that would be read, as file:PATH.
+    """Every name in a table that would be imported, and every file and folder that would be read, as file:PATH.
 
     Whoever gets a table from somebody else looks here first.
     """
     if isinstance(table, Mapping):
         for key, value in table.items():
-            if key == "file" and isinstance(value, str):
+            if key in _PATHS and isinstance(value, str):
                 yield f"file:{value}"
                 continue
             yield from (key,) if imported(key) else ()

@@ -297,13 +297,13 @@ class PartyMaker:
     def _experiment(self, table: Mapping[str, Any]) -> Experiment:
         text = repr(table)
         if text not in self.known:
-            others = [name for name in dict.fromkeys(names.all_imported(table)) if name not in self.allowed]
+            own = {**table, "device": self.device} if self.device else dict(table)
+            own.pop("trackers", None)
+            others = [name for name in dict.fromkeys(names.all_imported(own)) if name not in self.allowed]
             if others:
                 asked, allow = ", ".join(map(repr, others)), " ".join(f"--allow {name}" for name in others)
                 what = "which is not offbeat's; allow it" if len(others) == 1 else "which are not offbeat's; allow them"
                 raise SettingError(f"the server asks for {asked}, {what} with {allow}")
-            own = {**table, "device": self.device} if self.device else dict(table)
-            own.pop("trackers", None)
             self.known = {text: Experiment.parse(own)}
         return self.known[text]
 
