@@ -14,7 +14,7 @@ from logs import Log, plan
 from scipy import stats
 from worlds import Line, run, through_text
 
-from offbeat.algorithms import AREA, FADAS, FedAvg, FedBuff
+from offbeat.algorithms import AREA, FADAS, MIFA, FedAsync, FedAvg, FedBuff
 from offbeat.algorithms.buffer import Buffer
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
@@ -27,6 +27,8 @@ from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD, Moreau
 from offbeat.privacy.differential import Noise, Privacy, clipped, grid
 from offbeat.privacy.protect import guarded
+from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import Median
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, OnOff, Times
@@ -403,6 +405,12 @@ def test_a_server_of_ones_own_that_makes_something_else_of_updates_must_say_that
     says = type("Says", (Peeking,), {"releases": True})
     assert guarded(says(size=2), None, PRIVACY, 8).guard is PRIVACY
     assert all(guarded(server, None, PRIVACY, 8).guard is PRIVACY for server in SERVERS.values())
+
+
+@pytest.mark.parametrize("server", [FedAsync(guard=PRIVACY), MIFA(guard=PRIVACY), FedAsync(guard=Robust(Median()))])
+def test_a_guard_that_nobody_asks_is_refused_in_python_too(server: Any) -> None:
+    with pytest.raises(SettingError, match="could stand in for"):
+        Algorithm(server, SGD(lr=0.1))
 
 
 def test_a_file_says_what_is_promised() -> None:

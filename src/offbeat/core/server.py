@@ -445,6 +445,7 @@ class Algorithm:
     secure: Secure | None = None
 
     def __post_init__(self) -> None:
+        self._check_guard()
         several = isinstance(self.local, tuple)
         trainers = self.local if isinstance(self.local, tuple) else (self.local,)
         for given, kind in ((self.server, Server), *((trainer, Local) for trainer in trainers)):
@@ -459,6 +460,16 @@ class Algorithm:
         if self._guard is not None and self.secure is not None:
             object.__setattr__(self, "server", replace(self.server, guard=self._guard.within(self.secure)))  # type: ignore[call-arg]
         object.__setattr__(self, "name", self.name or type(self.server).__name__.lower())
+
+    def _check_guard(self) -> None:
+        """Raise for a guard that the server would not ask: nothing would be noised, or combined."""
+        guard, server = self._guard, self.server
+        needed = "releases" if guard is not None and guard.limits else "combines"
+        if guard is not None and not server.several and not getattr(server, needed):
+            raise SettingError(
+                f"guard: {type(server).__name__} does not make its steps of sums or tables that "
+                f"{type(guard).__name__} could stand in for; use fedbuff, fadas, fedavg or area"
+            )
 
     def locals(self, tasks: int) -> tuple[Local, ...]:
         """The local trainer of each of so many tasks."""
