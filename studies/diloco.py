@@ -1,7 +1,7 @@
 """Synchronous and asynchronous DiLoCo on Shakespeare's plays, and what staleness alone does to the outer momentum.
 
 python -m studies.diloco runs/diloco                                   # all that is not done yet
-python -m studies.diloco runs/diloco --device cuda --width 16 --limit 450   # as much as fits; the same goes on
+python -m studies.diloco docs/results/diloco --device cuda --width 24 --limit 450   # as much of the rest as fits
 python -m studies.diloco runs/diloco --tiny --parts unequal-like       # shows that it works, on a CPU
 python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # tables and figures, and no runs
 
@@ -221,6 +221,7 @@ class Bench:
         began = time.monotonic()
         for _ in Program(makers, self._over, self.given.width).rounds():
             if self.memory.late:
+                print(f"{self.part.name}: stopped by --limit; the same command goes on", flush=True)
                 raise SystemExit(3)
         if left:
             print(f"{self.part.name}: {len(left)} runs in {time.monotonic() - began:.0f} s", flush=True)

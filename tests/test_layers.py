@@ -91,8 +91,8 @@ def test_importing_offbeat_imports_nothing_heavy() -> None:
 
 def test_studies_run_without_what_writes_folders_and_budgets() -> None:
     """A rented machine often has PyTorch and numpy only."""
-    missing = ("pyarrow", "scipy", "nats", "typer", "rich", "sklearn")
-    code = f"import sys; sys.modules.update(dict.fromkeys({missing}, None)); import studies.in_memory"
+    missing = ("pyarrow", "scipy", "nats", "typer", "rich", "sklearn", "safetensors", "cloudpickle", "matplotlib")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing}, None)); import studies.in_memory, studies.diloco"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent.parent)
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,25 +24,21 @@ Arrays = Mapping[str, Any]  # vectors by name as arrays, and numbers
 _LARGE = 1 << 16  # bytes from which on an array goes apart
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, put: Callable[[Bytes], int]) -> None:
-        super().__init__(file, protocol=5)
-        self.put = put
-
-    def persistent_id(self, thing: Any) -> tuple[int, str, tuple[int, ...], bool] | None:
-        array = thing
-        if tensor := type(thing) is torch.Tensor:
-            if thing.device.type != "cpu" or thing.requires_grad or not thing.is_contiguous():
-                return None
-            try:
-                array = thing.numpy()
-            except (RuntimeError, TypeError):  # a kind of tensor that numpy does not know
-                return None
-        elif type(thing) is not np.ndarray:
+def _apart(thing: Any, put: Callable[[Bytes], int]) -> tuple[int, str, tuple[int, ...], bool] | None:
+    """Where a large array is found again; None: it goes with the rest."""
+    array = thing
+    if tensor := type(thing) is torch.Tensor:
+        if thing.device.type != "cpu" or thing.requires_grad or not thing.is_contiguous():
             return None
-        if array.nbytes < _LARGE or array.dtype.hasobject or not array.flags.c_contiguous:
+        try:
+            array = thing.numpy()
+        except (RuntimeError, TypeError):  # a kind of tensor that numpy does not know
             return None
-        return self.put(array.reshape(-1).view(np.uint8)), array.dtype.str, array.shape, tensor
+    elif type(thing) is not np.ndarray:
+        return None
+    if array.nbytes < _LARGE or array.dtype.hasobject or not array.flags.c_contiguous:
+        return None
+    return put(array.reshape(-1).view(np.uint8)), array.dtype.str, array.shape, tensor
 
 
 class _Unpacker(pickle.Unpickler):
@@ -59,8 +54,14 @@ class _Unpacker(pickle.Unpickler):
 
 def pack(thing: Any, put: Callable[[Bytes], int]) -> bytes:
     """Anything as bytes; put: takes a large array and gives the number under which it is found again."""
+    from cloudpickle import Pickler  # studies run without it
+
+    class Packer(Pickler):  # type: ignore[misc]
+        def persistent_id(self, thing: Any) -> Any:
+            return _apart(thing, put)
+
     file = io.BytesIO()
-    _Packer(file, put).dump(thing)
+    Packer(file, protocol=5).dump(thing)
     return file.getvalue()
 
 

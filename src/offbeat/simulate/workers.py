@@ -13,8 +13,6 @@ from collections.abc import Container, Iterable
 from functools import cache
 from typing import Any
 
-import cloudpickle
-
 from offbeat.core.errors import SettingError, WorkerError, at_least
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
@@ -160,8 +158,10 @@ class Workers(Executor):
         return self.tickets[which]
 
     def _trainer(self, local: Local) -> bytes:
+        from cloudpickle import dumps  # studies run without it
+
         if id(local) not in self.trainers:
-            self.trainers[id(local)] = local, cloudpickle.dumps(local)
+            self.trainers[id(local)] = local, dumps(local)
         return self.trainers[id(local)][1]
 
     def _number(self, problem: Problem) -> int:
@@ -253,7 +253,9 @@ def work(problem: Problem, wire: Wire) -> Answer:
 
 @cache
 def _local(trainer: bytes) -> Local:
-    local: Local = cloudpickle.loads(trainer)
+    from cloudpickle import loads
+
+    local: Local = loads(trainer)
     return local
 
 
