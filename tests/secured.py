@@ -14,7 +14,7 @@ from typing import Any
 from faults import ALGORITHMS, CLIENTS, Broken, Bugs, CrashError, Jump, Node
 from witness import Fold
 
-from offbeat.algorithms import AREA, FedBuff
+from offbeat.algorithms import AREA, FedAST, FedBuff
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload
@@ -37,9 +37,13 @@ SECURED: dict[str, Callable[[], Algorithm]] = {
     "secure area": lambda: Algorithm(AREA(size=3), Jump(lr=1.0, steps=3), secure=Secure(cohort=2)),
     "cohort": lambda: Algorithm(FedBuff(size=4), Jump(lr=1.0, steps=2), secure=PAIRWISE),
     "cohort of three": lambda: Algorithm(FedBuff(size=3), Jump(lr=1.0, steps=2), secure=PAIRWISE),
+    "cohort fedast": lambda: Algorithm(FedAST(requests=8, size=3), Jump(lr=1.0, steps=2), secure=PAIRWISE),
+    "cohort fedast area": lambda: Algorithm(
+        FedAST(requests=8, size=4, aggregate=AREA(size=4)), Jump(lr=1.0, steps=2), secure=THREE
+    ),
     "cohort area": lambda: Algorithm(AREA(size=4), Jump(lr=1.0, steps=3), secure=PAIRWISE),
 }
-PAIRWISE = Secure(cohort=2, mode="cohort")
+PAIRWISE, THREE = (Secure(cohort=least, mode="cohort") for least in (2, 3))
 
 
 class Secured(Broken):

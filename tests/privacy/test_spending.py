@@ -40,6 +40,16 @@ def test_it_says_what_was_spent_and_what_that_rests_on(tmp_path: Path) -> None:
     assert told["runs"][0]["clients"]["0"]["contributions"] == 2
 
 
+def test_it_says_whose_noise_it_is_where_clients_add_it(tmp_path: Path) -> None:
+    table = {**FILE, "privacy": PRIVACY, "secure": {"cohort": 3, "mode": "cohort", "bits": 17}}
+    Experiment.parse(table).run(tmp_path / "run", progress=False)
+    (found,) = spending(tmp_path / "run")
+    said = "\n".join(found.lines)
+    assert "a sum has at least 3\n  clients, of whom at least 2 tell nobody theirs" in said
+    assert "a server that works with more members of a sum than that" in said
+    assert found.kept["share"] == pytest.approx(found.kept["multiplier"] / 2**0.5)  # type: ignore[union-attr]
+
+
 def test_a_run_without_privacy_has_spent_nothing_that_could_be_told(tmp_path: Path) -> None:
     Experiment.parse(FILE).run(tmp_path / "run", progress=False)
     with pytest.raises(FolderError, match="no finished run with a"):

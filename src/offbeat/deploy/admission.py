@@ -19,6 +19,7 @@
 | balks | a client that is left out, because it has kept cohorts from giving a sum again and again |
 | twice | the client's second update of one model, where only sums are shown |
 | slot | the client's second update since the last server step, where one slot each is asked for |
+| crossed | ready for a sum of one task, while too few could be ready for any: another task goes first |
 | over, removed, behind | the run is over; the client was removed; its memory is not the one the server knows of |
 | quarantined | the fold failed on it: it is undone, and its job is lost |
 """

@@ -139,7 +139,7 @@ def write_assignment(
 
     recalls = {} if record.paused else record.recalls
     queued = [*record.queue, *(number for held in record.held.values() for number in held)]
-    wanted = [] if record.paused else sorted(queued)
+    wanted = [] if record.paused else sorted(queued) if record.held else queued  # a job may have been put off
     flights = [ledger.flights[number] for number in wanted]
     # held work that newer work has replaced has no payload any more
     jobs = [[*flight.job, named(flight.payload)] for flight in flights if flight.payload is not None]

@@ -4,8 +4,11 @@ The rules, before the code:
 
 1. A client that has trained says that it is ready, with keys of this attempt, and keeps its numbers. Its message is not
    settled yet, and its job stays in flight. It does not count as late while it waits for others.
-2. When as many are ready as a server step takes, they are called to a cohort. If nobody else is at work, nor waits for
-   a sum to be opened, fewer are called, `secure.cohort` of them at least: otherwise everybody would wait for ever.
+2. When as many are ready for a task as a step of it takes, they are called to a cohort. If nobody else is at work, nor
+   waits for a sum to be opened, fewer are called, `secure.cohort` of them at least: otherwise everybody would wait for
+   ever. If there are too few in each of several tasks, those who wait in other tasks than the one for which most
+   clients have work put their results off: these are refused, nothing of them has been shown, and their jobs come again
+   after the one of that task.
 3. A cohort deals shares, then sends masked numbers. Each phase ends when all that are left have done so, or after a
    while without the others. Whoever is left out is to say again that it is ready, with fresh keys.
 4. If fewer than `threshold` or `secure.cohort` are left before the sum is closed, the cohort is aborted, and all its
@@ -120,19 +123,54 @@ class Cohorts:
 
     def _chosen(self) -> list[int]:
         """The jobs of the next cohort, if there is one."""
-        ledger, size = self.ledger, self.fold.server.adds(0) or 1
-        if len(ledger.ready) >= size:
-            return ledger.ready[:size]
-        everybody = len(ledger.ready) >= self.least and len(ledger.ready) == len(ledger.flights)
-        return [*ledger.ready] if everybody and not self._opening() else []
+        ready = dict[int, list[int]]()
+        for job in self.ledger.ready:
+            ready.setdefault(self._task(job), []).append(job)
+        for task, jobs in ready.items():
+            size = self.fold.server.adds(task) or 1
+            if len(jobs) >= size:
+                return jobs[:size]
+        if not ready or self._at_work():
+            return []
+        most = max(ready.values(), key=len)
+        if len(most) >= self.least:
+            return most
+        self._put_off()
+        return []
+
+    def _task(self, job: int) -> int:
+        return self.ledger.flights[job].job.task
+
+    def _at_work(self) -> bool:
+        """Whether anybody who has work does not wait for others, or is about to."""
+        census = self.fold.traffic.census
+        return len(self.ledger.ready) < len(census.present) - len(census.idle) or self._opening()
+
+    def _put_off(self) -> None:
+        """Those who wait where too few have work let another task go first."""
+        ledger, working = self.ledger, dict[int, set[int]]()
+        for flight in ledger.flights.values():
+            working.setdefault(flight.job.task, set()).add(flight.job.client)
+        first = max(sorted(working), key=lambda task: len(working[task]))
+        if len(working[first]) < self.least:
+            return  # others have to come
+        for job in [*ledger.ready]:
+            waiting = ledger.waiting[job]
+            if self._task(job) != first and waiting.client in working[first]:
+                record = ledger.clients[waiting.client]
+                record.seq, record.digest, record.verdict = waiting.said["seq"], waiting.digest, "crossed"
+                record.attempt, record.cancelled = 0, []
+                ledger.tally.refused["crossed"] = ledger.tally.refused.get("crossed", 0) + 1
+                self.fold.spend_refused(waiting.client, wire.Trained(**waiting.said), ledger.flights[job])
+                self.fold.traffic.put_off(job, first)
 
     def _end_if_spent(self) -> None:
         """End the run if those who are ready wait for others whose budgets are spent."""
         ledger, server = self.ledger, self.fold.server
         if not ledger.ready or len(ledger.ready) < len(ledger.flights) or ledger.gatherings or ledger.stopped:
             return
-        guard, model = getattr(server, "guard", None), server.models(ledger.server)[0]
-        if guard is not None and guard.exhausted(model, self.fold.view.clients, self.least):
+        guard, models = getattr(server, "guard", None), server.models(ledger.server)
+        if guard is not None and all(guard.exhausted(each, self.fold.view.clients, self.least) for each in models):
             self.fold.end(SPENT)
 
     def _opening(self) -> bool:

@@ -100,21 +100,24 @@ class Plan:
             raise SettingError("--bfloat16: [secure] sends whole numbers of 32 bits; leave it out")
 
     def _check_pairwise(self, secure: Secure) -> None:
-        if len(self.locals) > 1 or self.server.several:
-            raise SettingError(
-                'secure.mode = "cohort": clients that wait for others in one task would keep those of another waiting; '
-                'give mode = "helper", or train one task'
-            )
-        working = getattr(self.server, "concurrency", None)
-        if working is not None and working < secure.cohort:
-            raise SettingError(
-                f'concurrency = {working}: with secure.mode = "cohort" at least {secure.cohort} (cohort) clients have '
-                "to be ready at the same time; give that many or more"
-            )
-        size = self.server.adds(0) or 1
-        if size > MEMBERS:
-            raise SettingError(f'size = {size}: secure.mode = "cohort" has at most {MEMBERS} clients in a sum')
-        secure.check_size(size, len(self.roster))
+        for task in range(len(self.locals)):
+            name, working = self._working(task)
+            if working is not None and working < secure.cohort:
+                raise SettingError(
+                    f'{name} = {working}: with secure.mode = "cohort" at least {secure.cohort} (cohort) clients have '
+                    "to be ready at the same time; give that many or more"
+                )
+            size = self.server.adds(task) or 1
+            if size > MEMBERS:
+                raise SettingError(f'size = {size}: secure.mode = "cohort" has at most {MEMBERS} clients in a sum')
+            secure.check_size(size, len(self.roster))
+
+    def _working(self, task: int) -> tuple[str, int | None]:
+        """The setting that says how many clients work for a task at a time, and how many; None: all."""
+        requests = getattr(self.server, "requests", None)
+        if requests is None:
+            return "concurrency", getattr(self.server, "concurrency", None)
+        return "requests", requests[task] if isinstance(requests, tuple) else requests // len(self.locals)
 
     @property
     def pairwise(self) -> bool:

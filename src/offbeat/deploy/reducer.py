@@ -286,7 +286,7 @@ class Reducer(Course[SentJob]):
         """A sum will never be open: its updates are lost; if clients remember them as sent, the run cannot go on."""
         task = self.ledger.closed[number].task
         self.ledger.unopened += 1
-        if self.plan.agrees[task]:
+        if self.plan.agrees[task] and task not in self.ledger.finished:
             self.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
         self.give_up(number)
         self._end_at_updates()
@@ -468,7 +468,7 @@ class Reducer(Course[SentJob]):
             record.verdict, record.attempt = error.code, 0
             record.refused += 1
             flight = self.ledger.flights.get(result.job)
-            self._spend_refused(client, result, flight)
+            self.spend_refused(client, result, flight)
             if flight is not None and flight.job.client == client and error.code not in WAITS:
                 self.lose(flight, f"refused: {error.code}")
                 if error.code != "slot":
@@ -478,7 +478,7 @@ class Reducer(Course[SentJob]):
             record.cancelled = []  # whatever it sends next, it sends with its assignment as it is now in sight
         return APPLIED
 
-    def _spend_refused(self, client: int, result: wire.Trained, flight: SentJob | None) -> None:
+    def spend_refused(self, client: int, result: wire.Trained, flight: SentJob | None) -> None:
         """A client that keeps a budget has charged itself; if the job is not known any more, for any of its tasks."""
         for task, budgeted in enumerate(self.budgeted):
             if budgeted and not result.error and (flight is None or flight.job.task == task):

@@ -187,6 +187,16 @@ class LoggedTraffic:
         else:
             self.ledger.ready.remove(number)
 
+    def put_off(self, number: int, task: int) -> None:
+        """The result of this job is put off: its client has to do a job of this task first."""
+        self.unready(number)
+        client = self.ledger.flights[number].job.client
+        queue = self.ledger.clients[client].queue
+        queue.sort(key=lambda each: self.ledger.flights[each].job.task != task)
+        self.ledger.flights[queue[0]].since = self.ledger.now
+        self._wait(queue[0])
+        self.touch(client)
+
     def renew(self, number: int) -> None:
         """Its client has to say again that it is ready: its lease begins anew."""
         self.unready(number)

@@ -306,8 +306,8 @@ class Experiment(Checked):
         for name, table in self.algorithm.items():
             if table.pooled:
                 raise SettingError(f"algorithm.{name}: pooled data have no updates to sum; leave it out, or [secure]")
-            if not table.server.several:
-                secure.check_size(self.algorithms[name].server.adds(0) or 1, self.tasks[0].problem.clients)
+            for task in range(len(self.tasks)):
+                secure.check_size(self.algorithms[name].server.adds(task) or 1, self.tasks[0].problem.clients)
 
     def __repr__(self) -> str:
         data = self.table.get("problem", {}).get("data", "a problem")
