@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp
         assert run["updates"] == 60
         assert run["metrics"]["accuracy"] > 0.5
     for name in ("area-0", "favano-0"):
+        assert stat.S_IMODE((out / name).stat().st_mode) == 0o700
         said = offbeat("replay", out / name)
         assert said.code == 0, said.err
         assert "the same state" in said.out

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import time
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def test_a_run_is_saved_to_a_file_and_goes_on_from_it_on_another_broker(tmp_path
         assert (said.code, "was changed or is damaged: LOG" in said.err) == (1, True), said.err
         said = offbeat("restore", file, "--out", out, *words, second.url)
         assert said.code == 0, said.err
+        assert stat.S_IMODE((out / "run").stat().st_mode) == 0o700
         assert "already exists" in offbeat("restore", file, "--out", out, *words, second.url).err
         shutil.rmtree(tmp_path / "run")
         (out / "run").replace(tmp_path / "run")

@@ -22,6 +22,7 @@ from offbeat.deploy import envelope
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.wire import RefusedError
+from offbeat.watch.files import OWNER
 
 LATE = 4.0  # seconds
 PAST = 100  # runs that are over whose end the board tells
@@ -95,7 +96,7 @@ class BoardSerial:
             return
         self.highest = serial
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=OWNER)
             part = self.path.with_suffix(".part")
             part.write_text(str(serial), encoding="ascii")
             part.replace(self.path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from offbeat.core.errors import FolderError
+from offbeat.watch.files import OWNER
 
 _HEAD = struct.Struct("<QQ32s")  # generation, length, SHA-256 of both and the content
 
@@ -25,7 +26,7 @@ class Disk:
     def __init__(self, folder: Path, run: str) -> None:
         self.paths = slots(folder, run)
         with _writing(folder):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=OWNER)
             self.lock: IO[str] = (folder / f"{run}.lock").open("w")
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -54,7 +54,7 @@ from offbeat.deploy.streams import BrokerLog, Inbox
 from offbeat.deploy.trace import Trips
 from offbeat.deploy.wire import LogEntry, RefusedError
 from offbeat.watch import checkpoint
-from offbeat.watch.files import write_text
+from offbeat.watch.files import OWNER, write_text
 from offbeat.watch.record import Recorder
 
 PULSE = 1.0  # seconds between two signs of life
@@ -94,7 +94,7 @@ class RunServer:
     ) -> None:
         self.plan, self.link, self.folder, self.charter = plan, link, folder, charter
         self.measure, self.tick, self.replicas, self.trim = measure, tick, replicas, trim
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=OWNER)
         self.name = _own_name(folder)
         saved = checkpoint.restore(Ledger, folder)
         ledger, extra = saved if saved else (None, {})

@@ -40,7 +40,7 @@ from offbeat.deploy.streams import BrokerLog, StreamReader
 from offbeat.deploy.wire import RefusedError
 from offbeat.experiment.real import saved_identity
 from offbeat.watch import checkpoint
-from offbeat.watch.files import EXPERIMENT
+from offbeat.watch.files import EXPERIMENT, OWNER
 
 FORMAT = "offbeat backup 2"
 MANIFEST, LARGEST = "backup.json", 64 << 20  # its bytes at most
@@ -112,6 +112,7 @@ async def restore(link: Link, file: Path, out: Path) -> tuple[Path, int]:
             await link.delete_run(run)  # so that it can be tried again
             raise
         (place / "folder").replace(folder)
+        folder.chmod(OWNER)
         (place / EXPERIMENT).replace(out / EXPERIMENT)
     await change_board(link, lambda board: board.without(run, "restored"))
     return folder, len(subjects)

@@ -39,7 +39,7 @@ from offbeat.simulate.execute import Executor
 from offbeat.simulate.personal import Personal, PersonalProblem, counted, judged, measured_metrics, personal_models
 from offbeat.simulate.threads import use
 from offbeat.timing.base import Timing
-from offbeat.watch.files import REAL_RUN, write_text
+from offbeat.watch.files import OWNER, REAL_RUN, write_text
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def new_identity(spec: Spec, folder: Path, roster: Sequence[str]) -> RunIdentity
 
 def save_identity(folder: Path, identity: RunIdentity) -> RunIdentity:
     """Write down which run the folder holds."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=OWNER)
     write_text(folder / REAL_RUN, json.dumps(vars(identity)))
     return identity
 

@@ -48,7 +48,7 @@ from offbeat.experiment.real import (
     saved_identity,
 )
 from offbeat.experiment.session import Session
-from offbeat.watch.files import REAL_RUN, SERVER_LOG, room
+from offbeat.watch.files import OWNER, REAL_RUN, SERVER_LOG, room
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
@@ -220,7 +220,7 @@ async def _serve_one(
     """Serve one run to its end. identity: which one, if it is there already.   alone: unless another one begins it."""
     experiment, problems = session.experiment, problems_of(session, spec)
     place = folder / spec.folder
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True, mode=OWNER)
     identity = saved_identity(place) or (save_identity(place, identity) if identity else None)
     begins, identity = identity is None, identity or new_identity(spec, place, roster.active)
     name = identity.run

@@ -40,6 +40,7 @@ EVENTS, TRIPS = "events", "trips"  # folders of parts
 MEASURED = "measured"  # in a table's metadata: by task, what is known of each metric
 CHECKPOINT, OLDER_CHECKPOINT = "checkpoint.safetensors", "checkpoint.older.safetensors"
 SEGMENTS = "checkpoint-*.safetensors"
+OWNER = 0o700  # mode of a real run's folders: a checkpoint holds the model, and the secret of [privacy]'s noise
 REAL_RUN, SERVER_LOG = "run.json", "server.log"
 
 # Columns of the tables and their types; a word is text with few distinct values, of text there may be many.
