@@ -271,13 +271,21 @@ def test_the_best_may_be_that_of_another_metric_or_of_a_time(tmp_path: Path) -> 
     assert any(line["mean"] for line in found)
 
 
-def test_settings_that_never_reach_the_target_are_last_and_a_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    _, found = best(tmp_path / "a", "--best", "time:0.999")
+def test_settings_that_never_reach_the_target_are_last(tmp_path: Path) -> None:
+    _, found = best(tmp_path, "--best", "time:0.999")
     assert [(line["reached"], line["mean"]) for line in found] == [(0, None)] * 4
-    (tmp_path / "b").mkdir()
-    outcome, _ = best(tmp_path / "b", "--best", "acuracy")
-    assert "offbeat: no run has a metric 'acuracy'; there are accuracy, loss\n" in outcome.err
+
+
+@pytest.mark.parametrize("named", ["acuracy", "time:acuracy:0.8"])
+def test_a_metric_that_runs_do_not_measure_is_refused_before_the_first_one(named: str, tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, DIGITS + RATES, "--best", named)
+    assert outcome.err == f"offbeat: best = {named!r}: runs measure accuracy, loss; or finish\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_only_some_runs_of_a_sweep_measure_ranks_those(tmp_path: Path) -> None:
+    axes = '\n[sweep]\n"problem.data" = ["diabetes", "digits"]\n'
+    assert sweep(tmp_path, DIGITS + axes, "--best", "accuracy", "--workers", "1", *sets("problem.split=iid")).code == 0
 
 
 def test_without_an_accuracy_the_loss_decides_and_less_of_a_distance_is_better(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import QUADRATIC, offbeat
 
 from offbeat.experiment import sweep, sweep_workers
 from offbeat.experiment.grid import Grid
@@ -32,6 +33,17 @@ def swept(folder: Path, **options: Any) -> list[dict[str, Any]]:
 def _made(folder: Path, options: sweep.Options) -> tuple[Path, Grid, sweep.Options]:
     grid = Grid(TABLE)
     return sweep.create(folder, grid, options), grid, options
+
+
+@pytest.mark.parametrize("words", ["run --workers 1", "sweep", "tune", "suite v1 --quick", "reproduce area-table3"])
+def test_an_address_where_nobody_answers_leaves_nothing_behind(words: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    command, *options = words.split()
+    (tmp_path / "experiment.toml").write_text(QUADRATIC if command != "sweep" else "trials = 2\n" + QUADRATIC)
+    file = [] if command in ("suite", "reproduce") else [tmp_path / "experiment.toml"]
+    refused = offbeat(command, *options, *file, "--ray", "127.0.0.1:1", "--out", tmp_path / "out")
+    assert "ray = '127.0.0.1:1': no Ray cluster answers there" in refused.err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -53,6 +53,14 @@ def test_every_method_has_the_same_number_of_step_sizes_and_its_own_seeds() -> N
         assert not judging & set(range(options.seed, options.seed + options.seeds))
 
 
+@pytest.mark.usefixtures("bare")
+def test_it_says_how_many_runs_it_takes() -> None:
+    tabular = definition.load("v1").only(["tabular/equal"])
+    methods = sum(len(tabular.labels(cell)) for cell in tabular.cells)
+    assert tabular.runs == methods * (2 * (7 + 3) + 5)  # two rungs on two seeds, then five that judge
+    assert definition.load("v1", "quick").runs < definition.load("v1").runs / 10
+
+
 def test_a_changed_file_is_not_the_suite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from importlib.resources import files
 

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import offbeat
+from command import offbeat, wait_for
 
 from offbeat.core.metric import Metric
 from offbeat.core.watcher import Measurement
+from offbeat.simulate.transport import Child
 from offbeat.suite import definition, result as results
 from offbeat.suite.compare import standings, versus
 from offbeat.suite.definition import SuiteTask
 from offbeat.suite.page import facts
+from offbeat.suite.run import SuiteRequest, create
 from offbeat.suite.scores import scores
 from offbeat.suite.tables import overview, where, winners
 from offbeat.watch.results import Result
@@ -55,6 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         words = ("--quick", "--only", "tabular/equal", "--algorithm", f"{place / 'mine.py'}:Mine", "--jobs", "1")
         outcome = offbeat("suite", "v1", *words, "--out", place / "out")
         assert outcome.code == 0, outcome.err
+        assert "quick suite v1: 2 cells (tabular), 4 methods, 20 runs\n" in outcome.err
         assert "tabular/equal, time to target: better than" in outcome.out
         yield place / "out"
 
@@ -188,6 +191,15 @@ def test_a_finished_suite_resumes_without_running_again(run: Path) -> None:
     assert (run / "tabular/equal/scores.json").stat().st_mtime_ns == before
     again = offbeat("suite", "v1", "--quick", "--out", run)
     assert "already holds a suite" in again.err
+
+
+def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    folder = create(SuiteRequest(scale="quick", only=("tabular/equal",)), tmp_path / "out")
+    cell = Child("offbeat.suite.run:serve", (str(folder), "tabular/equal", 1))
+    wait_for(folder / "tabular" / "equal" / "tuning.json", cell.process)  # type: ignore[arg-type]
+    cell.connection.close()  # as the system does when the other end has been killed
+    cell.process.wait(30)
+    assert not (folder / "tabular" / "equal" / "scores.json").exists()
 
 
 TASK = SuiteTask("t", "", "accuracy", 0.8, 4.0, 1.0, [0.1], 8, {"clients": 2})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offbeat.cli.options import AsJson, Ray
 from offbeat.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from offbeat.suite.definition import Suite
 
 
 def suite(
@@ -30,7 +33,8 @@ def suite(
         typer.Option("--with", metavar="KEY=VALUE", help="A setting of the class. Repeatable. Default: its own."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small version, in minutes. Default: the full suite.")
+        bool,
+        typer.Option("--quick", help="A small version: 2 to 10 minutes on two cores. Default: the full suite, hours."),
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -68,7 +72,9 @@ def suite(
     request = library.SuiteRequest(
         version, "quick" if quick else "full", tuple(algorithm or ()), settings, tuple(only or ()), device
     )
-    _work(library.create(request, out), jobs, as_json, workers, ray)
+    folder = library.create(request, out, ray)
+    _announce(request.suite(), not quick)
+    _work(folder, jobs, as_json, workers, ray)
 
 
 def resume(folder: Path, as_json: bool) -> bool:
@@ -79,6 +85,13 @@ def resume(folder: Path, as_json: bool) -> bool:
         return False
     _work(folder, None, as_json)
     return True
+
+
+def _announce(suite: Suite, full: bool) -> None:
+    """What will be run, before it begins."""
+    what = f"{len(suite.cells)} cells ({', '.join(suite.tasks)}), {len(suite.methods)} methods, {suite.runs:,} runs"
+    long = "this takes hours, and networks for images and text need a GPU; --quick takes 2 to 10 minutes on two cores"
+    print(f"{suite.scale} suite {suite.version}: {what}{f'; {long}' if full else ''}", file=sys.stderr)
 
 
 def _work(folder: Path, jobs: int | None, as_json: bool, workers: int | None = None, ray: str | None = None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 
 from offbeat.core.errors import SettingError
+from offbeat.core.metric import Metric
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Watcher
 from offbeat.experiment.experiment import Experiment, Spec
@@ -17,6 +18,7 @@ from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
+from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import prepare
 from offbeat.simulate.threads import computing
 from offbeat.simulate.workers import Workers
@@ -81,6 +83,13 @@ class Session:
                 made = self._make(spec)
             if sum(256.0 * p.dim for p in made.problems) * len(self.experiment.labels) <= _KEPT:
                 self._ready[spec] = made
+
+    @property
+    def measured(self) -> list[Metric]:
+        """What the first run measures of its tasks."""
+        problems = self.problems(self.experiment.runs[0])
+        personal = judged(self.experiment.evaluate.personal, problems)
+        return list(dict.fromkeys(metric for p in problems for metric in measured_metrics(p, personal)))
 
     def simulation(self, spec: Spec, watchers: Sequence[Watcher] = (), world: World | None = None) -> Simulation:
         """One run, from its beginning or from a saved world."""

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from offbeat.experiment.session import Session
 from offbeat.experiment.sweep_display import SweepDisplay
 from offbeat.experiment.sweep_workers import Message, Orders, alone
 from offbeat.simulate.pool import cores
+from offbeat.simulate.ray import reach
 from offbeat.watch.files import METRICS, SUMMARY, SWEEP_TABLE, locked, write_json, write_table
 from offbeat.watch.record import metrics_table
 from offbeat.watch.results import Result
 from offbeat.watch.session import interruptible
 
+_MEASURED = ("problem", "task", "evaluate")  # settings on which it depends what runs measure
 ABREAST = 8  # runs that are done as one on a GPU, at most: a worker has all of them
 
 
@@ -68,18 +70,25 @@ def sweep(table: Mapping[str, Any], out: Path | str | None, options: Options, *,
         raise SettingError(
             "the experiment has no [sweep] table; name at least one key and its values there, or with --over"
         )
-    check(grid)
+    check(grid, options.best, options.ray)
     return run(create(out, grid, options), grid, options, progress)
 
 
-def check(grid: Grid) -> None:
-    """Find mistakes before anything is written."""
+def check(grid: Grid, best: str | None = None, ray: str | None = None) -> None:
+    """Find mistakes before anything is written. best, ray: of its options."""
     experiment = grid.experiment
     if experiment.executor in ("processes", "ray") or experiment.workers is not None:
         raise SettingError("a sweep has its own processes: leave out executor and workers, and use --workers N")
-    if experiment.device == "cpu":  # on a GPU it would cost more than it saves
-        with closing(Session(experiment)) as session:
-            session.check()
+    reach(ray)
+    here = experiment.device == "cpu"  # on a GPU, building runs would cost more than it saves
+    swept = [key for path in grid.axes for key in path.split(" & ")]
+    named = best is not None and not any(key.startswith(_MEASURED) for key in swept)
+    if here or named:
+        with closing(Session(experiment if here else replace(experiment, device="cpu", precision="single"))) as session:
+            if here:
+                session.check()
+            if named:
+                ranking.check_metric(best, session.measured)
 
 
 def create(out: Path | str | None, grid: Grid, options: Options) -> Path:

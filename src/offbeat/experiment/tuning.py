@@ -67,6 +67,12 @@ class TuneOptions(Checked):
         if self.rungs is not None and self.rungs > most:
             raise SettingError(f"rungs = {self.rungs}: a budget of {self.budget} is enough for {most}")
 
+    @property
+    def runs(self) -> int:
+        """How many runs tune one algorithm with `latin`."""
+        rungs = range(min(self.rungs or 3, _rungs(self.budget)))
+        return self.seeds * sum(ceil(self.budget / float(_KEEP) ** rung) for rung in rungs)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -124,7 +130,8 @@ def tune(table: Mapping[str, Any], out: Path | str | None, options: TuneOptions,
         raise FolderError(
             f"{place} already holds a run; continue it with `offbeat resume {place}` or name another folder"
         )
-    sweep.check(Grid(plan.rung(plan.first(), 1.0)))  # a mistake is found before anything is written
+    first = Grid(plan.rung(plan.first(), 1.0))
+    sweep.check(first, options.best, options.ray)  # a mistake is found before anything is written
     try:
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / TUNING, {"experiment": dict(table), "options": asdict(options)})

@@ -20,6 +20,7 @@ from offbeat.experiment.session import Session
 from offbeat.papers.cells import printed as shows
 from offbeat.papers.entry import PaperEntry, load
 from offbeat.papers.outcome import Outcome, conclude, rehearse
+from offbeat.simulate.ray import reach
 from offbeat.watch.files import EXPERIMENT, OUTCOME, REPRODUCTION, REPRODUCTION_REPORT, RUNS, versions, write_json
 from offbeat.watch.results import Result
 
@@ -87,6 +88,7 @@ def reproduce(request: Request, out: Path | None = None, say: Say = lambda line:
     """Run a paper's experiment into a new folder and compare."""
     entry = load(request.name, request.scale)
     rehearse(entry)
+    reach(request.ray)
     for grid in _grids(entry, request).values():  # a mistake is found before anything is written
         with closing(Session(grid.experiment)) as session:
             session.check()

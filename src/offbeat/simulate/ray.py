@@ -109,8 +109,7 @@ class Cluster(Workers):
     name = "ray"
 
     def __init__(self, address: str = "auto", workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
-        if find_spec("ray") is None:
-            raise not_installed("executor = 'ray' needs Ray", "ray")
+        reach(address)
         super().__init__(cores() if workers is None else workers, attempts, reason)
         self.address, self.wanted = address, workers
         self.stored = Blobs(_store)
@@ -152,13 +151,10 @@ def connect(address: str, workers: int | None = None) -> bool:
 
     address: "auto" is the one that this process finds, else one on this machine with so many CPUs.
     """
-    if find_spec("ray") is None:
-        raise not_installed("a Ray cluster needs Ray", "ray")
+    reach(address)
     ray, quiet = loaded(), {"logging_level": logging.ERROR, "log_to_driver": False}
     if ray.is_initialized():
         return False
-    if address != "auto":
-        _knock(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -169,8 +165,14 @@ def connect(address: str, workers: int | None = None) -> bool:
     return True
 
 
-def _knock(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself would try for minutes."""
+def reach(address: str | None) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes. None: no cluster is wanted."""
+    if address is None:
+        return
+    if find_spec("ray") is None:
+        raise not_installed("a Ray cluster needs Ray", "ray")
+    if address == "auto":
+        return
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -159,6 +159,12 @@ class Suite:
             and not (by_job and method.several)
         ]
 
+    @property
+    def runs(self) -> int:
+        """How many runs it takes, shorter ones that tune among them."""
+        _, judging = self.protocol["judging"]
+        return sum(len(self.labels(cell)) * (self.options(cell, None).runs + judging) for cell in self.cells)
+
     def table(self, cell: str) -> dict[str, Any]:
         """The experiment of a cell, on the judging seeds."""
         name, _, clock = cell.partition("/")

@@ -7,9 +7,12 @@ and at the end `result.json`, `result.md` and `result.html`.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 from offbeat.core.errors import FolderError, InterruptedRunError, OffbeatError, SettingError
 from offbeat.experiment import mps, tuning
 from offbeat.simulate.pool import cores
+from offbeat.simulate.ray import reach
 from offbeat.simulate.transport import Child
 from offbeat.suite import definition
 from offbeat.suite.definition import Scale, Suite
@@ -53,8 +57,8 @@ class SuiteRequest:
         return found.only(self.only) if self.only else found
 
 
-def create(request: SuiteRequest, out: Path | None) -> Path:
-    """A new folder for it; mistakes are found before."""
+def create(request: SuiteRequest, out: Path | None, ray: str | None = None) -> Path:
+    """A new folder for it; mistakes are found before, also in the address of a Ray cluster."""
     suite = request.suite()
     folder = out or Path(RUNS) / f"suite-{request.version}-{request.scale}-{time.strftime('%Y%m%d-%H%M%S')}"
     if (folder / REQUEST).exists():
@@ -62,6 +66,7 @@ def create(request: SuiteRequest, out: Path | None) -> Path:
             f"{folder} already holds a suite; continue it with `offbeat resume {folder}` or name another folder"
         )
     own = [str(Path(each).resolve()) if each.partition(":")[0].endswith(".py") else each for each in request.own]
+    reach(ray)
     if not suite.cells:
         raise FolderError(f"nothing is left to run: {'; '.join(suite.omitted)}")
     try:
@@ -187,6 +192,7 @@ def _several(folder: Path, cells: Sequence[str], count: int, workers: int, done:
 def serve(pipe: Connection, folder: str, cell: str, workers: int) -> None:
     """In a process of its own: one cell."""
     place, problem = Path(folder), ""
+    threading.Thread(target=_follow, args=(pipe,), daemon=True).start()
     try:
         request = read_request(place)
         run_cell(place, request.suite(), cell, request.device, workers)
@@ -194,4 +200,11 @@ def serve(pipe: Connection, folder: str, cell: str, workers: int) -> None:
         problem = str(error)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    pipe.send(problem)
+    with suppress(OSError):  # nobody is there any more
+        pipe.send(problem)
+
+
+def _follow(pipe: Connection) -> None:
+    """Save and end when the process that started this one is gone, however it went: else it says nothing."""
+    wait([pipe])
+    os.kill(os.getpid(), signal.SIGTERM)
