@@ -589,15 +589,16 @@ def test_a_server_that_goes_on_from_a_checkpoint_knows_who_was_in_a_sum_of_the_p
 # Several tasks
 
 
-def tasks(requests: int = 8, least: int = 2) -> Plan:
-    """Two tasks over four clients, a server step for every four updates of one."""
+def tasks(requests: int = 8, least: int = 2, count: int = 2) -> Plan:
+    """So many tasks over four clients, a server step for every four updates of one."""
     secure, names = Secure(cohort=least, mode="cohort"), [f"c{n}" for n in range(4)]
     made = Algorithm(FedAST(requests=requests, size=4), SGD(lr=0.5), secure=secure)
     given = {"until": Until(updates=10**6), "limits": Limits(lease=100.0), "secure": secure, "federation": "fed"}
-    return Plan("run", names, made.server, made.locals(2), [secure.round(PROBLEM.initial())] * 2, **given)  # type: ignore[arg-type]
+    start = [secure.round(PROBLEM.initial())] * count
+    return Plan("run", names, made.server, made.locals(count), start, **given)  # type: ignore[arg-type]
 
 
-class TwoTasks(Talk):
+class SeveralTasks(Talk):
     """Clients that say that they are ready with the first job of their assignments."""
 
     def __init__(self, made: Plan) -> None:
@@ -616,13 +617,18 @@ class TwoTasks(Talk):
         record = self.record(name)
         (job,) = (n for n in record.queue if self.ledger.flights[n].job.task == task)
         numbers = (1, record.seq + 1, 0)
-        member = begin(context_of(self.plan, task), name, numbers, SIGN[name], self.draw)
+        member = self.members[name] = begin(context_of(self.plan, task), name, numbers, SIGN[name], self.draw)
         header = {"epoch": 1, "seq": numbers[1], "job": job, "steps": 1, "attempt": 0}
         self.add(name, "trained", {"keys": member.own.keys}, **header)
 
+    def fails(self, name: str) -> None:
+        """A client cannot do its first job, which is sent again."""
+        record = self.record(name)
+        self.add(name, "trained", epoch=1, seq=record.seq + 1, job=record.queue[0], steps=0, error="no power")
+
 
 def test_one_task_s_clients_are_called_together_whatever_others_wait_for() -> None:
-    talk = TwoTasks(tasks())
+    talk = SeveralTasks(tasks())
     for name, task in (("c0", 0), ("c1", 1), ("c2", 0)):
         talk.says(name, task)
     assert not talk.ledger.gatherings
@@ -633,7 +639,7 @@ def test_one_task_s_clients_are_called_together_whatever_others_wait_for() -> No
 
 
 def test_where_too_few_are_ready_for_each_task_one_goes_first_and_nothing_is_lost() -> None:
-    talk = TwoTasks(tasks(least=3))
+    talk = SeveralTasks(tasks(least=3))
     for name, task in (("c0", 0), ("c1", 1), ("c2", 0), ("c3", 1)):
         talk.says(name, task)
     assert not talk.ledger.gatherings
@@ -649,13 +655,34 @@ def test_where_too_few_are_ready_for_each_task_one_goes_first_and_nothing_is_los
 
 
 def test_what_was_put_off_comes_after_the_job_that_goes_first_though_it_was_sent_before_it() -> None:
-    talk = TwoTasks(tasks(least=3))
-    talk.add("c0", "trained", epoch=1, seq=1, job=talk.record("c0").queue[0], steps=0, error="no power")
-    assert talk.listed("c0") == [1, 0]  # the job that has failed was sent again
+    talk = SeveralTasks(tasks(least=3))
+    talk.fails("c0")
+    assert talk.listed("c0") == [1, 0]
     for name, task in (("c0", 1), ("c1", 1), ("c2", 0), ("c3", 0)):
         talk.says(name, task)
     assert talk.record("c0").verdict == "crossed"
     assert talk.listed("c0") == [0, 1]
+
+
+def test_every_task_has_its_turn_whatever_those_who_wait_have_trained_for() -> None:
+    talk = SeveralTasks(tasks(requests=12, least=3, count=3))
+    for name in ("c0", "c1", "c2", "c3", "c1", "c3"):
+        talk.fails(name)
+    assert [talk.listed(name) for name in talk.plan.roster] == [[1, 2, 0], [2, 0, 1]] * 2  # two ready for each at most
+    called = list[int]()
+    while len(called) < 6:
+        if talk.ledger.gatherings:
+            called.append(talk.gathering.task)
+            members = [talk.plan.roster[client] for client in talk.gathering.clients]
+            talk.deal(*members)
+            talk.mask(*members)
+            talk.reveal(*members)
+        waiting = {each.client for each in talk.ledger.waiting.values()}
+        for client, name in enumerate(talk.plan.roster):
+            if client not in waiting and not talk.ledger.gatherings:
+                talk.says(name, talk.listed(name)[0])
+    assert sorted(called) == [0, 0, 1, 1, 2, 2]
+    assert talk.reducer.ledger.tally.refused["crossed"] == 2
 
 
 def refold_of(talk: Talk) -> str:

@@ -6,9 +6,9 @@ The rules, before the code:
    settled yet, and its job stays in flight. It does not count as late while it waits for others.
 2. When as many are ready for a task as a step of it takes, they are called to a cohort. If nobody else is at work, nor
    waits for a sum to be opened, fewer are called, `secure.cohort` of them at least: otherwise everybody would wait for
-   ever. If there are too few in each of several tasks, those who wait in other tasks than the one for which most
-   clients have work put their results off: these are refused, nothing of them has been shown, and their jobs come again
-   after the one of that task.
+   ever. Of several tasks, the one with the oldest job goes first: so none waits for ever. If too few are ready in each,
+   that is the one with the oldest job of those for which enough clients have work, and who waits in another task puts
+   the result off: it is refused, is in no sum, and its job comes again after the one of that task.
 3. A cohort deals shares, then sends masked numbers. Each phase ends when all that are left have done so, or after a
    while without the others. Whoever is left out is to say again that it is ready, with fresh keys.
 4. If fewer than `threshold` or `secure.cohort` are left before the sum is closed, the cohort is aborted, and all its
@@ -132,9 +132,9 @@ class Cohorts:
                 return jobs[:size]
         if not ready or self._at_work():
             return []
-        most = max(ready.values(), key=len)
-        if len(most) >= self.least:
-            return most
+        enough = [jobs for jobs in ready.values() if len(jobs) >= self.least]
+        if enough:
+            return min(enough, key=min)
         self._put_off()
         return []
 
@@ -147,13 +147,14 @@ class Cohorts:
         return len(self.ledger.ready) < len(census.present) - len(census.idle) or self._opening()
 
     def _put_off(self) -> None:
-        """Those who wait where too few have work let another task go first."""
+        """Those who wait where too few are ready let another task go first: each has its turn, the oldest job's."""
         ledger, working = self.ledger, dict[int, set[int]]()
         for flight in ledger.flights.values():
             working.setdefault(flight.job.task, set()).add(flight.job.client)
-        first = max(sorted(working), key=lambda task: len(working[task]))
-        if len(working[first]) < self.least:
+        able = [self._task(job) for job in sorted(ledger.flights) if len(working[self._task(job)]) >= self.least]
+        if not able:
             return  # others have to come
+        first = able[0]
         for job in [*ledger.ready]:
             waiting = ledger.waiting[job]
             if self._task(job) != first and waiting.client in working[first]:
