@@ -46,6 +46,16 @@ def test_what_is_not_a_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
         assert outcome.err.startswith(f"offbeat: {place} is not a run folder: it has no experiment.json")
 
 
+def test_what_is_not_there_is_named_and_not_the_folder_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["export", "nope", "model"], ["replay", "nope"]):
+        assert offbeat(*words).err.startswith("offbeat: nope is not a folder; name that of a run")
+    verified = offbeat("suite", "verify", "nope.json").err
+    assert verified == "offbeat: cannot read nope.json: No such file or directory; name a result.json or its folder\n"
+
+
 @pytest.mark.parametrize("text", ["", "{", "3", "{}", '{"experiment": 3, "versions": {}}'])
 def test_a_damaged_experiment_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "experiment.json").write_text(text)

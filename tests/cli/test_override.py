@@ -10,6 +10,7 @@ import pytest
 from command import DIGITS, QUADRATIC, run, sets
 
 from offbeat.core.errors import SettingError
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.overrides import override as override_all
 
 TABLE = tomllib.loads(DIGITS)
@@ -86,6 +87,20 @@ def test_a_path_that_leads_nowhere_is_refused(override: str, says: str) -> None:
         after(override)
     assert says in str(error.value)
     assert override.partition("=")[0] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("clients=4", "clients = 4: expected a table; settings have a path: did you mean "),
+        ("lr=0.1", "lr: unknown; settings have a path: did you mean "),
+    ],
+)
+def test_a_key_without_its_path_is_refused_with_the_paths_that_end_with_it(override: str, says: str) -> None:
+    paths = {"clients": "problem.clients", "lr": "algorithm.area.local.sgd.lr or algorithm.fedbuff.local.sgd.lr"}
+    with pytest.raises(SettingError) as error:
+        Experiment.parse(TABLE, override)
+    assert str(error.value) == f"{says}{paths[override.partition('=')[0]]}?"
 
 
 def test_overrides_reach_the_run_in_their_order(tmp_path: Path) -> None:

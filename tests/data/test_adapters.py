@@ -78,6 +78,8 @@ GIVEN = {
     "arrays": lambda: (X, Y),
     "tensors": lambda: (torch.from_numpy(X), torch.from_numpy(Y)),
     "unlike kinds": lambda: (X, torch.from_numpy(Y)),
+    "two lists": lambda: (X.tolist(), Y.tolist()),
+    "array and list": lambda: (X, Y.tolist()),
     "columns": lambda: {"x": X, "label": Y.astype(np.int32)},
     "lists": lambda: {"x": X.tolist(), "y": Y.tolist()},
     "a TensorDataset": lambda: TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),

@@ -210,6 +210,7 @@ WRONG = {
     "algorithm.mine.kep=1": "algorithm.mine.kep: unknown; did you mean 'keep'?",
     "algorithm.mine.name=mylab.smooth:Normalised": "mylab.smooth:Normalised is not a class derived from offbeat.Server",
     "algorithm.mine.name=mylab.smoth:Smooth": "no module 'mylab.smoth'",
+    "problem.data=blobs.py:load": 'problem.data: write "blobs:load", without .py',
     "algorithm.mine.name=mylab.smooth:Smoth": "has no 'Smoth'; did you mean 'Smooth'?",
     'problem.split={ "mylab.smooth:Blocks" = { reverse = 3 } }': "expected true or false",
     'timing={ "mylab.smooth:Shifts" = { times = ["a"] } }': 'times[0] = "a": expected a number',

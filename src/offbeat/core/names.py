@@ -110,6 +110,8 @@ def import_name(name: str, where: str) -> Any:
     try:
         found: Any = importlib.import_module(path)
     except ImportError as error:
+        if path.endswith(".py"):
+            raise SettingError(f'{where}: write "{path.removesuffix(".py")}:{attribute}", without .py') from None
         missing = getattr(error, "name", None)
         if missing is not None and path.split(".")[0] == missing.split(".")[0]:
             raise SettingError(

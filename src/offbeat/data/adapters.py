@@ -3,7 +3,7 @@
 What is what:
 
     an array or tensor              the column x
-    (x, y)                          two arrays; or a table and an array or series
+    (x, y)                          two arrays or lists of numbers; or a table and an array or series
     columns by name                 a mapping of arrays, a table of pandas, polars or Arrow, a HuggingFace data set,
                                     a Parquet or CSV file
     anything with len() and [i]     read when needed: each item a pair, a tuple or a mapping
@@ -66,7 +66,8 @@ def samples(
         return _of_table(table)
     if _is_array(given):
         return _named({"x": given}, names)
-    if isinstance(given, tuple | list) and len(given) == 2 and _is_array(given[1]) and not _is_item(given[0]):
+    two = isinstance(given, tuple | list) and len(given) == 2 and not _is_item(given[0])
+    if two and (_is_array(given[1]) or _is_listed(given)):
         x, y = given
         first = _table(x, keep)
         return _named({"x": x if first is None else _matrix(_of_table(first)), "y": y}, names)
@@ -155,6 +156,12 @@ def dataset(
 def _is_array(given: Any) -> bool:
     """Whether it is one column: a tensor, an array, or a series."""
     return isinstance(given, Tensor | np.ndarray) or type(given).__name__ in ("Series", "ChunkedArray")
+
+
+def _is_listed(given: Sequence[Any]) -> bool:
+    """Whether two things are samples and a list of their targets, which are numbers."""
+    listed = isinstance(given, tuple) and isinstance(given[1], list) and bool(given[1])
+    return listed and all(isinstance(each, int | float | np.number) for each in given[1])
 
 
 def _is_item(given: Any) -> bool:
@@ -319,7 +326,7 @@ def _pair(given: Any) -> tuple[Samples, Samples | None]:
         return samples(given["train"]), samples(tests[0]) if tests else None
     if isinstance(given, Mapping) and _is_bunch(given):
         return samples((given["data"], given["target"])), None
-    if isinstance(given, tuple) and len(given) == 2 and not _is_array(given[1]):
+    if isinstance(given, tuple) and len(given) == 2 and not (_is_array(given[1]) or _is_listed(given)):
         return samples(given[0]), samples(given[1])
     return samples(given), None
 

@@ -24,7 +24,7 @@ from offbeat.experiment.describe import (
     describe_problem,
     read_problem,
 )
-from offbeat.experiment.overrides import Overrides, label, override, plain, read_table
+from offbeat.experiment.overrides import Overrides, ending, label, override, plain, read_table
 from offbeat.experiment.timing import Untimed, describe_timing, read_timing
 from offbeat.models.flat import Precision
 from offbeat.privacy.attack import Attack
@@ -272,7 +272,10 @@ class Experiment(Checked):
             given = {"until": {"time": 5000.0}, **table}
             if isinstance(evaluate := table.get("evaluate", {}), Mapping):
                 given["evaluate"] = {"every": 5.0, **evaluate}
-        made: Experiment = schema.build(cls, given, "")
+        try:
+            made: Experiment = schema.build(cls, given, "")
+        except SettingError as error:
+            raise SettingError(_within(given, str(error))) from None
         object.__setattr__(made, "table", table)
         return made
 
@@ -455,6 +458,15 @@ class Experiment(Checked):
 
         problems = Session(self).problems(self.runs[0])
         return report(problems, self.algorithms, self.timing, self.until, self.seed)
+
+
+def _within(table: Mapping[str, Any], error: str) -> str:
+    """The error, or if it is about a key that belongs within tables and stands at the top, where it was meant to be."""
+    key = error.partition(":")[0].partition(" ")[0]
+    misplaced = f"{key}: unknown", f"{key} = {schema.shown(table.get(key))}: expected a table"
+    found = list(ending(table, key)) if error.startswith(misplaced) else []
+    said = error.partition(";")[0]
+    return f"{said}; settings have a path: did you mean {' or '.join(found[:3])}?" if found else error
 
 
 def load(path: Path | str | None = None, overrides: Overrides = ()) -> Experiment:

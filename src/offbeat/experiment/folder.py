@@ -66,6 +66,8 @@ def open_experiment(folder: Path) -> Experiment:
 
 def open_run(run: Path) -> tuple[Experiment, Spec]:
     """The experiment and the run of a run's own folder."""
+    if not run.is_dir():
+        raise FolderError(f"{run} is not a folder; name that of a run, such as runs/20250101-120000/area-0")
     if open_by_hand(run.parent) is not None:
         raise FolderError(
             f"{run.parent} was made from Python objects, which it does not hold; in Python, give the problem: "

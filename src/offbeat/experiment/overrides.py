@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,16 @@ def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
     said: how the user put it.
     """
     _put(table, split_path(path), value, said, top=True)
+
+
+def ending(node: Any, key: str, before: Sequence[str] = ()) -> Iterator[str]:
+    """The paths within a table that end with this key."""
+    listed = enumerate(node) if isinstance(node, list) else ()
+    inner = node.items() if isinstance(node, Mapping) else ((label(each) or str(at), each) for at, each in listed)
+    for name, value in inner:
+        if name == key and before:
+            yield join_path([*before, name])
+        yield from ending(value, key, [*before, name])
 
 
 def label(table: Any) -> str:

@@ -142,7 +142,9 @@ def read(path: Path) -> SuiteResult:
     place = path / RESULT if path.is_dir() else path
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise FolderError(f"cannot read {place}: {error.strerror}; name a result.json or its folder") from None
+    except (ValueError, RecursionError) as error:
         raise FolderError(f"{place} is not a result file ({error})") from None
     try:
         found: SuiteResult = read_as(SuiteResult, content, "")
