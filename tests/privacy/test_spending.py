@@ -46,7 +46,7 @@ def test_it_says_whose_noise_it_is_where_clients_add_it(tmp_path: Path) -> None:
     (found,) = spending(tmp_path / "run")
     said = "\n".join(found.lines)
     assert "a sum has at least 3\n  clients, of whom at least 2 tell nobody theirs" in said
-    assert "a server that works with more members of a sum than that" in said
+    assert "a server that deviates from the protocol, or works with more members of a sum than that" in said
     assert found.kept["share"] == pytest.approx(found.kept["multiplier"] / 2**0.5)  # type: ignore[union-attr]
 
 

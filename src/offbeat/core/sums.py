@@ -64,7 +64,7 @@ class Secure(Checked):
     mode: "helper": a second party, `offbeat helper`, takes the masks off a sum; "cohort": the clients in it do.
     bits: fractional bits of a number that is sent: multiples of 2^-bits, up to 2^(24-bits).
     honest: with [privacy] and mode = "cohort", the share of the clients in a sum, at least, who tell nobody which noise
-        they have added; the others may work with the server.
+        they have added; the others may work with the server; 0.5 at least.
     """
 
     cohort: Count = 30
@@ -98,7 +98,7 @@ class Secure(Checked):
     @property
     def unknown(self) -> int:
         """Clients whose share of the noise nobody else knows, at least, in the smallest sum that is opened."""
-        return ceil(self.honest * self.cohort)
+        return ceil(self.honest * self.cohort - 1e-9)  # 0.55 · 100 is a little more than 55 in floating point
 
     @property
     def share(self) -> float:
@@ -123,7 +123,16 @@ class Secure(Checked):
         return made
 
     def _check_shares(self, bound: SumBound, size: int) -> None:
-        """Raise `SettingError` if a message with its share of the noise has too many bits, or the noise too few."""
+        """Raise `SettingError` if a message with its share of the noise has too many bits, or the noise too few.
+
+        And if so many members may work with the server that they open single messages: `threshold` of those who were
+        called. Of a sum of as many, half of them and all that have dropped out are too few for that; more may not be.
+        """
+        if self.honest < 0.5:
+            raise SettingError(
+                f"secure.honest = {self.honest:g}: the other members of a cohort could be enough to open its single "
+                "messages, with one client's share of the noise in each; give 0.5 at least"
+            )
         longest = bound.clip + TAIL * self.share
         fit = [bits for bits in range(1, 31) if longest <= self.largest(size) * 2.0**-bits]
         fine = [bits for bits in fit if self.share >= GRAINS * 2.0**-bits]

@@ -64,6 +64,7 @@ class Spending:
         secret = "from each client's operating system" if shared else secret
         drawn = secret if self.real else "from the run's seed, so that this simulation hides nothing"
         servers = "a server and a helper that work together" if sealed else "the servers, which see single updates"
+        bent = "a server that deviates from the protocol, or works with more members of a sum than that"
         cap = f"{kept['participations']} times"
         over = f" to each of {len(self.tasks)} tasks" if self.tasks else ""
         return [
@@ -80,7 +81,7 @@ class Spending:
             f"{kept['releases']} sums were released",
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
-            f"  {'a server that works with more members of a sum than that' if shared else servers};",
+            f"  {bent if shared else servers};",
             "  when and how often a client took part; metrics measured on clients' data; other runs on the same data,",
             "  and the choice of settings by them",
         ]

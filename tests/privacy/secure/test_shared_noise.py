@@ -245,6 +245,32 @@ def test_noise_that_cannot_be_shared_out_is_refused(privacy: Privacy, secure: Se
         Algorithm(replace(FedBuff(size=6), guard=privacy), LOCAL, secure=secure)
 
 
+def openers(honest: float) -> list[tuple[int, int]]:
+    """(called, in the sum) where those who may work with the server are enough to open single messages."""
+    sums = ((called, left) for called in range(2, 100) for left in range(threshold(called), called + 1))
+    return [(called, left) for called, left in sums if called - np.ceil(honest * left) >= threshold(called)]
+
+
+def test_those_who_may_work_with_the_server_are_too_few_to_open_a_single_message() -> None:
+    """With half of a sum honest, however many were called and have dropped out; with less than half, not always."""
+    assert openers(0.5) == []
+    assert (99, 67) in openers(0.45)
+    with pytest.raises(SettingError, match=r"honest = 0.45: .* single messages.*give 0.5"):
+        encoder_of(secure=replace(SECURE, honest=0.45))
+
+
+def test_two_thirds_of_a_cohort_and_one_more_open_a_single_message_with_one_share_of_the_noise() -> None:
+    """Why fewer than half are not relied on: seven of nine put the secrets of one of the other two together."""
+    made, everybody, victim = called(9, 4), range(9), 8
+    heard = {place: made.hear(place, everybody) for place in everybody}
+    sent = np.array([5, 6, 7, 2**32 - 8], dtype=np.uint32)
+    others = [*everybody][:-1]
+    answers = {
+        place: b"".join(both[place_ != victim] for place_, both in heard[place].shares.items()) for place in others[:7]
+    }
+    assert np.array_equal(heard[victim].masked(sent) - left_masks(made.call, [victim], others, answers), sent)
+
+
 @pytest.mark.parametrize("honest", [0.0, 1.5, float("nan")])
 def test_a_share_of_honest_clients_is_a_share(honest: float) -> None:
     with pytest.raises(SettingError, match="must be a share"):
@@ -255,6 +281,7 @@ def test_the_share_follows_from_the_smallest_sum_and_those_who_tell_nobody() -> 
     bound = SumBound(1.0, 2.0, 3)
     assert Secure(cohort=9, mode="cohort", honest=1.0, bound=bound).share == pytest.approx(2.0 / 3)
     assert Secure(cohort=9, mode="cohort", honest=0.4, bound=bound).share == pytest.approx(1.0)
+    assert Secure(cohort=100, mode="cohort", honest=0.55).unknown == 55  # and not 56: 0.55 · 100 is no whole number
     assert Secure(cohort=9, mode="helper", bound=bound).share == 0.0
     assert Secure(cohort=9, mode="cohort").share == 0.0
 
