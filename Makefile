@@ -18,17 +18,22 @@ setup-dev: $(TOOLS)
 
 # what a user needs; torch first and pinned, so that no other package's range pulls a newer build with its CUDA libraries
 $(PACKAGE): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints.txt torch
-	$(PIP) -c constraints.txt -e .
+	@echo "making an environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "installing PyTorch, the largest of the packages"
+	@$(PIP) -c constraints.txt torch
+	@echo "installing offbeat and the other packages that it uses"
+	@$(PIP) -c constraints.txt -e .
 	@touch $@
 
 # and what the tests, the checks and the figures need, in the same environment
 $(TOOLS): $(PACKAGE)
-	$(PIP) -c constraints.txt -e '.[dev]'
+	@echo "installing what the tests, the checks and the figures need"
+	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: setup
+	@echo "comparing four algorithms on the embedded data"
 	$(BIN)/offbeat run
 	@echo "make demo took $$(($$(date +%s) - $(START))) s"
 

@@ -379,6 +379,13 @@ def test_any_metric_ranks_in_its_own_direction() -> None:
     assert missing(runs, "time:mape:0.5") == "no run has a metric 'mape'; there are loss, r2, rmse"
 
 
+def test_shares_are_shown_in_per_cent_as_those_of_an_experiment_are(tmp_path: Path) -> None:
+    outcome = sweep(tmp_path, DIGITS + RATES, "--workers", "1")
+    best = json.loads((tmp_path / "out" / "summary.json").read_text())["best"][0]
+    assert f"{100 * best['mean']:.1f} %" in outcome.out
+    assert f"| {100 * best['mean']:.1f} % |" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_a_sweep_over_several_tasks_says_how_each_ended(tmp_path: Path) -> None:
     outcome = sweep(tmp_path, TASKS + '[sweep]\n"algorithm.fedast.lr" = [0.5, 1.0]\n', "--workers", "1")
     assert outcome.code == 0, outcome.err

@@ -80,6 +80,8 @@ def test_options_reach_the_model():
         ("resnet18-gn", COLOUR, {"groups": 5}, "groups = 5: has to divide"),
         ("lstm", GREY, {}, "takes windows of tokens"),
         ("lstm", TEXT, {"layers": 0}, "layers = 0"),
+        ("gpt", TEXT, {"dropout": 1.0}, r"dropout = 1.0: must be in \[0, 1\)"),
+        ("offbeat.models.conv:DropoutCNN", COLOUR, {"dropout": 1.0}, r"dropout = 1.0: must be in \[0, 1\)"),
         ("nowhere.at_all:make", GREY, {}, "no module 'nowhere.at_all'; it was not found next to"),
         (":make", GREY, {}, "unknown; known: cifar-cnn"),
         ("torch.nn:Liner", GREY, {}, "the module 'torch.nn' has no 'Liner'"),

@@ -71,6 +71,15 @@ def test_time_is_virtual_or_that_of_real_runs(tmp_path: Path) -> None:
     assert "<span>0.5 seconds</span>" in page.read_text()
 
 
+def test_the_timeline_of_a_real_run_has_the_names_of_its_sites(tmp_path: Path) -> None:
+    folder = real(tmp_path, *sets("until.time=0.5"))
+    (folder / "area-0" / "run.json").write_text(json.dumps({"run": "area-0", "roster": ["aachen", "bonn", "celle"]}))
+    lines = {line["run"]: line for line in embedded(write(folder))["timelines"]}
+    names = ["aachen", "bonn", "celle", "3", "4"]  # others joined later
+    assert lines["area, seed 0"]["names"] == [names[client] for client in lines["area, seed 0"]["clients"]]
+    assert lines["fedbuff, seed 0"]["names"] == []
+
+
 def test_single_runs_are_on_the_page(folder: Path, page: dict[str, Any]) -> None:
     mine = [line for line in page["lines"] if line["series"] == page["series"].index("fedbuff")]
     assert [line["metrics"]["loss"] for line in mine] == [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, isnan
 from typing import Any
 
 from offbeat.core.errors import SettingError
 from offbeat.core.metric import Metric
+from offbeat.report import tables
 from offbeat.report.grid import brief
 from offbeat.watch.results import Result, finish
 
@@ -86,6 +87,12 @@ def _measured(results: Sequence[Result]) -> list[Metric]:
     return list(dict.fromkeys(metric for result in results for task in result.tasks for metric in task.measured))
 
 
+def writer(results: Sequence[Result], best: str | None) -> Callable[[float], str]:
+    """How the values that decide are written: as in the table of an experiment."""
+    by = judged_by(results, best)
+    return tables.writer(next((metric for metric in _measured(results) if metric.name == by), Metric(by)))
+
+
 def missing(results: Sequence[Result], best: str | None) -> str:
     """A line for a metric that no run has."""
     by, known = judged_by(results, best), sorted({name for result in results for name in result.overall})
@@ -102,8 +109,9 @@ def markdown(results: Sequence[Result], best: str | None) -> str:
         f"| algorithm | settings | seeds | {judged_by(results, best)} | from | to |",
         "|---|---|---:|---:|---:|---:|",
     ]
+    write = writer(results, best)
     for line in ranked(results, best):
-        numbers = " | ".join("–" if n is None else f"{n:.4g}" for n in (line.mean, line.min, line.max))
+        numbers = " | ".join("–" if n is None else write(n) for n in (line.mean, line.min, line.max))
         lines.append(f"| {line.algorithm} | {shown(line.settings)} | {line.seeds} | {numbers} |")
     return "\n".join(lines) + "\n"
 

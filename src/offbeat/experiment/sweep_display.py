@@ -79,13 +79,13 @@ class SweepDisplay:
 
 def table(results: Sequence[Result], best: str | None, most: int) -> Table:
     """The best settings of every algorithm."""
-    ranked = ranking.ranked(results, best)
+    ranked, write = ranking.ranked(results, best), ranking.writer(results, best)
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("algorithm", "settings", "seeds", ranking.judged_by(results, best), "from", "to"):
         shown.add_column(name, justify="left" if name in ("algorithm", "settings") else "right", overflow="fold")
     for line in ranked[:most]:
         seeds = f"{line.seeds}" + (f", {line.diverged} diverged" if line.diverged else "")
-        numbers = ("" if n is None else f"{n:.4g}" for n in (line.mean, line.min, line.max))
+        numbers = ("" if n is None else write(n) for n in (line.mean, line.min, line.max))
         shown.add_row(line.algorithm, ranking.shown(line.settings), seeds, *numbers)
     if len(ranked) > most:
         shown.caption = f"{len(ranked) - most} more"

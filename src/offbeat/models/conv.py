@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
-from offbeat.core.errors import SettingError, at_least, not_negative
+from offbeat.core.errors import SettingError, at_least, fraction, not_negative
 
 
 class _TwoConv(nn.Module):
@@ -128,6 +128,7 @@ class DropoutCNN(nn.Module):
     def __init__(self, shape: Sequence[int], classes: int, layers: int = 3, dropout: float = 0.25) -> None:
         super().__init__()
         at_least(1, layers=layers)
+        fraction(dropout=dropout)
         colours, side = _square("DropoutCNN", shape)
         if side >> layers < 1:
             raise SettingError(f"layers = {layers}: pooling halves images of {side} pixels a side too often")

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from offbeat.core.errors import fraction
+
 
 class GPT(nn.Module):
     """Scores of the next token at every place, from the tokens up to there: whole numbers [b, t] to [b, t, tokens].
@@ -33,6 +35,7 @@ class GPT(nn.Module):
         tied: bool = True,
     ) -> None:
         super().__init__()
+        fraction(dropout=dropout)
         if len(shape) != 1:
             raise ValueError(f"its inputs are windows of tokens [places], not {list(shape)}")
         if layers < 1 or heads < 1 or width < 1 or width % heads:

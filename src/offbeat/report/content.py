@@ -208,7 +208,8 @@ def _fill(series: Series, with_timeline: bool, points: int) -> None:
             clients = len(mine) if mine is not None else 0
             rest = run.underway()
             cut_off = None if rest is None else _placed(rest, series.places)
-            series.timeline = timeline(run.name, _placed(log, series.places), cut_off, clients, run.time)
+            events = _placed(log, series.places)
+            series.timeline = timeline(run.name, events, cut_off, clients, run.time, run.sites)
     series.progress = _progress(series.histories, series.places, points)
     series.staleness = staleness(logs)
     series.participation = participation(counts)

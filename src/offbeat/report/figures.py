@@ -157,7 +157,7 @@ def _timeline(line: Timeline, clock: str) -> Figure:
             label = None if pale or not shown.any() else name
             ax.barh(lane[shown], (stop - start)[shown], **bars, label=label, edgecolor="white", linewidth=0.15)
     ax.set(xlim=(0, stretch), ylim=(lanes - 0.4, -0.6), xlabel=clock, ylabel="client")
-    ax.set_yticks(range(lanes), [str(client) for client in line.clients], fontsize=5)
+    ax.set_yticks(range(lanes), line.names or [str(client) for client in line.clients], fontsize=5)
     ax.grid(visible=False)
     figure.legend(loc="outside upper center", ncols=4, handlelength=1.0)
     return figure

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from offbeat.core.errors import FolderError
 from offbeat.core.metric import Metric
-from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, MEASURED, METRICS, PERSONAL, UNDERWAY, part_name
+from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, MEASURED, METRICS, PERSONAL, REAL_RUN, UNDERWAY, part_name
 from offbeat.watch.results import Result, to_metrics
 
 Floats = npt.NDArray[np.float64]
@@ -69,6 +69,14 @@ class RecordedRun:
             said = (pq.read_schema(self.path / METRICS).metadata or {}).get(MEASURED.encode(), b"[]")
             return to_metrics(json.loads(said), MEASURED)
         except (*DAMAGE, FolderError, RecursionError):
+            return ()
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the clients that a real run began with, by number; empty of any other run."""
+        try:
+            return tuple(map(str, json.loads((self.path / REAL_RUN).read_text(encoding="utf-8"))["roster"]))
+        except (*DAMAGE, RecursionError):
             return ()
 
     def metrics(self) -> Columns | None:

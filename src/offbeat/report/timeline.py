@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ class Timeline:
     span: the run's length.   until: jobs sent later than this are only in `bins`.   counts: jobs of each lane.
     jobs: columns, one entry a job, lane after lane; a column of one entry holds for all; a fate is 0 for a job that
         arrived, 1 for a lost or cancelled one and 2 for one that the end of the run cut off.   steps: server steps.
+    names: of the clients of a real run.
     away: [lane, from, to] while a client was offline.   bins: a lane's share of time spent computing, in per cent.
     """
 
@@ -33,6 +35,7 @@ class Timeline:
     until: float
     total: dict[str, int]  # clients, jobs and steps of the run
     clients: list[int]
+    names: list[str]
     counts: list[int]
     jobs: dict[str, list[int]]
     reasons: list[str]  # of lost jobs
@@ -57,8 +60,13 @@ class Timeline:
         return "; ".join(parts)
 
 
-def timeline(run: str, log: Columns, underway: Columns | None, clients: int, end: float | None) -> Timeline | None:
-    """The lanes of a run; `end` is its length, by default the time of the last event."""
+def timeline(
+    run: str, log: Columns, underway: Columns | None, clients: int, end: float | None, sites: Sequence[str] = ()
+) -> Timeline | None:
+    """The lanes of a run.
+
+    end: its length, by default the time of the last event.   sites: the names of a real run's clients, by number.
+    """
     if not len(log["time"]):
         return None
     span = max(end or 0.0, float(log["time"].max()), 1e-300)
@@ -80,6 +88,7 @@ def timeline(run: str, log: Columns, underway: Columns | None, clients: int, end
         until,
         {"clients": clients, "jobs": len(jobs["job"]), "steps": len(steps)},
         lanes.tolist(),
+        [sites[client] if client < len(sites) else str(client) for client in lanes.tolist()] if sites else [],
         np.bincount(lane[jobs["client"][shown]], minlength=len(lanes)).tolist(),
         _columns({name: column[shown] for name, column in jobs.items()}, span),
         reasons,

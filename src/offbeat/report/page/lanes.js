@@ -7,6 +7,7 @@ const LANE = 15,
   HEAD = 22,
   FOOT = 30,
   GUTTER = 46,
+  WIDER = 110, // where clients have names
   END = 10;
 const RAMP = [
   [71, 45, 123],
@@ -60,8 +61,10 @@ function features(line) {
 }
 
 const laneHeight = (line) => HEAD + line.lanes.length * LANE + FOOT;
+const gutterOf = (view) => (view.line.names.length ? WIDER : GUTTER);
+const nameOf = (line, lane) => line.names[lane] ?? line.clients[lane];
 const rightOf = (view) => view.width - END;
-const toPixels = (view) => scale(view.from, view.to, GUTTER, rightOf(view));
+const toPixels = (view) => scale(view.from, view.to, gutterOf(view), rightOf(view));
 
 function drawLanes(canvas, view) {
   const { line, width } = view;
@@ -79,7 +82,7 @@ function drawLanes(canvas, view) {
   drawClients(pen, ink, view);
   drawTimes(pen, ink, view);
   pen.beginPath();
-  pen.rect(GUTTER, 0, rightOf(view) - GUTTER, height);
+  pen.rect(gutterOf(view), 0, rightOf(view) - gutterOf(view), height);
   pen.clip();
   drawAway(pen, ink, view);
   drawBins(pen, ink, view);
@@ -90,11 +93,12 @@ function drawLanes(canvas, view) {
 
 function drawClients(pen, ink, view) {
   pen.textAlign = "right";
-  view.line.clients.forEach((client, row) => {
+  view.line.clients.forEach((_, row) => {
     pen.fillStyle = ink("faint");
-    pen.fillRect(GUTTER, HEAD + row * LANE + 1, rightOf(view) - GUTTER, LANE - 2);
+    pen.fillRect(gutterOf(view), HEAD + row * LANE + 1, rightOf(view) - gutterOf(view), LANE - 2);
     pen.fillStyle = ink("soft");
-    pen.fillText(client, GUTTER - 8, HEAD + row * LANE + LANE / 2 + 0.5);
+    const [right, middle] = [gutterOf(view) - 8, HEAD + row * LANE + LANE / 2 + 0.5];
+    pen.fillText(nameOf(view.line, row), right, middle, right - 2);
   });
   pen.textAlign = "left";
   pen.fillText("client", 2, HEAD / 2);
@@ -108,7 +112,7 @@ function drawTimes(pen, ink, view) {
     pen.fillStyle = ink("rule");
     pen.fillRect(px(mark) - 0.5, base + 2, 1, 4);
     pen.fillStyle = ink("soft");
-    pen.fillText(show(mark, "number"), Math.min(Math.max(px(mark), GUTTER + 6), rightOf(view) - 12), base + 17);
+    pen.fillText(show(mark, "number"), Math.min(Math.max(px(mark), gutterOf(view) + 6), rightOf(view) - 12), base + 17);
   }
 }
 
@@ -123,7 +127,7 @@ function drawAway(pen, ink, view) {
     pen.rect(left, top, right - left, LANE - 2);
     pen.clip();
     pen.beginPath();
-    for (let x = Math.max(left, GUTTER) - LANE; x < Math.min(right, view.width); x += 5) {
+    for (let x = Math.max(left, gutterOf(view)) - LANE; x < Math.min(right, view.width); x += 5) {
       pen.moveTo(x, top + LANE);
       pen.lineTo(x + LANE, top);
     }
@@ -196,7 +200,7 @@ function shade(ink, view, job) {
 function drawSteps(pen, ink, view) {
   const px = toPixels(view);
   const seen = view.line.steps.filter((time) => time >= view.from && time <= view.to);
-  const sparse = seen.length * 14 < rightOf(view) - GUTTER;
+  const sparse = seen.length * 14 < rightOf(view) - gutterOf(view);
   pen.fillStyle = ink("ink");
   for (const time of seen) {
     pen.globalAlpha = sparse ? 0.8 : 0.45;

@@ -64,8 +64,8 @@ function timeline(host, bar, keys) {
     redraw();
     if (!job) return hideTip();
     const box = canvas.getBoundingClientRect();
-    const at = Math.max(GUTTER, Math.min(rightOf(view), toPixels(view)(job.started)));
-    describe(view.line.clients[lane], job, x ?? box.left + at, y ?? box.top + HEAD + lane * LANE);
+    const at = Math.max(gutterOf(view), Math.min(rightOf(view), toPixels(view)(job.started)));
+    describe(nameOf(view.line, lane), job, x ?? box.left + at, y ?? box.top + HEAD + lane * LANE);
   }
 
   const drop = () => pick(0, null);
@@ -123,7 +123,7 @@ function timeline(host, bar, keys) {
   canvas.addEventListener("pointermove", (event) => {
     if (!grip || Math.abs(event.clientX - grip.x) <= 3) return look(event);
     hideTip();
-    const share = (event.clientX - grip.x) / (rightOf(view) - GUTTER);
+    const share = (event.clientX - grip.x) / (rightOf(view) - gutterOf(view));
     move(grip.from - share * (view.to - view.from));
   });
   canvas.addEventListener("pointerleave", drop);
