@@ -542,8 +542,8 @@ class Algorithm:
             )
         if self._guard is not None and self.server.several:
             raise SettingError(
-                "secure and privacy: whoever opens sums keeps one budget a client, not one for each task; keep one of "
-                "the two tables, or train the tasks one at a time"
+                "secure and privacy: with several tasks, what a client spends over all of them has not been verified "
+                "under secure sums; keep one of the two tables, or train the tasks one at a time"
             )
         name, order = type(self.server).__name__, type(self.server).__mro__
 
