@@ -48,8 +48,6 @@ class Noised(Secured):
     def __init__(self, seed: int, algorithm: str = "noised", bugs: Bugs | None = None, rate: float = 1.0) -> None:
         super().__init__(seed, algorithm, bugs, rate)
         self.guard: Privacy = self.plan.server.guard  # type: ignore[attr-defined]
-        if self.guard.noise.participations == CAP:
-            self.witness.late = 1e9  # jobs that are in flight when a run ends stay so until the log does
         self.noise: dict[float, float] = {}  # by what is sent: the noise in it
         self.left: dict[int, set[bytes]] = defaultdict(set)  # client -> what it has masked and sent
         self.kept: dict[int, float] = defaultdict(float)  # client -> the most messages that it has had written down

@@ -249,6 +249,14 @@ class Secured(Broken):
 
     # What must hold
 
+    def gives_way(self, node: Node, error: str) -> bool:
+        """Or whether the server has left it out: the network can fail a client in five cohorts in a row."""
+        if "left out of the run" not in error:
+            return super().gives_way(node, error)
+        self.retired.add(node.index)
+        self.fired["left out"] += 1
+        return True
+
     def judge_progress(self, fold: Fold) -> None:
         """A sum whose members are removed before they have answered is lost; if nobody else is left, so is the run."""
         ends = ("a sum is lost, and all clients", "cannot be opened, and its clients have moved on")

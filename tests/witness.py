@@ -237,7 +237,7 @@ class Fold:
         self.verdicts: dict[tuple[Number, str], str] = {}  # (number, digest of the message) -> what came of it
         self.begun: dict[int, float] = {}  # job -> when it came to the head of its client's queue
         self.queues: dict[int, list[int]] = defaultdict(list)  # client -> its plain jobs
-        self.now = 0.0
+        self.now, self.ended = 0.0, float("inf")  # the time, and when the run was over
         watcher = Rows()
         self.rows, self.measurements = watcher.rows, watcher.measurements
         self.reducer = reducer(replace(plan, server=self._watched(plan.server)), None, [watcher])
@@ -249,6 +249,8 @@ class Fold:
             if self.ledger.begun:
                 seconds += max(0.0, entry.stamp - log[i - 1].stamp)
             self._fold(entry)
+            if self.ledger.stopped:
+                self.ended = min(self.ended, self.now)
             if self.now < calm:
                 self.calm_events = self.ledger.events
         if abs(self.ledger.seconds - seconds) > 1e-6:
@@ -403,7 +405,8 @@ class Fold:
         """A job has ended; if it was at the head of a queue, the next one begins."""
         queue = self.queues[self.sent[number].client] if number < len(self.sent) else []
         since = self.begun.pop(number, self.now)
-        took = self.now - since - sum(max(0.0, min(self.now, to) - max(since, at)) for at, to in self.down)
+        now = min(self.now, self.ended)  # jobs that are in flight when a run ends stay so until the log does
+        took = now - since - sum(max(0.0, min(now, to) - max(since, at)) for at, to in self.down)
         if took > self.witness.plan.limits.lease + self.witness.late:
             self.wrong.append(f"job {number} was in flight for {took:.1f} s, the server's absences left out")
         if number in queue:

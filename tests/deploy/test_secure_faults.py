@@ -67,9 +67,14 @@ def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", SECURED)
 def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
-    """Some hundred and fifty of each kind."""
+    """Some hundred and fifty of each kind. Phases last less than a second in them, so an honest client may be too slow
+    for five cohorts in a row."""
+    left_out = 0
     for seed in range(1000, 1143):
-        assert Secured(seed, algorithm).run().violations == [], seed
+        outcome = Secured(seed, algorithm).run()
+        assert outcome.violations == [], seed
+        left_out += outcome.fired["left out"]
+    assert left_out <= 4
 
 
 class Junk(TakingPart):

@@ -31,9 +31,13 @@ def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", NOISED)
 def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
-    """A third of them each."""
+    """A third of them each. Phases last less than a second: the network fails some client in five cohorts in a row."""
+    left_out = 0
     for seed in range(1000, 1334):
-        assert Noised(seed, algorithm).run().violations == [], seed
+        outcome = Noised(seed, algorithm).run()
+        assert outcome.violations == [], seed
+        left_out += outcome.fired["left out"]
+    assert left_out <= 10
 
 
 class CountsWhatIsApplied(ClientCore):
