@@ -39,6 +39,7 @@ from offbeat.core.local import BUDGETS, STEPS_SPENT, SUMS_SPENT
 from offbeat.core.server import SPENT
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects, wire
+from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.effects import Done, Effect, Judgement
@@ -303,6 +304,9 @@ class ClientCore:
             return self._speak()  # an old assignment; the answer to what we say will be a newer one
         if after.settled != assignment.last:
             return self._first(assignment)  # our disk is older than what the server has settled
+        waits = before.pending is not None and before.pending.member and not before.pending.heard
+        if waits and after.pending is None and assignment.verdict == APPLIED:
+            return self._first(assignment)  # another copy of this client got into a sum, and left what that needs
         self.state = after
         if assignment.stopped:
             self.stopped = min(self.stopped, self.now)
