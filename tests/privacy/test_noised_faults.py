@@ -28,6 +28,10 @@ def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> Non
     assert outcome.fired["sums"] > (0 if algorithm == "noised capped" else 8)
 
 
+def test_a_sum_that_the_old_process_of_a_lost_disk_got_into_does_not_wait_for_ever() -> None:
+    assert Noised(770080, "noised").run().violations == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", NOISED)
 def test_a_thousand_schedules_have_no_violation(algorithm: str) -> None:
