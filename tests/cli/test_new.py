@@ -46,7 +46,9 @@ def checked(folder: Path, text: str, *overrides: str) -> tuple[int, list[str]]:
     file.write_text(text, encoding="utf-8")
     outcome = offbeat("check", file, "--json", "--seconds", "1", *sets(*overrides))
     assert outcome.err == ""
-    return outcome.code, [f"{r['level']}: {r['text']}" for r in json.loads(outcome.out)["remarks"]]
+    remarks = [f"{r['level']}: {r['text']}" for r in json.loads(outcome.out)["remarks"]]
+    # what takes longer, evaluating or training, is measured: on a busy machine it may be either
+    return outcome.code, [remark for remark in remarks if "takes longer than training" not in remark]
 
 
 @pytest.mark.parametrize("kind", KINDS)
