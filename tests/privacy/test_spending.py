@@ -14,7 +14,8 @@ from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.experiment.backup import backup, check_budgets
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.real import RunIdentity, save_identity
-from offbeat.experiment.spending import LocalSpending, spending
+from offbeat.experiment.spending import LocalSpending, Spending, spending, together
+from offbeat.privacy.accounting import epsilon_of, mu_of
 
 FILE: dict[str, Any] = {
     "problem": {"data": "digits", "clients": 6},
@@ -113,3 +114,43 @@ def test_what_a_client_claims_to_have_spent_beyond_its_limit_is_told_and_not_com
     assert "client 1: 9,007,199,254,740,991 local steps, epsilon above its limit if that were so" in said
     assert "client 2: 1,180,591,620,717,411,303,424 local steps, epsilon known to the client alone" in said
     json.dumps(found.plain, allow_nan=False)
+
+
+def test_noise_that_is_worth_nothing_claims_nothing_and_a_careless_delta_is_named(tmp_path: Path) -> None:
+    noise = {"multiplier": 1e-4, "participations": 2, "delta": 0.5}
+    Experiment.parse({**FILE, "privacy": {"clip": 1.0, "noise": noise}}).run(tmp_path / "run", progress=False)
+    code, out, _ = offbeat("privacy", str(tmp_path / "run"))
+    assert code == 0
+    assert "nothing is claimed: epsilon is beyond a million for every client" in out
+    assert "delta = 0.5 is not below one over the 6 clients" in out
+    assert "differentially private" not in out
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    told = json.loads(offbeat("privacy", str(tmp_path / "run"), "--json").out, parse_constant=refused)
+    assert told["runs"][0]["clients"]["0"]["epsilon"] is None
+
+
+def test_runs_on_the_same_clients_are_told_together(tmp_path: Path) -> None:
+    """Two runs of two contributions are as four contributions of one run."""
+    Experiment.parse({**FILE, "privacy": PRIVACY, "trials": 2}).run(tmp_path / "run", progress=False)
+    one, two = spending(tmp_path / "run")
+    assert isinstance(one, Spending)
+    both = epsilon_of(1e-6, mu_of(one.kept["multiplier"], 4))
+    assert together([one, two]) == (pytest.approx(both), 1e-6)
+    assert together([one]) is None
+    said = f"All runs with a [privacy] table together: ({both:.4g}, 1e-06)-differentially private"
+    assert said in offbeat("privacy", str(tmp_path / "run")).out
+    assert said in (tmp_path / "run" / "report.md").read_text()
+    told = json.loads(offbeat("privacy", str(tmp_path / "run"), "--json").out)
+    assert told["together"]["epsilon"] == pytest.approx(both)
+
+
+def test_a_client_that_claims_too_much_is_not_left_out_of_the_first_line() -> None:
+    own = {"samples": 100, "batch": 10}
+    clients = {"0": {"steps": 20, **own}, "1": {"steps": 2**53 - 1, **own}}
+    found = LocalSpending(
+        "run", {"multiplier": 1.0, "delta": 1e-5, "clip": 1.0, "limit": 4.0, "clients": clients}, True
+    )
+    assert found.lines[0] == "run: at most (4, 1e-05)-differentially private for every sample"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,11 +13,14 @@ def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
     """Print what each client has spent of its privacy budget, and the assumptions behind it."""
-    from offbeat.experiment.spending import spending
+    from offbeat.experiment.spending import spending, together, told
+    from offbeat.watch.files import json_text
 
     found = [each for folder in runs for each in spending(folder)]
     if as_json:
-        print(json.dumps({"runs": [each.plain for each in found]}))
+        plain: dict[str, Any] = {"runs": [each.plain for each in found]}
+        if (all_ := together(found)) is not None:
+            plain["together"] = dict(zip(("epsilon", "delta"), all_, strict=True))
+        print(json_text(plain))
         return
-    for each in found:
-        print("\n".join(each.lines))
+    print("\n".join(told(found)))

@@ -20,7 +20,7 @@ from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.results import Results
 from offbeat.experiment.session import Session
-from offbeat.experiment.spending import of_results
+from offbeat.experiment.spending import of_results, told
 from offbeat.report import tables
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import judged, measured_metrics
@@ -123,7 +123,7 @@ def sum_up(folder: Path, experiment: Experiment, results: Sequence[Result]) -> R
     errors = [f"{result.name}: {result.error}" for result in results if result.error is not None]
     parts = [text, tables.markdown(*tables.work_rows(found)), *_generated(results)]
     if spent := of_results(results):
-        parts += ["", "## Privacy", "", "```", *(line for each in spent for line in each.lines), "```"]
+        parts += ["", "## Privacy", "", "```", *told(spent), "```"]
     folders.write_report(folder, experiment, "\n".join(parts), errors)
     folders.draw_report(folder)
     return found

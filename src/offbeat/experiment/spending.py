@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,11 @@ class Spending:
         kept = self.kept
         return epsilon_of(kept["delta"], mu_of(kept["multiplier"], count, column_norm(kept["bands"])))
 
-    def _shown(self, client: str, epsilon: float | None) -> str:
-        if epsilon is not None:
-            return f"{epsilon:.4g}"
-        if "samples" in self.kept["clients"][client]:
-            return "above its limit if that were so: a client that keeps to its limit refuses such jobs"
-        return "known to the client alone, which has its data"
+    @property
+    def squares(self) -> dict[str, float]:
+        """By client, (sensitivity over noise)² of all that it has contributed: these add up over runs."""
+        kept, norm = self.kept, column_norm(self.kept["bands"])
+        return {client: mu_of(kept["multiplier"], n, norm) ** 2 for client, n in kept["contributions"].items()}
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -67,10 +67,11 @@ class Spending:
         bent = "a server that deviates from the protocol, or works with more members of a sum than that"
         cap = f"{kept['participations']} times"
         over = f" to each of {len(self.tasks)} tasks" if self.tasks else ""
+        limit = inf if kept["limit"] is None else kept["limit"]  # a record has no infinity
         return [
-            f"{self.name}: ({most:.4g}, {kept['delta']:g})-differentially private for every client"
+            f"{self.name}: {_claim(most, kept['delta'])} for every client"
             f"{', over all tasks together' if self.tasks else ''}",
-            f"  at most ({kept['limit']:.4g}, {kept['delta']:g}) when a client has contributed {cap}{over}",
+            f"  at most ({limit:.4g}, {kept['delta']:g}) when a client has contributed {cap}{over}",
             *(f"  {_each(n, count)}, epsilon {self._epsilon(count):.4g}" for count, n in by_count),
             *self._by_task(),
             "What it rests on",
@@ -84,6 +85,7 @@ class Spending:
             f"  {bent if shared else servers};",
             "  when and how often a client took part; metrics measured on clients' data; other runs on the same data,",
             "  and the choice of settings by them",
+            *_careless(kept["delta"], len(kept["contributions"]), "clients"),
         ]
 
     def _shares(self) -> list[str]:
@@ -145,6 +147,8 @@ class LocalSpending:
         """What a reviewer is told."""
         kept, found = self.kept, self.clients
         known = [eps for _, eps in found.values() if eps is not None]
+        most = max(known, default=0.0)
+        samples = min((own["samples"] for own in kept["clients"].values() if "samples" in own), default=0)
         drawn = (
             "from each client's operating system"
             if self.real
@@ -152,8 +156,8 @@ class LocalSpending:
         )
         steps = "all local steps behind what the server has received" if self.real else "all local steps"
         return [
-            f"{self.name}: ({max(known, default=0.0):.4g}, {kept['delta']:g})-differentially private for every sample"
-            if known or not found
+            f"{self.name}: {_claim(most, kept['delta'])} for every sample"
+            if len(known) == len(found)
             else f"{self.name}: at most ({kept['limit']:g}, {kept['delta']:g})-differentially private for every sample",
             f"  at most ({kept['limit']:g}, {kept['delta']:g}): a client refuses jobs beyond that",
             *(f"  client {c}: {n:,} local steps, epsilon {self._shown(c, eps)}" for c, (n, eps) in found.items()),
@@ -166,7 +170,21 @@ class LocalSpending:
             "What it does not cover",
             "  how many samples a client has; metrics measured on clients' data; other runs on the same data, and the",
             "  choice of settings by them",
+            *_careless(kept["delta"], samples, "samples of a client"),
         ]
+
+
+def _claim(epsilon: float, delta: float) -> str:
+    if epsilon == inf:
+        return "nothing is claimed: epsilon is beyond a million"
+    return f"({epsilon:.4g}, {delta:g})-differentially private"
+
+
+def _careless(delta: float, many: int, of: str) -> list[str]:
+    """Said of a δ with which somebody's data might as well be shown."""
+    if delta * many < 1.0:
+        return []
+    return [f"  delta = {delta:g} is not below one over the {many} {of}: to show one of them at random would keep to it"]
 
 
 def _each(clients: int, contributions: int) -> str:
@@ -187,6 +205,30 @@ def of_results(results: Iterable[Result]) -> list[Spending | LocalSpending]:
                 name = f"{result.name}, task {names[task]}" if names else result.name
                 found.append(LocalSpending(name, kept, real))
     return found
+
+
+def together(found: Iterable[Spending | LocalSpending]) -> tuple[float, float] | None:
+    """(ε, δ) of a client over all runs with a [privacy] table, for the smallest δ; None: there are not several.
+
+    A client is taken to have the same number in all of them.
+    """
+    runs = [each for each in found if isinstance(each, Spending)]
+    if len(runs) < 2:
+        return None
+    squares: dict[str, float] = {}
+    for each in runs:
+        for client, square in each.squares.items():
+            squares[client] = squares.get(client, 0.0) + square
+    delta = min(each.kept["delta"] for each in runs)
+    return epsilon_of(delta, sqrt(max(squares.values(), default=0.0))), delta
+
+
+def told(found: Sequence[Spending | LocalSpending]) -> list[str]:
+    """What a reviewer is told of these runs."""
+    lines = [line for each in found for line in each.lines]
+    if (all_ := together(found)) is not None:
+        lines.append(f"All runs with a [privacy] table together: {_claim(*all_)}, if a number is the same client in each")
+    return lines
 
 
 def spending(folder: Path) -> list[Spending | LocalSpending]:
