@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command import QUADRATIC, offbeat, record, run, sets
+from command import QUADRATIC, ended, offbeat, record, run, sets, started
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -54,6 +54,13 @@ def test_what_is_not_there_is_named_and_not_the_folder_around_it(
         assert offbeat(*words).err.startswith("offbeat: nope is not a folder; name that of a run")
     verified = offbeat("suite", "verify", "nope.json").err
     assert verified == "offbeat: cannot read nope.json: No such file or directory; name a result.json or its folder\n"
+
+
+def test_a_model_is_exported_without_the_packages_of_real_runs(folder: Path) -> None:
+    without = "import sys; sys.modules['cryptography'] = None; from offbeat.cli import main; main()"
+    done = ended(started("export", folder / "area-0", folder / "model.safetensors", code=without))
+    assert (done.code, done.err) == (0, "")
+    assert (folder / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", "{}", '{"experiment": 3, "versions": {}}'])

@@ -431,7 +431,8 @@ def trace(run: Run, out: Annotated[Path, typer.Option(help="CSV file to write.")
     """Turn the measured times of a real run into a timing trace, for [timing] trace = { file = "FILE" }."""
     from offbeat.experiment import export as library
 
-    rows = library.trace(run, out)
+    with needs_deploy():
+        rows = library.trace(run, out)
     print(f'{out}: {rows} rows; simulate with [timing] trace = {{ file = "{out}" }}')
 
 
@@ -449,5 +450,6 @@ def export(
     """Export the model of a run, finished or not, with a model card."""
     from offbeat.experiment import export as library
 
-    tensors = library.export(run, file, to)
+    with needs_deploy():  # for the checkpoint of a real run
+        tensors = library.export(run, file, to)
     print(f"{file}: {len(tensors)} tensors, {sum(t.numel() for t in tensors.values()):,} numbers")

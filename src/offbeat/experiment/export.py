@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Vector
-from offbeat.deploy.ledger import Ledger
-from offbeat.deploy.trace import write_trace
 from offbeat.experiment.card import card
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.folder import open_run
@@ -102,14 +101,24 @@ def _models(run: Path, experiment: Experiment, spec: Spec) -> list[Vector]:
     if (run / MODEL).exists():
         return list(load_file(run / MODEL).values())
     server = experiment.algorithms[spec.label].server
-    for kind in (Ledger, World):
+    for kind in _states():
         with contextlib.suppress(FolderError):
             if found := checkpoint.restore(kind, run):
                 return [model.vector for model in server.models(found[0].server)]
     raise FolderError(f"{run} has neither a model nor a checkpoint")
 
 
+def _states() -> Iterator[type[Any]]:
+    """What a checkpoint may be of; only that of a real run needs the packages of the extra deploy."""
+    yield World
+    from offbeat.deploy.ledger import Ledger
+
+    yield Ledger
+
+
 def trace(run: Path, out: Path) -> int:
     """Write a real run's measured times as a trace that `[timing] trace` replays; gives the number of rows."""
+    from offbeat.deploy.trace import write_trace
+
     done = RunFolder(run).result()
     return write_trace(run, out, done.real.unit if done and done.real else 1.0)
