@@ -140,7 +140,7 @@ def test_runs_on_the_same_clients_are_told_together(tmp_path: Path) -> None:
     both = epsilon_of(1e-6, mu_of(one.kept["multiplier"], 4))
     assert together([one, two]) == (pytest.approx(both), 1e-6)
     assert together([one]) is None
-    said = f"All runs with a [privacy] table together: ({both:.4g}, 1e-06)-differentially private"
+    said = f"All runs with a [privacy] table together, if their clients are the same: ({both:.4g}, 1e-06)-diff"
     assert said in offbeat("privacy", str(tmp_path / "run")).out
     assert said in (tmp_path / "run" / "report.md").read_text()
     told = json.loads(offbeat("privacy", str(tmp_path / "run"), "--json").out)

@@ -184,7 +184,7 @@ def _careless(delta: float, many: int, of: str) -> list[str]:
     """Said of a δ with which somebody's data might as well be shown."""
     if delta * many < 1.0:
         return []
-    return [f"  delta = {delta:g} is not below one over the {many} {of}: to show one of them at random would keep to it"]
+    return [f"  delta = {delta:g} is not below one over the {many} {of}: to show one at random would keep to it"]
 
 
 def _each(clients: int, contributions: int) -> str:
@@ -227,7 +227,7 @@ def told(found: Sequence[Spending | LocalSpending]) -> list[str]:
     """What a reviewer is told of these runs."""
     lines = [line for each in found for line in each.lines]
     if (all_ := together(found)) is not None:
-        lines.append(f"All runs with a [privacy] table together: {_claim(*all_)}, if a number is the same client in each")
+        lines.append(f"All runs with a [privacy] table together, if their clients are the same: {_claim(*all_)}")
     return lines
 
 
