@@ -13,8 +13,8 @@ def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="Print a single JSON object on standard output.")] = False,
 ) -> None:
     """Print what each client has spent of its privacy budget, and the assumptions behind it."""
+    from offbeat.experiment.folder import json_text
     from offbeat.experiment.spending import spending, together, told
-    from offbeat.watch.files import json_text
 
     found = [each for folder in runs for each in spending(folder)]
     if as_json:
