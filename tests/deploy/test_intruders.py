@@ -396,17 +396,6 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
         keys.read_creds(path)
 
 
-def test_what_is_sealed_opens_only_with_the_same_key_and_label() -> None:
-    creds = keys.Creds("fed", "a", "", "", "")
-    mine, other = replace(creds, copy=bytes(32)), replace(creds, copy=bytes(31) + b"x")
-    sealed = keys.Seal(mine).close(b"memory", "run 1")
-    assert b"memory" not in sealed
-    assert keys.Seal(mine).open(sealed, "run 1") == b"memory"
-    assert keys.Seal(mine).open(sealed, "run 2") is None
-    assert keys.Seal(other).open(sealed, "run 1") is None
-    assert keys.Seal(mine).open(sealed[:-1], "run 1") is None
-
-
 @pytest.mark.parametrize("name", ["", "a b", "../x", "a.b", "a*", ">", "ü", "-x", "x" * 65])
 def test_names_that_could_be_paths_or_patterns_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingError):

@@ -26,9 +26,11 @@ from sites import Stopwatch
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import certificates, jwt, keys
 from offbeat.deploy.broker import Broker, free_port, program
+from offbeat.deploy.client import copy_seal
 from offbeat.deploy.connection import Connection
 from offbeat.deploy.link import Link
 from offbeat.deploy.push import push
+from offbeat.deploy.wire import RefusedError
 
 
 class Place:
@@ -294,7 +296,7 @@ def test_rotation_replaces_every_key_but_that_of_the_copies(tmp_path: Path) -> N
     fed = tmp_path / "fed"
     keys.init(fed, ["a"], tls=False)
     first = keys.read_creds(fed / "a.creds")
-    sealed = keys.Seal(first).close(b"memory", "run")
+    sealed = copy_seal(first).seal(b"memory", "run")
     keys.rotate(fed, ["a"])
     second = keys.read_creds(fed / "a.creds")
     assert (second.account, second.copy, second.copies_before) == (first.account, first.copy, ())
@@ -304,9 +306,11 @@ def test_rotation_replaces_every_key_but_that_of_the_copies(tmp_path: Path) -> N
     third = keys.read_creds(fed / "a.creds")
     assert third.copy != first.copy
     assert third.copies_before == (first.copy,)
-    assert keys.Seal(third).open(sealed, "run") == b"memory"
-    assert keys.Seal(third).open(keys.Seal(third).close(b"new", "run"), "run") == b"new"
-    assert keys.Seal(second).open(keys.Seal(third).close(b"new", "run"), "run") is None
+    assert copy_seal(third).open(sealed, "run") == b"memory"
+    renewed = copy_seal(third).seal(b"new", "run")
+    assert copy_seal(third).open(renewed, "run") == b"new"
+    with pytest.raises(RefusedError, match="sealed"):
+        copy_seal(second).open(renewed, "run")
 
 
 def test_no_secret_is_used_twice_or_shown(tmp_path: Path) -> None:

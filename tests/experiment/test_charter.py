@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import offbeat
 
 from offbeat.core.errors import SettingError
-from offbeat.experiment import joining
 from offbeat.experiment.overrides import override
 from offbeat.experiment.partner import VERSION, Partner
 from offbeat.experiment.real import PartyMaker
@@ -67,12 +65,3 @@ def test_all_names_that_are_not_allowed_are_said_at_once() -> None:
     asked = override(TABLE, {"problem.model": "mine:net", "problem.loss": "mine:loss", "problem.metrics": ["mine:M"]})
     with pytest.raises(SettingError, match=r"allow them with --allow mine:net --allow mine:M$"):
         PartyMaker(models=["mine:loss"])._experiment(asked)
-
-
-def test_join_takes_allowed_names_under_the_option_s_old_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[list[str]] = []
-    monkeypatch.setattr(joining, "join", lambda keys, **options: given.append(options["models"]))
-    for words in (("--allow", "a:B", "--allow", "c:D"), ("--model", "a:B", "--allow", "c:D")):
-        assert offbeat("join", "--keys", "x.creds", *words).code == 0
-    assert [sorted(names) for names in given] == [["a:B", "c:D"]] * 2
-    assert "--model" not in offbeat("join", "--help").out

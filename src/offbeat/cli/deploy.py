@@ -219,7 +219,6 @@ def join(
         list[str] | None,
         typer.Option(help="Your own package.module:Name that the server may ask for. Repeatable. Default: none."),
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(hidden=True)] = None,  # what --allow was called
     device: Device = "",
     state: State = None,
     once: Annotated[bool, typer.Option(help="Leave after one run. Default: wait for the next.")] = False,
@@ -244,7 +243,7 @@ def join(
         url=nats,
         data=data,
         holdout=holdout,
-        models=[*(allow or ()), *(model or ())],
+        models=allow or (),
         device=device,
         state=state,
         once=once,

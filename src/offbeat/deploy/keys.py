@@ -21,12 +21,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.deploy import certificates, jwt
@@ -636,28 +633,3 @@ def read_tokens(folder: Path, accounts: Sequence[str] | None = None) -> dict[str
 def list_tokens(folder: Path) -> list[str]:
     """The accounts that have tokens in a folder of keys."""
     return sorted(path.stem for path in (folder / TOKENS).glob("A*.jwt"))
-
-
-# Sealing what a client leaves with the broker
-
-
-class Seal:
-    """Encrypts with a key that only this identity has; `label` says what it is for and cannot be exchanged."""
-
-    def __init__(self, creds: Creds) -> None:
-        self.ciphers = [AESGCM(self._key(copy)) for copy in (creds.copy, *creds.copies_before)]
-
-    @staticmethod
-    def _key(copy: bytes) -> bytes:
-        return HKDF(hashes.SHA256(), 32, None, b"offbeat mirror").derive(copy)
-
-    def close(self, data: bytes, label: str) -> bytes:
-        nonce = os.urandom(12)
-        return nonce + self.ciphers[0].encrypt(nonce, data, label.encode())
-
-    def open(self, data: bytes, label: str) -> bytes | None:
-        """What was sealed, also with a key that was replaced since, or None if it is not ours or was changed."""
-        for cipher in self.ciphers:
-            with contextlib.suppress(InvalidTag, ValueError):
-                return cipher.decrypt(data[:12], data[12:], label.encode())
-        return None

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal
 
 Level = Literal["debug", "info", "warning", "error"]
 Style = Literal["text", "json"]
-LEVELS: tuple[str, ...] = get_args(Level)
 
 log = logging.getLogger("offbeat.deploy")
 

@@ -107,16 +107,13 @@ def _algorithm(label: str, table: Any, where: str) -> AlgorithmTable:
     recipe = found if isinstance(found, catalogue.Recipe) else catalogue.Recipe(found)
     if not (isinstance(recipe.server, type) and issubclass(recipe.server, Server)):
         raise SettingError(f"{where}.name: {name} is not a class derived from offbeat.Server")
-    own = {_RENAMED.get(key, key): value for key, value in table.items() if key not in ("name", "label", "local")}
+    own = {key: value for key, value in table.items() if key not in ("name", "label", "local")}
     server = schema.build(recipe.server, {**recipe.preset, **own}, where)
     local = schema.read(Local, table["local"], f"{where}.local") if "local" in table else None
     if local is not None and recipe.local is not None and type(local) is not recipe.local:
         wanted = next(n for n, kind in names.members(Local).items() if kind is recipe.local)
         raise SettingError(f"{where}.local = {schema.shown(table['local'])}: {name} needs {{ {wanted} = {{ … }} }}")
     return AlgorithmTable(str(name), server, local, recipe.local, recipe.pooled)
-
-
-_RENAMED = {"every": "size", "per_round": "sampled"}  # settings of algorithms that had two names
 
 
 def _check_unique(labels: Sequence[str]) -> None:
