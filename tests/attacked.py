@@ -20,7 +20,7 @@ from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.sums import Secure
-from offbeat.deploy import keys, wire
+from offbeat.deploy import encoding, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
@@ -156,12 +156,12 @@ class Scene:
         return channel_of(self.thief.creds, self.run).seal(kind, data)
 
     def says(self, kind: str, parts: Any = None, **header: Any) -> bytes:
-        return self.sealed(wire.pack(kind, {"run": self.run, "client": "mallory", **header}, parts))
+        return self.sealed(encoding.pack(kind, {"run": self.run, "client": "mallory", **header}, parts))
 
     def entry(self, kind: str, header: dict[str, Any]) -> bytes:
         """A message without any of the checks that a client makes."""
         text = json.dumps({"kind": kind, "run": self.run, **header}).encode()
-        return self.sealed(wire.MAGIC + struct.pack("<I", len(text)) + text)
+        return self.sealed(encoding.MAGIC + struct.pack("<I", len(text)) + text)
 
     async def up(self, *envelopes: bytes, **options: Any) -> None:
         """Send to the log, and wait until the server has taken it."""

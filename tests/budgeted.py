@@ -23,7 +23,7 @@ from offbeat.core.guard import Contributions
 from offbeat.core.local import STEPS_SPENT, Carry, Work
 from offbeat.core.server import SPENT, Algorithm
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy import effects as client_side, encoding, server_core as server_side
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.noise import secret_normal
@@ -128,10 +128,10 @@ class Budgeted(Broken):
             spent = read_client_state(effect.data).memory.get(0, {}).get(STEPS_SPENT)
             self.kept[node.index] = max(self.kept[node.index], 0.0 if spent is None else float(spent[0]))
         if isinstance(effect, client_side.Tell):
-            message = wire.unpack(effect.data)
+            message = encoding.unpack(effect.data)
             if message.kind == "trained" and not message.header["error"].startswith(SPENT):
                 failed = self.plan.locals[0].steps if message.header["error"] else 0  # that says something, too
-                self.left[node.index][wire.digest(effect.data)] = message.header["steps"] + failed
+                self.left[node.index][encoding.digest(effect.data)] = message.header["steps"] + failed
                 if self.kind.startswith("own") and sum(self.left[node.index].values()) > self.kept[node.index]:
                     self.violations.append(f"{node.name} sends more than it has counted")
         super().obey_client(node, effect)
@@ -184,9 +184,9 @@ class Budgeted(Broken):
         applied = {digest for (_, digest), verdict in fold.verdicts.items() if verdict == APPLIED}
         deltas = list[Vector]()
         for entry in self.log:
-            if (digest := wire.digest(entry.data)) in applied:
+            if (digest := encoding.digest(entry.data)) in applied:
                 applied.remove(digest)
-                message = wire.unpack(entry.data)
+                message = encoding.unpack(entry.data)
                 deltas += [message.vector(name).double() for name in message.parts]  # none if the job has failed
         models, spacing = fold.history[0], grid(CLIP)
         for number in range(len(deltas) // 2):

@@ -36,7 +36,7 @@ from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import below, bits
 from offbeat.core.server import Algorithm, Commands, View
 from offbeat.core.state import Tensors, dump, load
-from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import read_client_state
@@ -248,7 +248,7 @@ class Broken:
                 self.later(self.random.uniform(5, CALM), kind)
         if self.rate:
             self.later(self.random.uniform(1, 8), self.break_disk)  # while numbers are small, and meet
-        self.later(END, lambda: self.store("", wire.pack("halted", {"run": "run", "reason": "end"})))
+        self.later(END, lambda: self.store("", encoding.pack("halted", {"run": "run", "reason": "end"})))
         while self.heap and self.now < END + 60 and not self.rests():
             self.now, _, action = heapq.heappop(self.heap)
             action()
@@ -516,7 +516,7 @@ class Broken:
     def contradict(self, name: str, data: bytes) -> None:
         """Somebody under this client's name says something else under a number that was used."""
         if any(entry.data == data for entry in self.log):
-            message = wire.unpack(data)
+            message = encoding.unpack(data)
             if message.kind == "trained":
                 header = wire.heard(message)
                 parts = {part: message.vector(part) + 1 for part in message.parts}

@@ -29,7 +29,7 @@ from offbeat.algorithms import (
 )
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
@@ -215,7 +215,7 @@ class Fuzzer:
         """As a client that checks nothing would pack it."""
         if "kind" in header and self.random.random() < 0.5:
             kind = header["kind"]
-        good = wire.pack("x", {}, parts)
+        good = encoding.pack("x", {}, parts)
         (length,) = struct.unpack("<I", good[4:8])
         frame, body = json.loads(good[8 : 8 + length]), good[8 + length :]
         text = json.dumps({**frame, **header, "kind": kind}).encode()
@@ -225,7 +225,7 @@ class Fuzzer:
             text = text.replace(
                 b"1", self.random.choice([b"1e400", b"-1e999", b"1" * 400, b"1" * 5000, b"[" * 90_000]), 1
             )
-        data = wire.MAGIC + struct.pack("<I", len(text)) + text + body
+        data = encoding.MAGIC + struct.pack("<I", len(text)) + text + body
         return self.flipped(data) if self.random.random() < 0.1 else data
 
     def flipped(self, data: bytes) -> bytes:
@@ -246,8 +246,8 @@ class Fuzzer:
         if draw < 0.3:
             return self.random.randbytes(self.random.randrange(200))
         if draw < 0.5:
-            return wire.MAGIC + self.random.randbytes(self.random.randrange(200))
+            return encoding.MAGIC + self.random.randbytes(self.random.randrange(200))
         if draw < 0.7:
             return b"OBT" + self.random.randbytes(self.random.randrange(200))
         text = self.random.choice([b"[" * 100_000, b'{"kind":' * 20_000, b'{"kind":"hello"}', b"9" * 100_000])
-        return wire.MAGIC + struct.pack("<I", len(text)) + text
+        return encoding.MAGIC + struct.pack("<I", len(text)) + text

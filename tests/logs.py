@@ -9,7 +9,7 @@ from worlds import Line
 
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm, Server
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.ledger import ClientRecord
 from offbeat.deploy.plan import Plan
@@ -40,7 +40,7 @@ class Log:
         if kind in ("hello", "bye") and sender in self.reducer.index:  # it knows its newest assignment
             revision = self.reducer.ledger.clients[self.reducer.index[sender]].revision
             header = {"seen": revision + 1, **header}
-        return self.raw(sender, wire.pack(kind, {"run": "run", **who, **header}, parts))
+        return self.raw(sender, encoding.pack(kind, {"run": "run", **who, **header}, parts))
 
     def raw(self, sender: str, data: bytes) -> str:
         self.seq += 1

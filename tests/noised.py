@@ -26,7 +26,7 @@ from offbeat.core.local import SUMS_SPENT, Work
 from offbeat.core.server import SPENT, Algorithm
 from offbeat.core.sums import Encoded, Secure
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy import effects as client_side, encoding, server_core as server_side
 from offbeat.deploy.client_state import read_client_state
 from offbeat.privacy.differential import Noise, Privacy
 
@@ -84,7 +84,7 @@ class Noised(Secured):
         if isinstance(effect, client_side.Save):
             spent = read_client_state(effect.data).memory[0][SUMS_SPENT]
             self.kept[node.index] = max(self.kept[node.index], float(spent[0]))
-        if isinstance(effect, client_side.Tell) and wire.unpack(effect.data).kind == "masked":
+        if isinstance(effect, client_side.Tell) and encoding.unpack(effect.data).kind == "masked":
             assert node.core is not None
             assert node.core.state is not None
             assert node.core.state.pending is not None

@@ -18,7 +18,7 @@ from offbeat.algorithms import AREA, FedAST, FedBuff
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload
-from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire
 from offbeat.deploy.envelope import public_seal, public_sign
 from offbeat.deploy.helper_core import HelperCore, HelperMemory
 from offbeat.deploy.helping import HelpingHeader, read_helping, write_helping
@@ -117,7 +117,7 @@ class Secured(Broken):
 
     def contradict(self, name: str, data: bytes) -> None:
         """As elsewhere, under a number that is settled: a message that waits for others is not, though it is stored."""
-        message = wire.unpack(data)
+        message = encoding.unpack(data)
         record = None if self.core is None else self.core.ledger.clients[self.core.reducer.index[name]]
         waits = self.plan.pairwise and message.kind == "trained"
         if not waits or (
@@ -127,7 +127,7 @@ class Secured(Broken):
 
     def note_revealed(self, name: str, data: bytes) -> None:
         """Nobody may give away two things for one sum."""
-        message = wire.unpack(data)
+        message = encoding.unpack(data)
         if message.kind == "revealed":
             number, shares = message.header["number"], bytes(message.parts["shares"][1])
             if self.answers.setdefault((name, number), shares) != shares:
@@ -205,7 +205,7 @@ class Secured(Broken):
 
     def note_opened(self, question: bytes, answer: bytes) -> None:
         """No message may be opened in two sums."""
-        header = wire.heard(wire.unpack(answer))
+        header = wire.heard(encoding.unpack(answer))
         if header.error:
             self.fired["refused by the helper"] += 1
             return
@@ -287,4 +287,4 @@ class Secured(Broken):
 def curious(request: SumRequest) -> bytes:
     """A question for one sum."""
     header = HelpingHeader("run", 1 << 40)
-    return wire.pack("helping", vars(header), {"roster": b"", str(request.number): request.to_bytes()})
+    return encoding.pack("helping", vars(header), {"roster": b"", str(request.number): request.to_bytes()})

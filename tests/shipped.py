@@ -56,6 +56,7 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import read_client_state
 from offbeat.deploy.disk import Disk, newest, slots
 from offbeat.deploy.effects import Effect, Train
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Ours
 from offbeat.deploy.gate import Gate, Parts
 from offbeat.deploy.journal import BrokenLogError, Chain, LogAudit, Record, Scribe, Tail, body_of
@@ -67,7 +68,7 @@ from offbeat.deploy.roll import members_of
 from offbeat.deploy.server import RunServer
 from offbeat.deploy.server_core import ServerCore
 from offbeat.deploy.train import Training
-from offbeat.deploy.wire import LogEntry, RefusedError
+from offbeat.deploy.wire import LogEntry
 from offbeat.experiment.joining import Participant
 from offbeat.simulate.personal import Personal
 from offbeat.watch import checkpoint

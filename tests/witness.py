@@ -16,16 +16,17 @@ from offbeat.core.local import BUDGETS
 from offbeat.core.server import Server, View
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import ARRIVED, FAILED, EventRow, Measurement
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state
 from offbeat.deploy.effects import Judgement
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.ledger import Judging, Ledger
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
-from offbeat.deploy.wire import LogEntry, RefusedError
+from offbeat.deploy.wire import LogEntry
 from offbeat.simulate.personal import summarise
 
 LATE = 25.0  # seconds beyond its lease after which a job has to be over, whatever was lost
@@ -283,7 +284,7 @@ class Fold:
         if not entry.sender or (client := self.reducer.index.get(entry.sender)) is None:
             return
         try:
-            message = wire.unpack(entry.data)
+            message = encoding.unpack(entry.data)
         except RefusedError:
             return
         header, nonce = message.header, self.ledger.clients[client].nonce
@@ -293,7 +294,7 @@ class Fold:
             return
         if header["epoch"] == self.ledger.clients[client].epoch and code not in ("", "replay", "order", "fenced"):
             number = (client, nonce, header["seq"])
-            self.verdicts[number, wire.digest(entry.data)] = code
+            self.verdicts[number, encoding.digest(entry.data)] = code
             if code == APPLIED:
                 self.applied[number] += 1
 

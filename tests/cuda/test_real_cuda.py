@@ -13,7 +13,7 @@ from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
 from offbeat.data.base import Dataset
 from offbeat.data.splits import Dirichlet
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.train import Training
 from offbeat.local import MAML, Moreau, Scaffold
 
@@ -59,7 +59,7 @@ def trained(algorithm: ob.Algorithm, device: str, steps: int) -> tuple[Payload, 
 def compare(algorithm: ob.Algorithm, steps: int) -> float:
     (here, mine), (there, theirs) = trained(algorithm, "cpu", steps), trained(algorithm, "cuda", steps)
     assert all(vector.device.type == "cpu" for vector in (*there.values(), *theirs.values()))
-    assert len(wire.unpack(wire.pack("trained", {}, there)).parts) == len(here)
+    assert len(encoding.unpack(encoding.pack("trained", {}, there)).parts) == len(here)
     pairs = [(here[name], there[name]) for name in here] + [(mine[name], theirs[name]) for name in mine]
     return max(float((a - b).norm() / (a.norm() + 1e-6)) for a, b in pairs)
 

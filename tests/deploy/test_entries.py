@@ -12,7 +12,7 @@ from logs import Log, plan
 
 from offbeat.algorithms import MIFA, FedAsync
 from offbeat.core.errors import FolderError
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.envelope import LARGEST
 from offbeat.deploy.membership import ROWS, changes, openings
@@ -31,7 +31,7 @@ def opened(limits: Limits | None = None) -> Log:
 
 def test_the_first_entry_says_with_which_version_limits_and_clients_a_run_began() -> None:
     ledger = opened(Limits(norm=7.0, window=4, slot=True)).reducer.ledger
-    assert ledger.version == wire.VERSION
+    assert ledger.version == encoding.VERSION
     assert ledger.limits == Limits(norm=7.0, window=4, slot=True)
     found = [(record.name, record.account, record.sign, record.seal) for record in ledger.clients]
     assert found == [(name, *keys) for name, keys in KEYS.items()]
@@ -66,7 +66,7 @@ def test_a_large_roster_comes_in_several_entries_and_what_is_lacking_is_enrolled
     ledger = log.reducer.ledger
     assert [record.name for record in ledger.clients] == names[: 2 * ROWS]
     rest = changes(ledger, made, keys).entries  # a server that was interrupted goes on
-    assert [wire.unpack(entry).kind for entry in rest] == ["enrolled"]
+    assert [encoding.unpack(entry).kind for entry in rest] == ["enrolled"]
     log.raw("", entries[1])  # twice
     log.raw("", entries[2])
     assert [(record.name, record.account) for record in ledger.clients] == [(name, name * 3) for name in names]
@@ -78,7 +78,7 @@ def test_what_the_log_does_not_say_yet_is_said() -> None:
     made, now = log.reducer.plan, {**KEYS, "b": ("B2", "S2", "X2"), "c": ("C", "S", "X")}
 
     def kinds(*entries: bytes) -> list[str]:
-        return [wire.unpack(entry).kind for entry in entries]
+        return [encoding.unpack(entry).kind for entry in entries]
 
     assert kinds(*changes(Reducer(made).ledger, made, KEYS).entries) == ["opening"]
     assert changes(log.reducer.ledger, made, KEYS).entries == []
@@ -101,7 +101,7 @@ def test_from_a_roster_that_is_older_than_the_log_s_nothing_follows_about_client
     log, other = opened(), {**KEYS, "b": ("B2", "S2", "X2")}
     made, ledger = log.reducer.plan, log.reducer.ledger
     found = changes(ledger, made, other, serial=5).entries
-    assert [wire.unpack(entry).kind for entry in found] == ["rostered", "rekeyed"]
+    assert [encoding.unpack(entry).kind for entry in found] == ["rostered", "rekeyed"]
     for entry in found:
         log.raw("", entry)
     assert changes(ledger, made, KEYS, ["a"], serial=4).entries == []
@@ -117,7 +117,7 @@ def test_from_a_roster_that_is_older_than_the_log_s_nothing_follows_about_client
 def test_an_algorithm_that_has_no_room_refuses_before_there_is_an_entry() -> None:
     made = plan(MIFA(memory=20.0))  # of two clients with 8 bytes each
     found = changes(Reducer(made).ledger, replace(made, roster=["a", "b"]), {**KEYS, "c": ("", "", "")})
-    assert [wire.unpack(entry).kind for entry in found.entries] == ["opening"]
+    assert [encoding.unpack(entry).kind for entry in found.entries] == ["opening"]
     assert len(found.refused) == 1
     assert "c is not enrolled in run: memory = 20: MIFA keeps a vector for each of 3 clients" in found.refused[0]
 
@@ -155,7 +155,7 @@ def test_limits_are_those_of_the_log_whatever_the_plan_says() -> None:
     )
 )
 def test_limits_come_back_from_an_entry_as_they_were(limits: Limits) -> None:
-    message = wire.unpack(wire.say(wire.Limited("run", limits.plain())))
+    message = encoding.unpack(wire.say(wire.Limited("run", limits.plain())))
     assert Limits.read(wire.heard(message).limits) == limits
 
 
@@ -182,7 +182,7 @@ def test_no_client_can_write_such_an_entry() -> None:
         "led": {"term": 9, "server": "mallory"},
         "halted": {"reason": "enough"},
     }.items():
-        assert log.raw("a", wire.pack(kind, {"run": "run", "client": "a", **header})) in ("malformed", "identity")
+        assert log.raw("a", encoding.pack(kind, {"run": "run", "client": "a", **header})) in ("malformed", "identity")
     after = log.reducer.ledger
     kept = thaw(before)
     kept.position, kept.stamp, kept.seconds, kept.now = after.position, after.stamp, after.seconds, after.now

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from offbeat.deploy import envelope
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Channel, ModelSeal, Ours, PrivateSeal, Theirs, public_seal, public_sign
-from offbeat.deploy.wire import RefusedError
 
 
 def secrets() -> Ours:

@@ -13,7 +13,7 @@ from plants import caught
 
 from offbeat.core.events import Job, Send, Update
 from offbeat.core.vectors import Payload
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.client_core import ClientCore
@@ -86,7 +86,7 @@ class AppliesRepeated(Reducer):
         record.seq = result.seq - 1
         return False
 
-    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
+    def _waits(self, client: int, result: wire.Trained, message: encoding.Message, digest: str) -> bool:
         done = self.__dict__.setdefault("done", {})
         flight = self.ledger.flights.get(result.job)
         if flight is None and result.job in done:  # the job is applied as often as it comes
@@ -131,7 +131,7 @@ class TakesCancelled(Reducer):
 
         self.stop_jobs, self.gone = cancel, gone
 
-    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
+    def _waits(self, client: int, result: wire.Trained, message: encoding.Message, digest: str) -> bool:
         record = self.ledger.clients[client]
         if result.job in record.cancelled and result.job in self.gone:
             self.ledger.flights[result.job] = self.gone[result.job]
@@ -142,7 +142,7 @@ class TakesCancelled(Reducer):
 class LosesCancelled(Reducer):
     """A cancelled job is reported as lost when its result comes after all."""
 
-    def _waits(self, client: int, result: wire.Trained, message: wire.Message, digest: str) -> bool:
+    def _waits(self, client: int, result: wire.Trained, message: encoding.Message, digest: str) -> bool:
         if result.job in self.ledger.clients[client].cancelled:
             self.lost(SentJob(Job(result.job, client, 0, 0, 1, 1.0, 0), None, 0.0, 0.0), "cancelled")
         return super()._waits(client, result, message, digest)

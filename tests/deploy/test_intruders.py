@@ -21,12 +21,13 @@ from offbeat.algorithms import FedAsync
 from offbeat.core.course import Until
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.core.server import Algorithm
-from offbeat.deploy import keys, wire
+from offbeat.deploy import encoding, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.board import BoardSerial, change_board, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
 from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import digest_of
 from offbeat.deploy.gate import BYTES, PARTED, USELESS, write_parts
 from offbeat.deploy.jwt import MAX_PAYLOAD
@@ -37,7 +38,6 @@ from offbeat.deploy.questions import SERVER, Asking, CopyPiece, Question, channe
 from offbeat.deploy.refold import mended
 from offbeat.deploy.server import RunServer
 from offbeat.deploy.uplink import Uplink
-from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
 
 PROBLEM = Line([1.0, 2.0])
@@ -91,7 +91,7 @@ def staged(folder: Path, act: Callable[[Scene, RunServer, Link], Awaitable[None]
 
 def sealed(link: Link, kind: str, **header: Any) -> bytes:
     """An envelope as its sender would send it."""
-    message = wire.pack(kind, {"run": "r1", "client": link.creds.client, **header})
+    message = encoding.pack(kind, {"run": "r1", "client": link.creds.client, **header})
     return channel_of(link.creds, "r1").seal("entry", message)
 
 
@@ -159,7 +159,7 @@ def test_rubbish_is_refused_under_its_code_counted_and_the_server_goes_on(tmp_pa
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         channel = channel_of(mallory.creds, "r1")
         header = {"run": "r1", "client": "mallory", "epoch": 1}
-        big = wire.pack("trained", {**header, "seq": 1, "job": 0, "steps": 1}, {"delta": torch.zeros(60_000)})
+        big = encoding.pack("trained", {**header, "seq": 1, "job": 0, "steps": 1}, {"delta": torch.zeros(60_000)})
         vast = b'{"numbers":[1,2,3],"size":1099511627776,"digest":"%s"}' % (b"0" * 64)
         gone = write_parts([7, 8, 9], 27, digest_of(b"pieces that were never sent"))
         for data in (
@@ -277,7 +277,7 @@ def test_a_client_gets_its_own_copy_and_the_state_of_the_run_and_nobody_else_s(t
         status = json.loads(await asking[1].ask("status"))
         assert (status["run"], status["state"]) == ("r1", "waiting for clients")
         with pytest.raises(TimeoutError):
-            await asking[1].ask("append", piece=wire.pack("halted", {"run": "r1", "reason": "mine"}), patience=0.5)
+            await asking[1].ask("append", piece=encoding.pack("halted", {"run": "r1", "reason": "mine"}), patience=0.5)
         assert run_server.ledger.stopped == ""
         await alice.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from offbeat.deploy import journal
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Channel, Ours, Theirs, digest_of, public_seal, public_sign
 from offbeat.deploy.journal import (
     Appender,
@@ -27,7 +28,6 @@ from offbeat.deploy.journal import (
     Tail,
     UncertainError,
 )
-from offbeat.deploy.wire import RefusedError
 
 SERVER, CLIENT = (Ours(os.urandom(32), os.urandom(32)) for _ in range(2))
 KEYS = MemberKeys("AC", public_sign(CLIENT.sign).hex(), public_seal(CLIENT.seal).hex())

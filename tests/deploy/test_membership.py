@@ -28,9 +28,9 @@ from offbeat.deploy import certificates, jwt, keys
 from offbeat.deploy.broker import Broker, free_port, program
 from offbeat.deploy.client import copy_seal
 from offbeat.deploy.connection import Connection
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.link import Link
 from offbeat.deploy.push import push
-from offbeat.deploy.wire import RefusedError
 
 
 class Place:

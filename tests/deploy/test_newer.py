@@ -21,7 +21,7 @@ from served import until
 from offbeat.algorithms import FedBuff, Ringmaster
 from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.core.sums import Secure
-from offbeat.deploy import effects, keys, server as server_module, wire
+from offbeat.deploy import effects, encoding, keys, server as server_module, wire
 from offbeat.deploy.connection import Connection
 from offbeat.deploy.doctor import session
 from offbeat.deploy.envelope import SIGNATURE, STATEMENT, public_seal, sign
@@ -132,7 +132,7 @@ def test_a_client_neither_speaks_for_the_helper_nor_hears_what_it_is_asked(place
         await helping(scene)
         masks = {"masks": bytes(4)}
         for name in ("mallory", "helper"):
-            said = wire.pack("unmasked", {"run": scene.run, "client": name, "number": 1, "error": ""}, masks)
+            said = encoding.pack("unmasked", {"run": scene.run, "client": name, "number": 1, "error": ""}, masks)
             await scene.up(scene.sealed(said))
         assert scene.server.refused == {"malformed": 1, "identity": 1}
         account = keys.read_creds(place.folder / "fed" / "helper.creds").account
@@ -175,7 +175,7 @@ def test_who_has_the_helper_s_keys_is_no_client_and_no_operator(place: Place) ->
         channel = channel_of(link.creds, scene.run)
 
         def said(kind: str, **header: Any) -> bytes:
-            return channel.seal("entry", wire.pack(kind, {"run": scene.run, **header}))
+            return channel.seal("entry", encoding.pack(kind, {"run": scene.run, **header}))
 
         forged = [
             said("hello", client="helper", epoch=1, nonce="n"),
@@ -210,7 +210,9 @@ def test_masks_that_nobody_asked_for_or_that_do_not_fit_open_nothing(place: Plac
 
         async def say(n: int, masks: bytes) -> None:
             header = {"run": scene.run, "client": "helper", "number": n, "error": ""}
-            await link.store(f"up.{scene.run}", channel.seal("entry", wire.pack("unmasked", header, {"masks": masks})))
+            await link.store(
+                f"up.{scene.run}", channel.seal("entry", encoding.pack("unmasked", header, {"masks": masks}))
+            )
             await scene.taken()
 
         await say(FAR, bytes(4))  # of a sum that there is not
@@ -237,10 +239,12 @@ def test_a_helper_that_was_away_while_keys_were_rotated_opens_what_was_sent_befo
         MaskTicket(n, 1, 1, seal, public_seal(bytes([3]) * 32)) for n, seal in zip("ab", seals, strict=True)
     )
     request = SumRequest(1, MaskContext("fed", "run", 0, 3, 2, 20), tickets)
-    asked = wire.pack("helping", vars(HelpingHeader("run", 9)), {"roster": roster.to_json(), "1": request.to_bytes()})
+    asked = encoding.pack(
+        "helping", vars(HelpingHeader("run", 9)), {"roster": roster.to_json(), "1": request.to_bytes()}
+    )
     helper = HelperCore("fed", "run", creds.seal, creds.coordinator)
     (answer,) = [each for each in helper.hear(asked, 0.0) if isinstance(each, effects.Tell)]
-    assert wire.heard(wire.unpack(answer.data)).error == ""
+    assert wire.heard(encoding.unpack(answer.data)).error == ""
     for _ in range(2 * keys.BEFORE):
         keys.rotate(tmp_path, ["a"])
     assert len(keys.read_roster(tmp_path).client("a").before) == keys.BEFORE
@@ -376,7 +380,7 @@ def test_a_client_that_was_added_while_nobody_led_has_its_own_place_and_nobody_e
         link = await scene.link("eve")
         channel = channel_of(link.creds, scene.run)
         for name in ("alice", "eve"):
-            hello = wire.pack("hello", {"run": scene.run, "client": name, "epoch": 1, "nonce": "n"})
+            hello = encoding.pack("hello", {"run": scene.run, "client": name, "epoch": 1, "nonce": "n"})
             await link.store(f"up.{scene.run}", channel.seal("entry", hello))
         await scene.serve()
         await scene.taken()

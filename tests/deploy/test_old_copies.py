@@ -13,7 +13,7 @@ from offbeat.algorithms import FedAsync
 from offbeat.core.local import STEPS_SPENT
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload
-from offbeat.deploy import effects, wire
+from offbeat.deploy import effects, encoding
 from offbeat.deploy.assignment import Models, write_assignment
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.client_state import ClientState, PendingResult, write_client_state
@@ -31,7 +31,7 @@ class Liar:
 
     def __init__(self, first: Payload, state: ClientState, part: TakingPart | None = None) -> None:
         ledger = Log(plan(FedAsync())).begin().reducer.ledger
-        honest = wire.unpack(write_assignment("run", ledger, 0, Models(), lambda *_: None, roster=b""))
+        honest = encoding.unpack(write_assignment("run", ledger, 0, Models(), lambda *_: None, roster=b""))
         kept = {name: value for name, value in honest.header.items() if name not in ("kind", "parts")}
         self.header = {**kept, "jobs": [], "nonce": "a"}
         self.told = list[bytes]()  # what the client has said
@@ -40,7 +40,7 @@ class Liar:
 
     def say(self, **lies: Any) -> None:
         self.header = {**self.header, "revision": self.header["revision"] + 1, **lies}
-        self.do(self.client.hear(wire.pack("assignment", self.header), 0.0))
+        self.do(self.client.hear(encoding.pack("assignment", self.header), 0.0))
 
     def do(self, wants: list[effects.Effect]) -> None:
         for each in wants:
@@ -83,4 +83,4 @@ def test_an_older_copy_has_no_client_with_a_disk_answer_twice_for_a_sum(first: P
         liar.say(nonce="", memory=[])
         liar.say(nonce="a", memory=None)
     liar.roll_back(old, reveal=[OTHER])
-    assert len({each for each in liar.told if wire.unpack(each).kind == "revealed"}) == 1
+    assert len({each for each in liar.told if encoding.unpack(each).kind == "revealed"}) == 1

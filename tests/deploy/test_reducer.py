@@ -31,7 +31,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.events import Cancel, Job, Recall
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
-from offbeat.deploy import effects as client_side, server_core as server_side, wire
+from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment
 from offbeat.deploy.client_core import ClientCore
@@ -55,8 +55,8 @@ def one(value: float) -> torch.Tensor:
 REFUSALS: dict[str, Callable[[Log], str]] = {
     "malformed": lambda log: log.raw("a", b"rubbish"),
     "oversized": lambda log: log.result("a", 1, 0, parts={"delta": torch.zeros(10_000)}),
-    "run": lambda log: log.raw("a", wire.pack("hello", {"run": "other", "client": "a"})),
-    "identity": lambda log: log.raw("a", wire.pack("trained", {"run": "run", "client": "b"})),
+    "run": lambda log: log.raw("a", encoding.pack("hello", {"run": "other", "client": "a"})),
+    "identity": lambda log: log.raw("a", encoding.pack("trained", {"run": "run", "client": "b"})),
     "fenced": lambda log: [log.add("a", "hello", epoch=2, nonce="z", after_epoch=1), log.result("a", 1, 0)][1],
     "epoch": lambda log: log.result("a", 1, 0, epoch=5),
     "replay": lambda log: [log.result("a", 1, 0), log.result("a", 1, 0, 2.0)][1],
@@ -101,7 +101,7 @@ def test_a_stranger_is_refused() -> None:
 
 def test_an_answer_that_the_broker_was_tricked_into_sending_is_nobody_s() -> None:
     log = Log(plan(FedAsync(lr=0.1)))
-    assert log.raw("?", wire.pack("halted", {"run": "run", "reason": "trick"})) == "identity"
+    assert log.raw("?", encoding.pack("halted", {"run": "run", "reason": "trick"})) == "identity"
 
 
 def test_one_slot_a_client_if_asked_for() -> None:
@@ -202,7 +202,7 @@ def test_a_client_throws_held_results_of_cancelled_jobs_away() -> None:
         log.add("", "rung", alarm=alarm, wait=1.0)
         site.hear()
     told = [effect for effect in site.done() if isinstance(effect, client_side.Tell)]
-    assert wire.unpack(told[0].data).header["job"] == 1
+    assert encoding.unpack(told[0].data).header["job"] == 1
     assert log.raw("a", told[0].data) == "applied"
 
 
@@ -289,7 +289,7 @@ def test_a_real_message_has_the_bytes_that_are_counted(coder: Any) -> None:
         problem, local, Job(0, 0, 0, 0, 1, 0.1, 0), {"model": problem.initial()}, local.remember(problem.initial()), 0
     )
     training.step()
-    message = wire.unpack(wire.pack("trained", {}, training.result()[0]))
+    message = encoding.unpack(encoding.pack("trained", {}, training.result()[0]))
     assert sum(len(raw) for _, raw in message.parts.values()) == local.wire(500)[1]
 
 
@@ -406,7 +406,7 @@ def test_a_finished_result_is_handed_out_while_newer_work_goes_on() -> None:
             train(hear())
     assert client_core.current is not None
     told = [effect for effect in hear() if isinstance(effect, client_side.Tell)]
-    assert wire.unpack(told[0].data).header["job"] == first.id
+    assert encoding.unpack(told[0].data).header["job"] == first.id
     assert client_core.current is not None  # it goes on
     client_core.done(
         Done(client_core.current, {"delta": one(1.0)}, {}, 1), 0.0
@@ -438,7 +438,7 @@ class Ahead:
 
 
 def told(effects: list[client_side.Effect]) -> list[int]:
-    return [wire.unpack(each.data).header["job"] for each in effects if isinstance(each, client_side.Tell)]
+    return [encoding.unpack(each.data).header["job"] for each in effects if isinstance(each, client_side.Tell)]
 
 
 def begun(effects: list[client_side.Effect]) -> list[int]:

@@ -13,7 +13,7 @@ from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedAvg,
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.state import Tensors, dump, load
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment
 from offbeat.deploy.ledger import ClientRecord, Ledger
@@ -172,7 +172,7 @@ def test_leases_run_out_clients_fall_silent_and_what_is_not_folded_is_asked_for_
     core, clock = crowd.core, crowd.clock
 
     def asked(clock: float) -> list[Any]:
-        said = [wire.heard(wire.unpack(effect.data)) for effect in core.due(clock) if isinstance(effect, Append)]
+        said = [wire.heard(encoding.unpack(effect.data)) for effect in core.due(clock) if isinstance(effect, Append)]
         return sorted((type(header).__name__, *vars(header).values()) for header in said)
 
     beat = wire.say(wire.Beat("run", "c0", 1, 1 << 40))
@@ -194,7 +194,7 @@ def test_an_alarm_that_did_not_reach_the_log_is_asked_for_again() -> None:
     assert core.wait_for(clock + 1.2, 5.0) == 5.0
     (again,) = core.due(clock + 1.2 + AGAIN)
     assert isinstance(again, Append)
-    crowd.add("", wire.heard(wire.unpack(again.data)))
+    crowd.add("", wire.heard(encoding.unpack(again.data)))
     assert core.due(crowd.clock + 3 * AGAIN) == core.due(crowd.clock + 3 * AGAIN + 1) == []
 
 

@@ -13,12 +13,12 @@ from offbeat.algorithms.optimisers import FedAdam
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
-from offbeat.deploy import effects, wire
+from offbeat.deploy import effects, encoding, wire
 from offbeat.deploy.admission import admit_masked
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import public_seal
 from offbeat.deploy.helper_core import HelperCore, HelperMemory
 from offbeat.deploy.helping import HelpingHeader
-from offbeat.deploy.wire import RefusedError
 from offbeat.local import SGD
 from offbeat.privacy.secure.tickets import LIFE, MaskContext, MaskTicket, SumRequest
 from offbeat.problems.quadratic import Quadratic
@@ -59,7 +59,7 @@ def question(position: int, number: int, epoch: int, life: int = 0) -> bytes:
     tickets = tuple(MaskTicket(name, epoch, 1, seal, seal) for name, seal in zip("ab", seals, strict=True))
     request = SumRequest(number, MaskContext("fed", "run", 0, 3, 2, 20), tickets)
     parts = {"roster": b"", str(number): request.to_bytes()}
-    return wire.pack("helping", vars(HelpingHeader("run", position, "", life)), parts)
+    return encoding.pack("helping", vars(HelpingHeader("run", position, "", life)), parts)
 
 
 def test_a_helper_that_was_there_before_answers_after_a_restored_backup() -> None:
@@ -69,7 +69,7 @@ def test_a_helper_that_was_there_before_answers_after_a_restored_backup() -> Non
 
     def told(question: bytes) -> list[str]:
         said = [each for each in helper.hear(question, 0.0) if isinstance(each, effects.Tell)]
-        return [wire.heard(wire.unpack(each.data)).error for each in said]  # type: ignore[attr-defined]
+        return [wire.heard(encoding.unpack(each.data)).error for each in said]  # type: ignore[attr-defined]
 
     assert told(question(100, 1, 1)) == [""]
     assert told(question(90, 1, 1)) == []  # overtaken on its way
@@ -78,6 +78,6 @@ def test_a_helper_that_was_there_before_answers_after_a_restored_backup() -> Non
 
 def test_a_masked_update_with_a_key_that_fits_no_helper_is_refused() -> None:
     """It would spoil the sum that it is in."""
-    message = wire.unpack(wire.pack("trained", {}, {"delta": bytes(12), "once": bytes(32)}))
+    message = encoding.unpack(encoding.pack("trained", {}, {"delta": bytes(12), "once": bytes(32)}))
     with pytest.raises(RefusedError, match="no helper"):
         admit_masked(message, "delta", 3)

@@ -13,7 +13,7 @@ from plants import caught
 from shipped import Host, Mistake, Shipped
 from virtual import Process
 
-from offbeat.deploy import board, client_state, journal, questions, server, wire
+from offbeat.deploy import board, client_state, encoding, journal, questions, server
 from offbeat.deploy.gate import Parts, Sender
 from offbeat.deploy.intake import Intake, acknowledge
 from offbeat.deploy.journal import Appender, Body, LogAudit, LogClock, Record, Sent, body_of
@@ -355,7 +355,7 @@ async def body_after(self: Intake, sender: Sender, message: Any, parts: Parts) -
     found = await insist(lambda: self.link.collect(lambda n: self._part(sender, numbers[n]), len(numbers)))
     try:
         data = self.gate.join(sender, parts, found)
-    except wire.RefusedError as error:
+    except encoding.RefusedError as error:
         await self._refuse(message, sender.name, error)
         return
     pieces, done = self.link.pieces(found or b""), dict[int, int]()

@@ -31,7 +31,7 @@ from command import offbeat
 from federation import AREA, PATIENCE, Federation, check, connected, plan_for
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import keys, wire
+from offbeat.deploy import encoding, keys, wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.broker import free_port
 from offbeat.deploy.connection import FAILURES
@@ -294,9 +294,9 @@ def account(pair: Pair, positions: set[int]) -> Account:
             while len(said) < end:
                 for record, _ in await audit.take(*await asyncio.wait_for(entries.get(), 30)):
                     entry = scribe.entry(record)
-                    header: Any = wire.heard(wire.unpack(entry.data))
+                    header: Any = wire.heard(encoding.unpack(entry.data))
                     trained = isinstance(header, wire.Trained)
-                    message = (entry.sender, header.epoch, header.seq, wire.digest(entry.data)) if trained else None
+                    message = (entry.sender, header.epoch, header.seq, encoding.digest(entry.data)) if trained else None
                     job = header.job if trained else -1
                     at = reader.times.get(record.seq, 0.0)
                     said.append(Said(at, record.term, entry.sender, message, job, reducer.fold(entry)))

@@ -24,6 +24,7 @@ from offbeat.core.errors import OffbeatError
 from offbeat.deploy import keys, server as server_module, streams, wire
 from offbeat.deploy.board import Board, Pulse, parse_board, parse_pulse, write_board, write_pulse
 from offbeat.deploy.effects import Judgement
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Ours, digest_of
 from offbeat.deploy.gate import PARTED
 from offbeat.deploy.journal import BrokenLogError, Scribe
@@ -33,7 +34,6 @@ from offbeat.deploy.push import push
 from offbeat.deploy.questions import Asking, Question, ask_server, channel_of
 from offbeat.deploy.refold import copy_of, fingerprint, refold
 from offbeat.deploy.roll import members_of
-from offbeat.deploy.wire import RefusedError
 from offbeat.experiment import admin, backup
 from offbeat.experiment.real import RunIdentity, save_identity
 

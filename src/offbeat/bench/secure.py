@@ -12,7 +12,7 @@ import torch
 from offbeat.algorithms import FedBuff
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Encoded, Secure, words
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import admit, admit_masked
 from offbeat.deploy.envelope import Channel, Ours, Theirs, public_seal, public_sign
 from offbeat.deploy.masking import Masking
@@ -69,7 +69,7 @@ def _row(cohort: int, dim: int) -> SecureRow:
     plain, data = wire.say(header, {"delta": delta[0]}), masked()
     total = torch.zeros(dim)
     sum_ = torch.zeros(dim, dtype=torch.int32)
-    parts = admit_masked(wire.unpack(data), "delta", dim)
+    parts = admit_masked(encoding.unpack(data), "delta", dim)
     ticket = MaskTicket("c", 1, 1, public_seal(CLIENT), bytes(parts["once"].tolist()))
     context = MaskContext("fed", "run", 0, dim, cohort, secure.bits)
     mask = Unmasker(HELPER).total(context, (ticket,))
@@ -79,8 +79,8 @@ def _row(cohort: int, dim: int) -> SecureRow:
         cohort,
         fastest(lambda: channel.seal("entry", wire.say(header, {"delta": delta[0]}))),
         fastest(lambda: channel.seal("entry", masked())),
-        fastest(lambda: total + admit(wire.unpack(plain), {"delta": dim}, "float32")["delta"]),
-        fastest(lambda: sum_ + admit_masked(wire.unpack(data), "delta", dim)["delta"]),
+        fastest(lambda: total + admit(encoding.unpack(plain), {"delta": dim}, "float32")["delta"]),
+        fastest(lambda: sum_ + admit_masked(encoding.unpack(data), "delta", dim)["delta"]),
         fastest(lambda: Unmasker(HELPER).total(context, (ticket,) * cohort), 2),
         len(plain),
         len(data),

@@ -36,8 +36,8 @@ from offbeat.core.compressor import Compressor
 from offbeat.core.errors import SettingError, not_negative, positive
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
+from offbeat.deploy.encoding import SIZES, Message, RefusedError, dtype_of
 from offbeat.deploy.envelope import LARGEST
-from offbeat.deploy.wire import SIZES, Message, RefusedError, dtype_of
 from offbeat.privacy.secure.tickets import agrees
 
 APPLIED = "applied"

@@ -15,10 +15,10 @@ import torch
 
 from offbeat.core.events import Job
 from offbeat.core.vectors import Payload
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.cohorts import CALL, ROSTER, SHARES, calls_of
+from offbeat.deploy.encoding import Message, RefusedError
 from offbeat.deploy.ledger import Ledger
-from offbeat.deploy.wire import Message, RefusedError
 
 INLINE = 1 << 17  # bytes of models that travel with an assignment
 _CACHE = 1 << 27  # bytes of models that are kept packed
@@ -35,7 +35,7 @@ class AssignmentHeader(wire.RunHeader):
     digest_last: str
     verdict: str
     present: bool
-    stopped: wire.Text
+    stopped: encoding.Text
     applied: int  # updates of this client, in all epochs
     refused: int
     failed: int
@@ -99,8 +99,12 @@ class Models:
         """(digest, bytes) of a payload."""
         key = tuple(id(vector) for vector in payload.values())
         if key not in self.known:
-            data = wire.pack("model", {}, payload)
-            self.known[key] = (list(payload.values()), wire.digest(data), data)  # the tensors, so that no id is reused
+            data = encoding.pack("model", {}, payload)
+            self.known[key] = (
+                list(payload.values()),
+                encoding.digest(data),
+                data,
+            )  # the tensors, so that no id is reused
             self.size += len(data)
             while len(self.known) > 32 or (self.size > _CACHE and len(self.known) > 1):
                 self.size -= len(self.known.pop(next(iter(self.known)))[2])
@@ -110,9 +114,9 @@ class Models:
 
 def read_model(data: bytes, name: str) -> Payload:
     """A payload from its bytes, checked against its digest."""
-    if wire.digest(data) != name:
+    if encoding.digest(data) != name:
         raise RefusedError("damaged", "a model is not the one that was asked for")
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     return {part: message.vector(part) for part in message.parts}
 
 
@@ -178,12 +182,12 @@ def write_assignment(
         "judge": judge,
     }
     called, parts = ({}, {}) if roster is None else calls_of(ledger, client, roster)
-    return wire.pack("assignment", {**header, **called}, {**on, **parts})
+    return encoding.pack("assignment", {**header, **called}, {**on, **parts})
 
 
 def read_assignment(data: bytes) -> Assignment:
     """An assignment taken apart; raises `RefusedError`."""
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     if message.kind != "assignment":
         raise RefusedError("malformed", "not an assignment")
     try:
@@ -195,7 +199,7 @@ def read_assignment(data: bytes) -> Assignment:
 def _assignment(message: Message) -> Assignment:
     h: Mapping[str, Any] = message.header
     return Assignment(
-        **vars(wire.read(AssignmentHeader, h, *_LISTS)),
+        **vars(encoding.read(AssignmentHeader, h, *_LISTS)),
         jobs=tuple(_job(fields) for fields in h["jobs"]),
         oldest={_whole(task): _whole(number) for task, number in h["oldest"]},
         recalls={_whole(task): _flag(partial) for task, partial in h["recalls"]},
@@ -234,7 +238,7 @@ def _job(given: Any) -> tuple[Job, str]:
 
 
 def _whole(value: Any) -> int:
-    if not wire.whole(value):
+    if not encoding.whole(value):
         raise ValueError
     return int(value)
 

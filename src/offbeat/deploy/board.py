@@ -19,9 +19,9 @@ from nats.js.errors import APIError
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import envelope
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Link, as_json
-from offbeat.deploy.wire import RefusedError
 from offbeat.watch.files import OWNER
 
 LATE = 4.0  # seconds

@@ -27,6 +27,7 @@ from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import Done, Effect, Judgement, Progress
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import ModelSeal, PrivateSeal, derive
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link
@@ -35,7 +36,6 @@ from offbeat.deploy.questions import Asking, CopyPiece, channel_of, copy_name, w
 from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.train import Training
 from offbeat.deploy.uplink import Uplink
-from offbeat.deploy.wire import RefusedError
 from offbeat.timing.base import Clock
 
 log = logging.getLogger("offbeat.deploy")

@@ -38,15 +38,15 @@ from offbeat.core.events import Job
 from offbeat.core.local import BUDGETS, STEPS_SPENT, SUMS_SPENT
 from offbeat.core.server import SPENT
 from offbeat.core.vectors import Payload
-from offbeat.deploy import effects, wire
+from offbeat.deploy import effects, encoding, wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment, read_assignment, read_model
 from offbeat.deploy.client_state import ClientState, PendingResult, read_client_state, write_client_state
 from offbeat.deploy.effects import Done, Effect, Judgement
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.taking_part import TakingPart
-from offbeat.deploy.wire import RefusedError
 
-Mask: TypeAlias = Callable[[wire.Trained, int, Payload], "wire.Parts"]  # (header, task, upload)
+Mask: TypeAlias = Callable[[wire.Trained, int, Payload], "encoding.Parts"]  # (header, task, upload)
 GRACE = 15.0  # seconds after the end of a run in which a client waits for the verdict on its last message
 
 
@@ -505,14 +505,16 @@ class ClientCore:
         if state is None or state.pending is not None:
             return []
         steps, times = (done.steps, (done.download, done.wait, done.compute)) if done else (0, (0.0, 0.0, 0.0))
-        said = wire.writable(error[:1000])  # an error's text may be anything, and the server takes what can be written
+        said = encoding.writable(
+            error[:1000]
+        )  # an error's text may be anything, and the server takes what can be written
         header = wire.Trained(
             self.run, self.client, state.epoch, state.seq + 1, job.id, steps, *times, said, self.others
         )
         if done is not None and done.cut:
             header = replace(header, cut=True)
         self.others = {}
-        upload: wire.Parts = dict(done.upload) if done else {}
+        upload: encoding.Parts = dict(done.upload) if done else {}
         if self.mask is not None and done is not None:
             upload = self.mask(header, job.task, done.upload)
         moved = dict(done.memory) if done and self.firsts[job.task] else None

@@ -10,11 +10,11 @@ import torch
 
 from offbeat.core.local import BUDGETS, SUMS_SPENT
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.assignment import Assignment
 from offbeat.deploy.effects import Progress
-from offbeat.deploy.wire import RefusedError
+from offbeat.deploy.encoding import RefusedError
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PendingResult:
 
     @cached_property
     def digest(self) -> str:
-        return wire.digest(self.message)
+        return encoding.digest(self.message)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ def write_client_state(state: ClientState) -> bytes:
     if state.cohort:
         header["cohorts"] = [state.cohort, *state.members]
         parts |= {f"c/{number}": member for number, member in state.members.items()}
-    return wire.pack("client_state", header, parts)
+    return encoding.pack("client_state", header, parts)
 
 
 def read_client_state(data: bytes) -> ClientState:
     """From the disk; raises `RefusedError` for anything else."""
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     if message.kind != "client_state":
         raise RefusedError("malformed", "not a client's state")
     h = message.header
@@ -168,7 +168,7 @@ def read_client_state(data: bytes) -> ClientState:
         epoch, seq = map(_whole, h["settled"])
         last, *numbers = map(_whole, h.get("cohorts", [0]))
         return ClientState(
-            **vars(wire.read(ClientStateHeader, h, "settled", "tasks", "pending", "member", "cohorts")),
+            **vars(encoding.read(ClientStateHeader, h, "settled", "tasks", "pending", "member", "cohorts")),
             settled=(epoch, seq),
             memory=memory,
             pending=pending,
@@ -203,10 +203,10 @@ def _more_spent(one: Payload, other: Payload) -> Payload:
 
 
 def _whole(value: Any) -> int:
-    if not wire.whole(value):
+    if not encoding.whole(value):
         raise ValueError
     return int(value)
 
 
-def _under(message: wire.Message, prefix: str) -> Payload:
+def _under(message: encoding.Message, prefix: str) -> Payload:
     return {name.removeprefix(prefix): message.vector(name) for name in message.parts if name.startswith(prefix)}

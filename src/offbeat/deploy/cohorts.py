@@ -35,9 +35,9 @@ from offbeat.core.sums import Cohort
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import ONCE, read_words
+from offbeat.deploy.encoding import Message, RefusedError
 from offbeat.deploy.helping import context_of
 from offbeat.deploy.ledger import Gathering, Ledger, SentJob, Waiting
-from offbeat.deploy.wire import Message, RefusedError
 from offbeat.privacy.secure.calls import SEALED, Call, ReadyKeys, read_call, read_ready, threshold
 from offbeat.privacy.secure.opening import left_masks
 from offbeat.privacy.secure.shamir import SHARE

@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from offbeat.deploy.wire import RefusedError
+from offbeat.deploy.encoding import RefusedError
 
 VERSION = "offbeat/1"
 ENVELOPE, STATEMENT = b"OBE1", b"OBS1"

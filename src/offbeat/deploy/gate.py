@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Channel, digest_of
 from offbeat.deploy.journal import MemberKeys, Scribe
-from offbeat.deploy.wire import RefusedError
 
 RATE, BURST = 1000.0, 2000.0  # messages a second, and at once
 BYTES = 256 << 20  # a second; as many at once, or two of the largest messages

@@ -12,12 +12,12 @@ from offbeat.deploy import effects
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import Effect
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.helper_core import HelperCore
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import note
 from offbeat.deploy.questions import channel_of
 from offbeat.deploy.uplink import Uplink
-from offbeat.deploy.wire import RefusedError
 
 LOOK = 2.0  # seconds between two looks at what the broker has
 

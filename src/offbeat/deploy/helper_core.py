@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from offbeat.core.errors import FolderError
 from offbeat.deploy import effects, wire
 from offbeat.deploy.effects import Effect
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.helping import Helping, read_helping
 from offbeat.deploy.keys import HELPER, parse_roster
-from offbeat.deploy.wire import RefusedError
 from offbeat.privacy.secure.helper import Helper, HelperState, read_state
 from offbeat.privacy.secure.masks import Unmasker
 from offbeat.privacy.secure.tickets import SumRequest, TicketError

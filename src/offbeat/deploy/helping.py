@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan
-from offbeat.deploy.wire import RefusedError
 from offbeat.privacy.secure.tickets import MaskContext, MaskTicket, SumRequest, TicketError, context_for, read_request
 
 _ROSTER = "roster"
@@ -21,9 +21,9 @@ class HelpingHeader(wire.RunHeader):
     life: 0, and after a restored backup what it began with: positions begin anew then, at those of the backup.
     """
 
-    position: wire.Count
-    stopped: wire.Text = ""
-    life: wire.Count = 0
+    position: encoding.Count
+    stopped: encoding.Text = ""
+    life: encoding.Count = 0
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def write_helping(plan: Plan, ledger: Ledger, roster: bytes) -> bytes:
     """The message as bytes; a function of the ledger and the roster."""
     header = HelpingHeader(plan.run, ledger.position, ledger.stopped, ledger.life)
     asked = {} if ledger.stopped else {str(each.number): each.to_bytes() for each in requests_of(plan, ledger)}
-    return wire.pack("helping", vars(header), {_ROSTER: roster, **asked})
+    return encoding.pack("helping", vars(header), {_ROSTER: roster, **asked})
 
 
 def read_helping(data: bytes) -> Helping:
     """Raises `RefusedError` and nothing else."""
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     if message.kind != "helping" or any(kind != "bytes" for kind, _ in message.parts.values()):
         raise RefusedError("malformed", "not what a helper is asked")
     raw = {name: bytes(part) for name, (_, part) in message.parts.items()}
@@ -70,5 +70,7 @@ def read_helping(data: bytes) -> Helping:
     with contextlib.suppress(TicketError):
         requests = [read_request(each) for each in raw.values()]
         if [str(each.number) for each in requests] == [*raw]:
-            return Helping(wire.read(HelpingHeader, message.header), roster, {each.number: each for each in requests})
+            return Helping(
+                encoding.read(HelpingHeader, message.header), roster, {each.number: each for each in requests}
+            )
     raise RefusedError("malformed", "not what a helper is asked")

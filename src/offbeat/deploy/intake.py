@@ -9,11 +9,11 @@ from collections import deque
 from typing import Any
 
 from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.gate import USELESS, Gate, Parts, Sender
 from offbeat.deploy.journal import Appender, Body, body_of
 from offbeat.deploy.link import Kept, Link
 from offbeat.deploy.logs import note
-from offbeat.deploy.wire import RefusedError
 
 AT_ONCE = 8  # large messages that are read together
 

@@ -45,8 +45,9 @@ from typing import Any, NamedTuple, Protocol
 
 from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.deploy import envelope
+from offbeat.deploy.encoding import RefusedError, write_json
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive, digest_of, public_sign
-from offbeat.deploy.wire import LogEntry, RefusedError, write_json
+from offbeat.deploy.wire import LogEntry
 
 log = logging.getLogger("offbeat.deploy")
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.deploy import certificates, jwt
-from offbeat.deploy.wire import check_name
+from offbeat.deploy.encoding import check_name
 from offbeat.watch.files import locked
 
 ROSTER, BROKER, SERVER, SYSTEM, OPERATOR = "roster.json", "nats.conf", "server.creds", "sys.creds", "operator.key"

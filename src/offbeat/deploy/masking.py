@@ -10,7 +10,7 @@ import numpy as np
 from offbeat.core.errors import FolderError
 from offbeat.core.sums import Secure, words
 from offbeat.core.vectors import Payload
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import ONCE
 from offbeat.deploy.assignment import CohortCall
 from offbeat.deploy.keys import ACTIVE, Roster, parse_roster
@@ -27,7 +27,7 @@ class Masking:
     def __init__(self, federation: str, run: str, secure: Secure, secret: bytes, helper: bytes) -> None:
         self.federation, self.run, self.secure, self.masker = federation, run, secure, Masker(secret, helper)
 
-    def __call__(self, header: wire.Trained, task: int, upload: Payload) -> wire.Parts:
+    def __call__(self, header: wire.Trained, task: int, upload: Payload) -> encoding.Parts:
         (name,), numbers = upload, _numbers(upload, self.secure)
         context = context_for(self.federation, self.run, task, len(numbers), self.secure)
         masked, ticket = self.masker.mask(context, header.client, header.epoch, header.seq, numbers)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from offbeat.core.errors import FolderError, SettingError
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.ledger import ClientRecord, Ledger
 from offbeat.deploy.plan import Plan
 
@@ -28,7 +28,7 @@ def openings(plan: Plan, keys: Mapping[str, Keys] | None = None) -> list[bytes]:
     rows = [[name, *((keys or {}).get(name) or ("", "", ""))] for name in plan.roster]
     return [
         wire.say(
-            wire.Opening(plan.run, wire.VERSION, plan.limits.plain(), first),
+            wire.Opening(plan.run, encoding.VERSION, plan.limits.plain(), first),
             {"roster": json.dumps(rows[first : first + ROWS], separators=(",", ":")).encode()},
         )
         for first in range(0, len(rows), ROWS)
@@ -93,7 +93,7 @@ def _refusal(ledger: Ledger, plan: Plan, clients: int) -> str:
 
 def _bad_name(name: str) -> str:
     try:
-        wire.check_name("client", name)
+        encoding.check_name("client", name)
     except SettingError as error:
         return str(error)
     return ""

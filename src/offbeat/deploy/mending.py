@@ -37,13 +37,13 @@ from nats.js.errors import APIError
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy.board import WRONG_LAST, read_board
 from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.journal import AGAIN, SILENCE, BrokenLogError, Chain, LogAudit, Scribe, Tail
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import note
 from offbeat.deploy.questions import ask_server
 from offbeat.deploy.refold import copy_of, mended
 from offbeat.deploy.streams import BrokerLog
-from offbeat.deploy.wire import RefusedError
 
 BRIEF = SILENCE + 2.0  # seconds of silence after which nobody else leads
 ABSENT = 60.0  # seconds that a server which misses a record waits for the one that leads to come back

@@ -15,7 +15,7 @@ from statistics import median_low
 
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector, norm
-from offbeat.deploy.wire import RefusedError
+from offbeat.deploy.encoding import RefusedError
 
 FACTOR, EARLY = 20.0, 100.0
 CLIENTS, SEEN, FEW = 64, 8, 4

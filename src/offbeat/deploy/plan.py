@@ -16,7 +16,7 @@ from offbeat.core.server import Server
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
-from offbeat.deploy.wire import check_name
+from offbeat.deploy.encoding import check_name
 from offbeat.privacy.secure.calls import MEMBERS
 from offbeat.problems.metrics import Accuracy, Score
 from offbeat.simulate.personal import Personal

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.connection import FAILURES
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
 from offbeat.deploy.gate import USELESS, Gate
 from offbeat.deploy.journal import UncertainError
 from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link, as_json
-from offbeat.deploy.wire import RefusedError
 
 if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loaded
     from offbeat.deploy.effects import Progress
@@ -79,7 +79,7 @@ def copy_name(progress: Progress) -> str:
 
 def write(kind: str, header: Question | Answer | CopyPiece, piece: bytes = b"") -> bytes:
     """A question, an answer or a piece of a copy as bytes."""
-    return wire.pack(kind, vars(header), {"piece": piece} if piece else None)
+    return encoding.pack(kind, vars(header), {"piece": piece} if piece else None)
 
 
 def read_question(data: bytes) -> tuple[Question, bytes]:
@@ -98,10 +98,10 @@ def read_copy(data: bytes) -> tuple[CopyPiece, bytes]:
 
 
 def _read(kind: str, header: type[Any], data: bytes) -> tuple[Any, bytes]:
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     if message.kind != kind:
         raise RefusedError("malformed", f"not a {kind}")
-    return wire.read(header, message.header), bytes(message.parts["piece"][1]) if "piece" in message.parts else b""
+    return encoding.read(header, message.header), bytes(message.parts["piece"][1]) if "piece" in message.parts else b""
 
 
 def own_seal(creds: Creds) -> PrivateSeal:

@@ -38,9 +38,10 @@ from offbeat.core.state import copied
 from offbeat.core.sums import Cohort, Secure
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import EventRow, Measurement, Watcher
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import APPLIED, ONCE, Limits, admit, admit_masked, read_words
 from offbeat.deploy.cohorts import PHASE, Cohorts
+from offbeat.deploy.encoding import Message, RefusedError
 from offbeat.deploy.job_times import Trip, TripWatcher, trips
 from offbeat.deploy.judging import Verdict, objection, out_of_range, weigh
 from offbeat.deploy.keys import HELPER
@@ -50,7 +51,7 @@ from offbeat.deploy.past import LOST, TAKEN, TOLD, How, Past
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.traffic import LoggedTraffic
 from offbeat.deploy.view import LedgerView
-from offbeat.deploy.wire import LogEntry, Message, RefusedError
+from offbeat.deploy.wire import LogEntry
 from offbeat.privacy.secure.tickets import LIFE
 from offbeat.simulate.personal import counted, summarise
 
@@ -174,7 +175,7 @@ class Reducer(Course[SentJob]):
             if how != TAKEN:
                 self._quarantine(entry, how)
                 raise RefusedError("quarantined", "the fold failed on it")
-            message = wire.unpack(entry.data, ledger.limits.size if entry.sender else wire.LIMIT)
+            message = encoding.unpack(entry.data, ledger.limits.size if entry.sender else encoding.LIMIT)
             if message.header.get("run") != self.plan.run:
                 raise RefusedError("run", "meant for another run")
             code = self._client(entry, message) if entry.sender else self._own(message)
@@ -193,12 +194,12 @@ class Reducer(Course[SentJob]):
         """Tell the client about an entry that the fold has failed on; its job is lost, unless that fails as well."""
         client = self.index.get(entry.sender)
         try:
-            header: wire.Header = wire.heard(wire.unpack(entry.data, self.ledger.limits.size))
+            header: wire.Header = wire.heard(encoding.unpack(entry.data, self.ledger.limits.size))
         except Exception:  # there is nobody to tell
             return
         if client is None or not isinstance(header, wire.ClientHeader) or header.client != entry.sender:
             return
-        record, digest = self.ledger.clients[client], wire.digest(entry.data)
+        record, digest = self.ledger.clients[client], encoding.digest(entry.data)
         if isinstance(header, wire.Hello):
             record.turned_away = (header.nonce, "quarantined")
         elif isinstance(header, wire.Trained) and (header.epoch, header.seq) == (record.epoch, record.seq + 1):
@@ -235,7 +236,7 @@ class Reducer(Course[SentJob]):
             case wire.Hello():
                 return self._hello(client, header)
             case wire.Trained():
-                return self._result(client, header, message, wire.digest(entry.data))
+                return self._result(client, header, message, encoding.digest(entry.data))
             case wire.Bye():
                 return self._bye(client, header)
             case wire.Judged():
@@ -262,7 +263,7 @@ class Reducer(Course[SentJob]):
             return ""
         cohort = ledger.closed[header.number]
         if header.error:
-            self.unopened(header.number, f"the helper refuses: {wire.writable(header.error)}")
+            self.unopened(header.number, f"the helper refuses: {encoding.writable(header.error)}")
             raise RefusedError("masks", header.error)
         dim = self.plan.initial[cohort.task].numel()
         if (
@@ -378,7 +379,7 @@ class Reducer(Course[SentJob]):
 
     def _ordered(self, order: Message) -> str:
         _, entry = order.parts.get("entry", ("", memoryview(b"")))
-        message = wire.unpack(entry)
+        message = encoding.unpack(entry)
         if message.kind == order.kind or message.header.get("run") != self.plan.run:
             raise RefusedError("malformed", "not an entry that can be ordered in this run")
         return self._own(message)
@@ -520,7 +521,7 @@ class Reducer(Course[SentJob]):
             spent = result.error.startswith(SPENT)
             if spent and plan.secure is not None and plan.secure.share:
                 plan.server.guard.refuse(plan.server.models(ledger.server)[job.task], client)  # type: ignore[attr-defined]
-            self.lose(flight, f"failed: {wire.writable(result.error[:200])}")
+            self.lose(flight, f"failed: {encoding.writable(result.error[:200])}")
             self._strike(client)
             if spent and self.budgeted[job.task]:
                 self._exhaust(client, job.task)
@@ -569,7 +570,7 @@ class Reducer(Course[SentJob]):
         """What an update holds, if it is what it should be."""
         plan = self.plan
         if plan.secure is None:
-            dtype = wire.name_of(plan.initial[task].dtype)
+            dtype = encoding.name_of(plan.initial[task].dtype)
             vectors = admit(message, self.expected[task], dtype, plan.locals[task].coders)
             self._measure(client, task, vectors)
             return vectors
@@ -623,14 +624,14 @@ class Reducer(Course[SentJob]):
     def _open(self, opening: wire.Opening, message: Message) -> None:
         """The run as it is opened: the log says who takes part, whatever the plan says."""
         ledger = self.ledger
-        if opening.version != wire.VERSION:
+        if opening.version != encoding.VERSION:
             raise FolderError(
                 f"the log of {self.plan.run} was begun with version {opening.version} of the protocol, and this is "
-                f"version {wire.VERSION}; go on with the release of offbeat that began it"
+                f"version {encoding.VERSION}; go on with the release of offbeat that began it"
             )
         ledger.version, ledger.limits = opening.version, Limits.read(opening.limits)
         kept = ledger.clients[: opening.first] if opening.first else []
-        rows = wire.read_json(bytes(message.parts["roster"][1]))
+        rows = encoding.read_json(bytes(message.parts["roster"][1]))
         ledger.clients = [*kept, *(ClientRecord(name, account, sign, seal) for name, account, sign, seal in rows)]
         ledger.members = len(ledger.clients)
         self._equip(self.watchers)

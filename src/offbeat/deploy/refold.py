@@ -12,13 +12,14 @@ import torch
 from offbeat.core.errors import FolderError
 from offbeat.core.state import Tensors, dump
 from offbeat.core.watcher import Watcher
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.journal import BrokenLogError, Chain, LogAudit, Record, Scribe, body_of
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import Link
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.streams import StreamReader
-from offbeat.deploy.wire import LogEntry, RefusedError
+from offbeat.deploy.wire import LogEntry
 
 
 def entry_of(scribe: Scribe, record: Record, body: bytes | None) -> LogEntry:

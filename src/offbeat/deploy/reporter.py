@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.core.watcher import Measurement
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.intake import rare
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.logs import note
@@ -79,7 +79,7 @@ class Reporter:
         if record.applied and not was.applied:
             note("its first update was applied", client=record.name)
         if record.failed > was.failed and rare(record.failed):
-            reason = wire.unpack(entry.data).header.get("error", "")
+            reason = encoding.unpack(entry.data).header.get("error", "")
             note(f"its job failed: {reason}", "warning", client=record.name, failed=record.failed)
 
     def _own(self, ledger: Ledger, kind: str, header: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ def _there(ledger: Ledger) -> list[str]:
 
 def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:
     """(kind, fields) of an entry of the server's own, or of the one that an operator has asked for in it."""
-    message = wire.unpack(data)
+    message = encoding.unpack(data)
     if message.kind == "ordered":
-        message = wire.unpack(bytes(message.parts["entry"][1]))
+        message = encoding.unpack(bytes(message.parts["entry"][1]))
     return message.kind, message.header

@@ -21,6 +21,7 @@ from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
 from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, SOON, within
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.following import Following
 from offbeat.deploy.gate import BURST, USELESS, Gate
@@ -52,7 +53,7 @@ from offbeat.deploy.server_core import LATE, ServerCore
 from offbeat.deploy.status import status_of
 from offbeat.deploy.streams import BrokerLog, Inbox
 from offbeat.deploy.trace import Trips
-from offbeat.deploy.wire import LogEntry, RefusedError
+from offbeat.deploy.wire import LogEntry
 from offbeat.watch import checkpoint
 from offbeat.watch.files import OWNER, write_text
 from offbeat.watch.record import Recorder

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from offbeat.core.vectors import Payload, Vector
 from offbeat.core.watcher import Watcher
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.assignment import INLINE, Models, write_assignment
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
-from offbeat.deploy.wire import LogEntry, RefusedError
+from offbeat.deploy.wire import LogEntry
 
 PULSES = 8  # of the server, which a client may not have heard yet when it gives a sign of life
 SCAN = 0.2  # seconds between two looks for leases that are over and clients not heard of
@@ -176,8 +177,8 @@ class ServerCore:
         and one that answers to a later one was made for later.
         """
         try:
-            message = wire.unpack(data, 1 << 16)
-            beat = wire.read(wire.Beat, message.header)
+            message = encoding.unpack(data, 1 << 16)
+            beat = encoding.read(wire.Beat, message.header)
         except RefusedError:
             return []
         client = self.reducer.index.get(sender)
@@ -379,6 +380,6 @@ class ServerCore:
 
 def _kind(entry: LogEntry) -> str:
     try:
-        return wire.unpack(entry.data).kind
+        return encoding.unpack(entry.data).kind
     except RefusedError:
         return ""

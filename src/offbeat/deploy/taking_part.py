@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from offbeat.core.vectors import Payload
-from offbeat.deploy import effects, wire
+from offbeat.deploy import effects, encoding, wire
 from offbeat.deploy.assignment import Assignment, CohortCall
 from offbeat.deploy.client_state import ClientState, PendingResult
 from offbeat.deploy.masking import PairMasking
@@ -46,7 +46,7 @@ class TakingPart:
         pending, call = state.pending, assignment.call
         if pending is not None and pending.member:
             if assignment.attempt > pending.attempt:
-                header = replace(wire.heard(wire.unpack(pending.message)), attempt=assignment.attempt)
+                header = replace(wire.heard(encoding.unpack(pending.message)), attempt=assignment.attempt)
                 state = replace(state, pending=self._with_keys(header, pending))
             elif call is not None and assignment.waits == pending.digest:
                 state = self._called(state, pending, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.envelope import OVERHEAD, Channel
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.link import Link
@@ -26,7 +26,7 @@ class Uplink:
     async def tell(self, data: bytes, name: str) -> None:
         """Add to the log; not again while the broker has it and nothing was heard since, unless that takes long."""
         large, now, run = len(data) + OVERHEAD > self.link.piece, time.monotonic(), self.run
-        key = name if large else wire.digest(data)
+        key = name if large else encoding.digest(data)
         times, when = self.told.get(key, (0, float("-inf")))
         if now - when < (LONG if large else min(LONG, self.retry * 2**times)):
             return

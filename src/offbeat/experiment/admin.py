@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.deploy import keys as identities, wire
+from offbeat.deploy import encoding, keys as identities, wire
 from offbeat.deploy.board import Board, change_board, find_run, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.doctor import trouble
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import note, plain
 from offbeat.deploy.questions import Asking, ask_server
-from offbeat.deploy.wire import RefusedError
 
 T = TypeVar("T")
 URL = "tls://127.0.0.1:4222"
@@ -242,7 +242,7 @@ async def _append(creds: identities.Creds, url: str, kind: str, header: dict[str
     async with connected(creds, url) as link:
         with _in_words():
             run = str((await find_run(link))["run"])
-            order = ask_server(link, run, "append", wire.pack(kind, {"run": run, **header}))
+            order = ask_server(link, run, "append", encoding.pack(kind, {"run": run, **header}))
             await _aloud(order, f"the server of {run} does not answer yet; waiting")
 
 

@@ -28,8 +28,9 @@ from typing import Any, cast
 from nats.js.errors import NotFoundError
 
 from offbeat.core.errors import FolderError, OffbeatError
-from offbeat.deploy import wire
+from offbeat.deploy import encoding, wire
 from offbeat.deploy.board import change_board
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import SIGNATURE, STATEMENT, public_sign, sign, verify
 from offbeat.deploy.journal import Appender, Body, Chain, LogAudit, LogClock, Scribe, Tail, body_of, check_body
 from offbeat.deploy.ledger import Ledger
@@ -37,7 +38,6 @@ from offbeat.deploy.link import Link, as_json
 from offbeat.deploy.mending import NAME
 from offbeat.deploy.refold import mended
 from offbeat.deploy.streams import BrokerLog, StreamReader
-from offbeat.deploy.wire import RefusedError
 from offbeat.experiment.real import saved_identity
 from offbeat.watch import checkpoint
 from offbeat.watch.files import EXPERIMENT, OWNER
@@ -219,11 +219,13 @@ def _unpacked(link: Link, file: Path, place: Path) -> dict[str, Any]:
                 raise ValueError(about["format"])
             federation, files = str(about["federation"]), dict(about["files"])
             if federation != link.creds.federation:
-                raise FolderError(f"{file} is of the federation {wire.writable(federation)}, these keys are of another")
+                raise FolderError(
+                    f"{file} is of the federation {encoding.writable(federation)}, these keys are of another"
+                )
             verify(public_sign(link.creds.sign), _about(link), signed)
             found = _packed(tar)
             if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
-                names = wire.writable(", ".join(changed[:3]))
+                names = encoding.writable(", ".join(changed[:3]))
                 raise FolderError(f"{file} was changed or is damaged: {names}; use another backup")
             tar.extractall(place, filter="data")
     except RefusedError:

@@ -18,10 +18,10 @@ from offbeat.core.errors import OffbeatError, SettingError, positive
 from offbeat.deploy import doctor
 from offbeat.deploy.board import Board, BoardSerial, Pulses, ending, parse_board, parse_pulse
 from offbeat.deploy.connection import FAILURES, REFUSED, removed
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.keys import read_creds
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import Level, Style, logged, note
-from offbeat.deploy.wire import RefusedError
 from offbeat.experiment.admin import URL
 from offbeat.experiment.partner import Partner, state_folder
 

@@ -19,16 +19,16 @@ from offbeat.core.problem import Problem
 from offbeat.core.random import TASK, key
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload, Vector
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.admission import Limits as Limits
 from offbeat.deploy.client import Party
 from offbeat.deploy.client_data import ClientProblem, ModelOnly
 from offbeat.deploy.effects import Judgement
+from offbeat.deploy.encoding import check_name
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.logs import Level, Style
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server import Measure, RunServer
-from offbeat.deploy.wire import check_name
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.partner import VERSION, samples
@@ -359,7 +359,9 @@ class HoldoutJudge:
 
     def _claim(self, problem: ClientProblem, vector: Vector) -> Judgement:
         total, loss, sums = problem.claim(vector)
-        if sum(map(len, sums.values())) > wire.SUMS:
+        if sum(map(len, sums.values())) > encoding.SUMS:
             long = max(sums, key=lambda name: len(sums[name]))
-            raise SettingError(f"metrics: {long} is made from {len(sums[long]):,} sums; at most {wire.SUMS:,} are sent")
+            raise SettingError(
+                f"metrics: {long} is made from {len(sums[long]):,} sums; at most {encoding.SUMS:,} are sent"
+            )
         return Judgement(total, loss, sums)

@@ -25,13 +25,13 @@ from offbeat.deploy.board import Board, change_board, read_board
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.connection import FAILURES, addresses
 from offbeat.deploy.doctor import disk
+from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import logged, note, plain
 from offbeat.deploy.metrics import exposed
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.server import RunServer
-from offbeat.deploy.wire import RefusedError
 from offbeat.experiment.admin import connected
 from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.real import (

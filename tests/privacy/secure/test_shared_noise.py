@@ -27,7 +27,7 @@ from offbeat.core.events import Job
 from offbeat.core.local import SUMS_SPENT, Work
 from offbeat.core.server import Algorithm
 from offbeat.core.sums import Encoded, Secure, SumBound, words
-from offbeat.deploy import wire
+from offbeat.deploy import encoding
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.train import check_allowance
 from offbeat.local import SGD
@@ -210,7 +210,7 @@ def test_the_server_has_nothing_that_noise_follows_from() -> None:
     world = Noised(1, "noised capped", rate=0.0)
     with mock.patch("offbeat.deploy.view.secret_normal", side_effect=AssertionError):
         assert world.run().violations == []
-    begun = [each for each in map(wire.unpack, (entry.data for entry in world.log)) if each.kind == "begun"]
+    begun = [each for each in map(encoding.unpack, (entry.data for entry in world.log)) if each.kind == "begun"]
     assert [each.header["secret"] for each in begun] == [""] * len(begun)
     assert world.core is not None
     assert world.core.ledger.secret == ""
