@@ -20,7 +20,7 @@ from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.server import Algorithm, Server
 from offbeat.core.sums import Secure
-from offbeat.deploy import encoding, keys
+from offbeat.deploy import encoding, identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
@@ -82,7 +82,7 @@ class Scene:
         self.clients: dict[str, RunClient] = {}
 
     async def link(self, name: str) -> Link:
-        link = Link(keys.read_creds(self.place.folder / "fed" / f"{name}.creds"), self.place.broker.url)
+        link = Link(identity.read_creds(self.place.folder / "fed" / f"{name}.creds"), self.place.broker.url)
         await link.connect(60)
         self.links.append(link)
         return link

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from offbeat.deploy import keys
+from offbeat.deploy import identity
 from offbeat.deploy.broker import free_port, program
 
 
@@ -25,10 +25,10 @@ class Cluster:
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in among)
         folder.mkdir(parents=True, exist_ok=True)
         for number, (port, own) in enumerate(zip(self.ports, among, strict=True)):
-            text = (fed / keys.BROKER).read_text()
+            text = (fed / identity.BROKER).read_text()
             text = re.sub(r"listen: .*", f'listen: "127.0.0.1:{port}"', text)
             text = re.sub(r"store_dir: .*", f'store_dir: "{folder / f"store{number}"}"', text)
-            shutil.copytree(fed / keys.TOKENS, folder / f"jwt{number}")
+            shutil.copytree(fed / identity.TOKENS, folder / f"jwt{number}")
             text = re.sub(r'dir: "[^"]*", allow', f'dir: "{folder / f"jwt{number}"}", allow', text)
             text += f'server_name: "n{number}"\nhttp: "127.0.0.1:{self.monitors[number]}"\n'
             text += f'cluster {{ name: "test", listen: "127.0.0.1:{own}", routes: [{routes}] }}\n'

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker, free_port
 from offbeat.deploy.client_state import ClientState, read_client_state
@@ -112,7 +112,17 @@ class Federation:
     def serve(self, *options: str) -> None:
         """Start the server, or start it again."""
         self.options = list(options) or self.options
-        words = ["serve", self.file, "--keys", self.keys / keys.SERVER, "--nats", self.url, "--out", self.out, "--json"]
+        words = [
+            "serve",
+            self.file,
+            "--keys",
+            self.keys / identity.SERVER,
+            "--nats",
+            self.url,
+            "--out",
+            self.out,
+            "--json",
+        ]
         self.server = self._start("server", *words, *self.options)
 
     def join(self, name: str, *options: str) -> None:
@@ -178,7 +188,7 @@ def plan_for(federation: Federation) -> Plan:
 
 async def connected(federation: Federation) -> Link:
     """As the server."""
-    link = Link(keys.read_creds(federation.keys / keys.SERVER), federation.url)
+    link = Link(identity.read_creds(federation.keys / identity.SERVER), federation.url)
     await link.connect(60)
     return link
 

@@ -18,7 +18,7 @@ from offbeat.deploy.effects import Done
 from offbeat.deploy.envelope import public_seal
 from offbeat.deploy.helper_core import HelperCore, HelperMemory
 from offbeat.deploy.helping import write_helping
-from offbeat.deploy.keys import HELPER
+from offbeat.deploy.identity import HELPER
 from offbeat.deploy.masking import Masking
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.server_core import ServerCore

@@ -22,7 +22,7 @@ from offbeat.deploy import effects as client_side, encoding, server_core as serv
 from offbeat.deploy.envelope import public_seal, public_sign
 from offbeat.deploy.helper_core import HelperCore, HelperMemory
 from offbeat.deploy.helping import HelpingHeader, read_helping, write_helping
-from offbeat.deploy.keys import HELPER
+from offbeat.deploy.identity import HELPER
 from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.membership import openings
 from offbeat.deploy.taking_part import TakingPart

@@ -12,7 +12,7 @@ from worlds import Line
 from offbeat.algorithms import AREA
 from offbeat.core.course import Until
 from offbeat.core.server import Algorithm
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client import Party, RunClient
@@ -54,7 +54,7 @@ class Served:
         return Plan("run", self.names, made.server, made.locals(1), [start], **options)
 
     async def link(self, name: str) -> Link:
-        link = Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
+        link = Link(identity.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
         await link.connect(60)
         self.links.append(link)
         return link

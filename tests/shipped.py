@@ -43,6 +43,7 @@ from offbeat.deploy import (
     client as client_module,
     connection,
     doctor,
+    identity,
     journal,
     keys,
     questions,
@@ -238,8 +239,8 @@ class Shipped:
         self.violations = self.witness.wrong
         self.retired = self.witness.gone
         self.fed, self.changes = federation(), ""
-        self.roster = keys.read_roster(federation())
-        self.server_creds = keys.read_creds(federation() / keys.SERVER)
+        self.roster = identity.read_roster(federation())
+        self.server_creds = identity.read_creds(federation() / identity.SERVER)
         self.clones: list[Node] = []
         self.made: dict[bytes, float] = {}  # digest of a record -> when a server made it
         self.broken: list[tuple[str, str]] = []  # servers that gave up because a record was missing
@@ -736,7 +737,7 @@ class Shipped:
         """The coordinator's roster reaches the broker."""
         self.changes += change
         self.fed = federation(self.changes)
-        roster = keys.read_roster(self.fed).to_json()
+        roster = identity.read_roster(self.fed).to_json()
         self.broker.publish(next(iter(self.broker.clients)), "roster", roster, None, None)
 
     def rubbish(self) -> None:
@@ -745,7 +746,7 @@ class Shipped:
         self.loop.spawn(self.process("admin"), self._rubbish(self.random.choice(self.plan.roster)))
 
     async def _rubbish(self, client: str) -> None:
-        link = Link(keys.read_creds(federation() / f"{client}.creds"), URL)
+        link = Link(identity.read_creds(federation() / f"{client}.creds"), URL)
         await link.connect()
         channel = questions.channel_of(link.creds, "run")
         messages = [

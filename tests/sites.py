@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from offbeat.deploy import keys
+from offbeat.deploy import identity
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import logged
@@ -103,12 +103,12 @@ async def served(
 ) -> AsyncIterator[tuple[RunServer, asyncio.Task[None]]]:
     """Within, this run is served. One client is enough for it. names: of those who may take part; by default all."""
     (folder / "run.toml").write_text(text)
-    roster = keys.read_roster(folder / "fed")
+    roster = identity.read_roster(folder / "fed")
     roster = replace(roster, clients={name: roster.client(name) for name in names or roster.clients})
     experiment = load(folder / "run.toml", {"until.updates": updates, "problem.clients": len(roster.clients)})
     options, spec = DeployOptions(), experiment.runs[0]
     plan = plan_of(Session(experiment), spec, run, list(roster.clients), options)
-    link = Link(keys.read_creds(folder / "fed" / "server.creds"), url)
+    link = Link(identity.read_creds(folder / "fed" / "server.creds"), url)
     await link.connect(60)
     said = {**charter_of(experiment, spec, plan, options, False), **charter}
     server = RunServer(

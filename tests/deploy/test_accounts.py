@@ -17,7 +17,7 @@ from nats.js.errors import APIError
 from served import until
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import jwt, keys
+from offbeat.deploy import identity, jwt, keys
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.connection import Connection
 
@@ -34,7 +34,7 @@ class Stage:
         self.alice, self.mallory = (self.roster.clients[name].account for name in ("alice", "mallory"))
 
     def connection(self, name: str) -> Connection:
-        return Connection(keys.read_creds(self.fed / f"{name}.creds"), self.broker.url)
+        return Connection(identity.read_creds(self.fed / f"{name}.creds"), self.broker.url)
 
     async def prepare(self) -> None:
         server = self.connection("server")
@@ -467,15 +467,15 @@ def test_a_subject_of_5000_letters_costs_only_its_sender(stage: Stage) -> None:
 # Identity
 
 
-async def refused(stage: Stage, creds: keys.Creds) -> None:
+async def refused(stage: Stage, creds: identity.Creds) -> None:
     connection = Connection(creds, stage.broker.url)
     with pytest.raises(OffbeatError, match="refuses these keys"):
         await connection.connect(4)
 
 
 def test_a_user_that_another_key_has_signed_is_refused(stage: Stage) -> None:
-    mallory = keys.read_creds(stage.fed / "mallory.creds")
-    alice = keys.read_creds(stage.fed / "alice.creds")
+    mallory = identity.read_creds(stage.fed / "mallory.creds")
+    alice = identity.read_creds(stage.fed / "alice.creds")
     own = jwt.new_seed(jwt.ACCOUNT)
     user = jwt.public_of(mallory.seed)
     forged = {
@@ -496,7 +496,7 @@ def test_a_user_that_another_key_has_signed_is_refused(stage: Stage) -> None:
 
 
 def test_a_token_that_was_changed_is_refused(stage: Stage) -> None:
-    creds = keys.read_creds(stage.fed / "mallory.creds")
+    creds = identity.read_creds(stage.fed / "mallory.creds")
     head, body, signature = creds.jwt.split(".")
     changed = f"{head}.{body[:-2]}{'AA' if body[-2:] != 'AA' else 'BB'}.{signature}"
 
@@ -533,14 +533,14 @@ def test_an_account_imports_nothing_without_a_permit_even_if_the_operator_has_si
         "own permits for another's subjects": other_subject(own, account, stage.alice),
     }[trick]
     creds = replace(
-        keys.read_creds(stage.fed / "mallory.creds"),
+        identity.read_creds(stage.fed / "mallory.creds"),
         client="eve",
         jwt=jwt.issue(seed, jwt.public_of(user), "eve", jwt.user()),
         seed=user,
     )
 
     async def act(stage: Stage, now: Act) -> None:
-        system = Connection(keys.read_system(stage.fed), stage.broker.url)
+        system = Connection(identity.read_system(stage.fed), stage.broker.url)
         await system.connect(2)
         await system.client.request(
             "$SYS.REQ.CLAIMS.UPDATE", jwt.issue(made.operator, account, "eve", content).encode()
@@ -563,7 +563,7 @@ def test_an_account_imports_nothing_without_a_permit_even_if_the_operator_has_si
 
 def test_the_broker_s_own_account_is_closed_to_server_and_clients(stage: Stage) -> None:
     async def act(stage: Stage, now: Act) -> None:
-        token = (stage.fed / keys.TOKENS / f"{stage.alice}.jwt").read_bytes()
+        token = (stage.fed / identity.TOKENS / f"{stage.alice}.jwt").read_bytes()
         with pytest.raises((NoRespondersError, NatsTimeoutError, APIError)):
             await now.server.client.request("$SYS.REQ.CLAIMS.UPDATE", token, timeout=0.3)
 

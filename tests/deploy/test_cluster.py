@@ -11,7 +11,7 @@ from cluster import Cluster
 from command import events, offbeat
 from federation import AREA, PATIENCE, Federation, check, final_ledger, revive, wait_for_updates
 
-from offbeat.deploy.keys import SERVER
+from offbeat.deploy.identity import SERVER
 
 
 @pytest.mark.slow

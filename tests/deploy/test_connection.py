@@ -16,7 +16,7 @@ from sites import Stopwatch
 from virtual import simulated
 
 from offbeat.core.errors import OffbeatError, SettingError
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.broker import Broker, free_port
 from offbeat.deploy.connection import Connection
 
@@ -32,8 +32,8 @@ class Place:
         self.open = Broker(folder / "open", self.plain, sync=False)
 
     @property
-    def creds(self) -> keys.Creds:
-        return keys.read_creds(self.fed / "a.creds")
+    def creds(self) -> identity.Creds:
+        return identity.read_creds(self.fed / "a.creds")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             broker.stop()
 
 
-def error_of(creds: keys.Creds, url: str) -> str:
+def error_of(creds: identity.Creds, url: str) -> str:
     """What connecting says, within two seconds."""
 
     async def connect() -> str:
@@ -67,7 +67,7 @@ def test_a_dead_port_is_said(place: Place) -> None:
 
 def test_a_broker_of_another_authority_is_said(place: Place, tmp_path: Path) -> None:
     keys.init(tmp_path / "other", ["a"])
-    other = keys.read_creds(tmp_path / "other" / "a.creds")
+    other = identity.read_creds(tmp_path / "other" / "a.creds")
     assert "not vouched for by this federation's authority" in error_of(other, place.secure.url)
     assert "not vouched for" in error_of(replace(place.creds, ca=""), place.secure.url)
 
@@ -104,14 +104,14 @@ def test_a_broker_that_takes_only_small_messages_or_says_nonsense_about_them_is_
         server = await asyncio.start_server(greet, "127.0.0.1", 0)
         url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(OffbeatError, match="takes no messages of 64 KB, which a run needs; raise its max_payload"):
-            await Connection(keys.read_creds(place.plain / "a.creds"), url).connect(2)
+            await Connection(identity.read_creds(place.plain / "a.creds"), url).connect(2)
         server.close()
 
     asyncio.run(play())
 
 
 def test_keys_of_another_federation_are_said(place: Place) -> None:
-    creds = keys.read_creds(place.plain / "a.creds")
+    creds = identity.read_creds(place.plain / "a.creds")
     said = error_of(replace(creds, ca=place.creds.ca), place.secure.url)
     assert "refuses these keys" in said
     assert creds.seed not in said
@@ -219,7 +219,7 @@ def test_a_proxy_that_takes_tls_away_at_a_reconnect_hears_nothing(place: Place) 
 async def pinging(place: Place, proxies: list[Stripper]) -> Connection:
     """A server's connection that asks its broker for a sign of life ten times a second."""
     url = ",".join([await proxy.start() for proxy in proxies])
-    connection = Connection(keys.read_creds(place.fed / keys.SERVER), url)
+    connection = Connection(identity.read_creds(place.fed / identity.SERVER), url)
     await connection.connect(60)
     assert connection.client.options["ping_interval"] == (1 if len(proxies) > 1 else 10)
     connection.client.options["ping_interval"] = 0.1
@@ -292,7 +292,7 @@ def line(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], None]
 
     def played(act: Act) -> None:
         async def play() -> None:
-            connection = Connection(keys.read_creds(place.plain / "a.creds"), "nats://127.0.0.1:1")
+            connection = Connection(identity.read_creds(place.plain / "a.creds"), "nats://127.0.0.1:1")
             await connection.connect(60)
             await act(connection, connection.client._transport)
             await connection.close()

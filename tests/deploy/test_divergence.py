@@ -11,7 +11,7 @@ from logs import plan
 from offbeat.algorithms import FedAsync
 from offbeat.core.errors import DivergedError
 from offbeat.core.vectors import Vector
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.link import Link
 from offbeat.deploy.server import RunServer
@@ -22,11 +22,11 @@ def nowhere(task: int, vector: Vector) -> dict[str, float]:
 
 
 async def serve(folder: Path, url: str) -> None:
-    link = Link(keys.read_creds(folder / "fed" / "server.creds"), url)
+    link = Link(identity.read_creds(folder / "fed" / "server.creds"), url)
     await link.connect(60)
     try:
         made = plan(FedAsync(lr=0.1))
-        roster = keys.read_roster(folder / "fed")
+        roster = identity.read_roster(folder / "fed")
         server = RunServer(made, link, folder / "run", {"run": "run"}, roster, measure=nowhere, every=1.0, wait=0)
         await asyncio.wait_for(server.run(), 120)
     finally:

@@ -18,12 +18,12 @@ from offbeat.deploy.link import WAITING
 FLOOD = """
 import asyncio, sys, time
 from pathlib import Path
-from offbeat.deploy import keys, wire, encoding
+from offbeat.deploy import keys, wire, encoding, identity
 from offbeat.deploy.link import Link
 from offbeat.deploy.questions import channel_of
 
 async def main():
-    link = Link(keys.read_creds(Path(sys.argv[1])), sys.argv[2])
+    link = Link(identity.read_creds(Path(sys.argv[1])), sys.argv[2])
     await link.connect(10)
     hello = encoding.pack("hello", {"run": "run", "client": "carol", "epoch": 1, "nonce": "c"})
     signed = [channel_of(link.creds, "run").seal("entry", hello) for _ in range(100)]

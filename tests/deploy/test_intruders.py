@@ -21,7 +21,7 @@ from offbeat.algorithms import FedAsync
 from offbeat.core.course import Until
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.core.server import Algorithm
-from offbeat.deploy import encoding, keys
+from offbeat.deploy import encoding, identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.board import BoardSerial, change_board, read_board
 from offbeat.deploy.broker import Broker
@@ -52,7 +52,7 @@ class Scene:
         self.broker = Broker(folder / "broker", folder / "fed")
 
     def link(self, name: str) -> Link:
-        return Link(keys.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
+        return Link(identity.read_creds(self.folder / "fed" / f"{name}.creds"), self.broker.url)
 
     async def play(self, act: Callable[[Scene, RunServer, Link], Awaitable[None]]) -> None:
         made = Algorithm(FedAsync(lr=0.1), SGD(lr=0.5))
@@ -98,7 +98,7 @@ def sealed(link: Link, kind: str, **header: Any) -> bytes:
 def test_a_key_that_is_not_on_the_roster_gets_no_connection(tmp_path: Path) -> None:
     async def act(scene: Scene, run_server: RunServer, mallory: Link) -> None:
         keys.init(scene.folder / "other", ["alice"])
-        other = keys.read_creds(scene.folder / "other" / "alice.creds")
+        other = identity.read_creds(scene.folder / "other" / "alice.creds")
         stranger = Link(replace(other, ca=mallory.creds.ca), scene.broker.url)
         with pytest.raises(OffbeatError, match="refuses these keys") as caught:
             await stranger.connect(2)
@@ -367,7 +367,7 @@ def test_no_secret_reaches_a_log_however_much_is_logged(tmp_path: Path, caplog: 
         for name in served.names[:2]:
             await served.join(name)
         await until(lambda: server.ledger.tally.updates > 5)
-        creds = keys.read_creds(tmp_path / "fed" / "alice.creds")
+        creds = identity.read_creds(tmp_path / "fed" / "alice.creds")
         for wrong in (replace(creds, jwt=creds.jwt[:-3] + "abc"), replace(creds, jwt="")):  # what is refused is logged
             with contextlib.suppress(OffbeatError, *FAILURES):
                 await Link(wrong, served.broker.url).connect(2)
@@ -379,7 +379,9 @@ def test_no_secret_reaches_a_log_however_much_is_logged(tmp_path: Path, caplog: 
     played(Served(tmp_path), act)
     said = caplog.text + repr([vars(record) for record in caplog.records])
     assert "refused" in said
-    for creds in (keys.read_creds(tmp_path / "fed" / f"{name}.creds") for name in ("alice", "bob", "carol", "server")):
+    for creds in (
+        identity.read_creds(tmp_path / "fed" / f"{name}.creds") for name in ("alice", "bob", "carol", "server")
+    ):
         for secret in (creds.seed.encode(), creds.jwt.encode(), creds.sign, creds.seal, creds.copy):
             forms = secret.decode("latin-1"), secret.hex(), base64.b64encode(secret).decode(), repr(secret)
             assert not secret or not any(form in said for form in forms)
@@ -389,11 +391,11 @@ def test_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
     path = tmp_path / "fed" / "a.creds"
     assert path.stat().st_mode & 0o077 == 0
-    creds = keys.read_creds(path)
+    creds = identity.read_creds(path)
     assert creds.seed not in repr(creds)
     path.chmod(0o644)
     with pytest.raises(FolderError, match="can be read by others"):
-        keys.read_creds(path)
+        identity.read_creds(path)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "a.b", "a*", ">", "ü", "-x", "x" * 65])
@@ -405,7 +407,7 @@ def test_names_that_could_be_paths_or_patterns_are_refused(tmp_path: Path, name:
 def test_a_roster_grows_and_nobody_is_on_it_twice(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
     assert list(keys.add(tmp_path / "fed", ["b"]).clients) == ["a", "b"]
-    assert keys.read_creds(tmp_path / "fed" / "b.creds").client == "b"
+    assert identity.read_creds(tmp_path / "fed" / "b.creds").client == "b"
     with pytest.raises(SettingError, match="already"):
         keys.add(tmp_path / "fed", ["b"])
     with pytest.raises(FolderError, match="already holds keys"):

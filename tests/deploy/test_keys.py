@@ -11,7 +11,7 @@ import pytest
 from command import offbeat
 
 from offbeat.core.errors import FolderError, SettingError
-from offbeat.deploy import certificates, keys
+from offbeat.deploy import certificates, identity, keys
 from offbeat.deploy.broker import Broker
 from offbeat.experiment.serving import Place
 
@@ -40,7 +40,7 @@ def test_two_changes_of_one_folder_at_once_both_count(tmp_path: Path, monkeypatc
     assert keys.add(folder, ["c"]).active == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("lost", [keys.ROSTER, keys.OPERATOR])
+@pytest.mark.parametrize("lost", [identity.ROSTER, identity.OPERATOR])
 def test_keys_that_sign_for_all_are_never_written_over(tmp_path: Path, lost: str) -> None:
     keys.init(tmp_path, ["a"])
     (tmp_path / lost).unlink()
@@ -53,7 +53,7 @@ def test_keys_that_sign_for_all_are_never_written_over(tmp_path: Path, lost: str
 def test_a_folder_in_the_place_of_a_file_of_keys_is_said_to_be_one(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
     with pytest.raises(FolderError, match=r"fed is a folder; name the file of keys in it, such as .*fed/server.creds"):
-        keys.read_creds(tmp_path / "fed")
+        identity.read_creds(tmp_path / "fed")
 
 
 def test_keys_are_made_in_a_folder_and_nowhere_else(tmp_path: Path) -> None:
@@ -99,14 +99,16 @@ def test_a_change_of_nobody_s_keys_is_a_mistake(tmp_path: Path, command: str) ->
         ("tls://a:4222,tls://b:4222", "--embedded runs one broker; name one address"),
     ],
 )
-def test_what_is_no_address_is_none_of_an_embedded_broker(made: tuple[Path, keys.Roster], url: str, text: str) -> None:
+def test_what_is_no_address_is_none_of_an_embedded_broker(
+    made: tuple[Path, identity.Roster], url: str, text: str
+) -> None:
     folder, roster = made
     with pytest.raises(SettingError, match=text):
-        Place(keys.read_creds(folder / keys.SERVER), roster, folder, url, True).broker()
+        Place(identity.read_creds(folder / identity.SERVER), roster, folder, url, True).broker()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, keys.Roster]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, identity.Roster]]:
     folder = tmp_path_factory.mktemp("fed")
     yield folder, keys.init(folder, ["a"])
     shutil.rmtree(folder)

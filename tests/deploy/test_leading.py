@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from served import Served, kill, staged, until
 
-from offbeat.deploy import keys, questions, server as server_module, wire
+from offbeat.deploy import identity, keys, questions, server as server_module, wire
 from offbeat.deploy.board import Pulse, Pulses
 from offbeat.deploy.push import push
 from offbeat.deploy.refold import fingerprint, refold
@@ -149,11 +149,11 @@ def test_a_server_with_an_old_roster_that_the_broker_shows_no_newer_one_goes_by_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(served: Served) -> None:
-        fed, old = tmp_path / "fed", keys.read_creds(tmp_path / "fed" / "alice.creds")
+        fed, old = tmp_path / "fed", identity.read_creds(tmp_path / "fed" / "alice.creds")
         first, task = await served.serve("one")
         keys.rotate(fed, ["alice"])
         await push(fed, served.broker.url)
-        new = keys.read_roster(fed).client("alice")
+        new = identity.read_roster(fed).client("alice")
         await until(lambda: first.ledger.clients[0].sign == new.sign.hex())
         await kill(first, task)
         admin = await served.link("server")

@@ -24,7 +24,7 @@ from served import until
 from sites import Stopwatch
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.deploy import certificates, jwt, keys
+from offbeat.deploy import broker_config, certificates, identity, jwt, keys
 from offbeat.deploy.broker import Broker, free_port, program
 from offbeat.deploy.client import copy_seal
 from offbeat.deploy.connection import Connection
@@ -42,7 +42,7 @@ class Place:
         self.broker = Broker(folder / "broker", self.fed)
 
     async def connected(self, name: str) -> Connection:
-        connection = Connection(keys.read_creds(self.fed / f"{name}.creds"), self.broker.url)
+        connection = Connection(identity.read_creds(self.fed / f"{name}.creds"), self.broker.url)
         await connection.connect(2)
         return connection
 
@@ -108,10 +108,10 @@ def test_a_broker_that_reads_the_folder_of_keys_itself_cuts_revoked_keys_off_too
     """One that was started with `fed/nats.conf`: it finds the newer token in its folder, and has to use it as well."""
     fed, port = tmp_path / "fed", free_port()
     keys.init(fed, ["alice"], tls=False)
-    (tmp_path / "nats.conf").write_text(keys.configuration(fed, port, "127.0.0.1"))
+    (tmp_path / "nats.conf").write_text(broker_config.configuration(fed, port, "127.0.0.1"))
 
     async def play() -> None:
-        alice = Connection(keys.read_creds(fed / "alice.creds"), f"nats://127.0.0.1:{port}")
+        alice = Connection(identity.read_creds(fed / "alice.creds"), f"nats://127.0.0.1:{port}")
         await alice.insist(lambda: alice.connect(2))
         keys.revoke(fed, ["alice"])
         await push(fed, alice.url, ["alice"])
@@ -128,9 +128,9 @@ def test_a_broker_that_reads_the_folder_of_keys_itself_cuts_revoked_keys_off_too
 
 
 def test_a_revoked_client_comes_back_with_rotated_keys_and_a_removed_one_does_not(place: Place) -> None:
-    before = keys.read_roster(place.fed)
+    before = identity.read_roster(place.fed)
     keys.revoke(place.fed, ["alice"])
-    revoked = keys.read_roster(place.fed).client("alice")
+    revoked = identity.read_roster(place.fed).client("alice")
     assert (revoked.state, revoked.user) == ("active", "")
     assert revoked.sign != before.client("alice").sign
     keys.rotate(place.fed, ["alice"])
@@ -153,16 +153,16 @@ async def _touch(place: Place, name: str) -> None:
 def test_what_was_pushed_outlives_the_broker(place: Place, tmp_path: Path) -> None:
     """Also if the folder that the broker is started with is older than what was pushed."""
     keys.rotate(place.fed, ["alice"])
-    newer = {path: path.read_bytes() for path in (place.fed / keys.TOKENS).iterdir()}
+    newer = {path: path.read_bytes() for path in (place.fed / identity.TOKENS).iterdir()}
     asyncio.run(push(place.fed, place.broker.url))
     place.broker.stop()
     place.broker.start()
     asyncio.run(_touch(place, "alice"))
-    assert {path: path.read_bytes() for path in (place.fed / keys.TOKENS).iterdir()} == newer
+    assert {path: path.read_bytes() for path in (place.fed / identity.TOKENS).iterdir()} == newer
 
 
 def test_changes_without_a_push_count_when_an_embedded_broker_is_started_again(place: Place) -> None:
-    old = keys.read_creds(place.fed / "alice.creds")
+    old = identity.read_creds(place.fed / "alice.creds")
     keys.rotate(place.fed, ["alice"])
     keys.add(place.fed, ["carol"])
     place.broker.stop()
@@ -178,13 +178,13 @@ def test_the_roster_reaches_the_server_and_never_goes_back(place: Place, tmp_pat
         server = await place.connected("server")
         await server.js.add_stream(api.StreamConfig(name="BOARD", subjects=["board", "roster"], max_msgs_per_subject=1))
         await push(place.fed, place.broker.url)
-        old = (place.fed / keys.ROSTER).read_bytes()
+        old = (place.fed / identity.ROSTER).read_bytes()
         keys.add(place.fed, ["carol"])
         await push(place.fed, place.broker.url)
         found = (await server.js.get_last_msg("BOARD", "roster")).data
         assert found is not None
-        assert list(keys.parse_roster(found, server.creds.coordinator).clients) == ["alice", "bob", "carol"]
-        (place.fed / keys.ROSTER).write_bytes(old)
+        assert list(identity.parse_roster(found, server.creds.coordinator).clients) == ["alice", "bob", "carol"]
+        (place.fed / identity.ROSTER).write_bytes(old)
         with pytest.raises(OffbeatError, match="newer roster"):
             await push(place.fed, place.broker.url)
         await server.close()
@@ -193,10 +193,10 @@ def test_the_roster_reaches_the_server_and_never_goes_back(place: Place, tmp_pat
 
 
 def test_an_account_that_the_operator_has_not_signed_is_not_pushed(place: Place) -> None:
-    account = keys.read_roster(place.fed).client("alice").account
-    path = place.fed / keys.TOKENS / f"{account}.jwt"
+    account = identity.read_roster(place.fed).client("alice").account
+    path = place.fed / identity.TOKENS / f"{account}.jwt"
     good, stranger = path.read_text(), jwt.new_seed(jwt.OPERATOR)
-    bob = keys.read_roster(place.fed).client("bob").account
+    bob = identity.read_roster(place.fed).client("bob").account
     for bad in (jwt.issue(stranger, account, "alice", {"type": "account"}), good[:-4], "", _token(place, bob)):
         path.write_text(bad)
         with pytest.raises(FolderError):
@@ -210,16 +210,16 @@ def test_an_account_that_the_operator_has_not_signed_is_not_pushed(place: Place)
 
 
 def _token(place: Place, account: str) -> str:
-    return (place.fed / keys.TOKENS / f"{account}.jwt").read_text()
+    return (place.fed / identity.TOKENS / f"{account}.jwt").read_text()
 
 
 def test_tokens_are_newer_with_every_change_however_fast_they_follow_each_other(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
-    account = keys.read_roster(tmp_path / "fed").client("a").account
+    account = identity.read_roster(tmp_path / "fed").client("a").account
     found = []
     for _ in range(4):
         keys.rotate(tmp_path / "fed", ["a"])
-        found.append(jwt.issued_at((tmp_path / "fed" / keys.TOKENS / f"{account}.jwt").read_text()))
+        found.append(jwt.issued_at((tmp_path / "fed" / identity.TOKENS / f"{account}.jwt").read_text()))
     assert found == sorted(set(found))
 
 
@@ -231,12 +231,12 @@ def test_another_operator_s_broker_serves_a_federation_once_its_administrator_tr
     theirs, ours, port = tmp_path / "theirs", tmp_path / "ours", free_port()
     keys.init(theirs, ["tenant"], tls=False)
     keys.init(ours, ["alice"], tls=False)
-    text = keys.configuration(theirs, port, "127.0.0.1", tmp_path)
-    shutil.copytree(theirs / keys.TOKENS, tmp_path / keys.TOKENS)
-    operators = [(folder / keys.OPERATOR_TOKEN).read_text() for folder in (theirs, ours)]
+    text = broker_config.configuration(theirs, port, "127.0.0.1", tmp_path)
+    shutil.copytree(theirs / identity.TOKENS, tmp_path / identity.TOKENS)
+    operators = [(folder / identity.OPERATOR_TOKEN).read_text() for folder in (theirs, ours)]
     text = text.replace(f"operator: {operators[0]}", f"operator: [{', '.join(operators)}]")
     (tmp_path / "nats.conf").write_text(text)
-    system = keys.read_system(theirs)
+    system = identity.read_system(theirs)
     file = tmp_path / "admin.creds"
     token = f"-----BEGIN NATS USER JWT-----\n{system.jwt}\n------END NATS USER JWT------\n"
     file.write_text(f"{token}\n-----BEGIN USER NKEY SEED-----\n{system.seed}\n------END USER NKEY SEED------\n")
@@ -248,9 +248,13 @@ def test_another_operator_s_broker_serves_a_federation_once_its_administrator_tr
         said = _again(lambda: offbeat("keys", "push", str(ours), "--nats", url, "--system", str(file)))
         assert said.code == 0, said.err
         assert "3 accounts" in said.out
-        for creds in (keys.read_creds(ours / "alice.creds"), keys.read_creds(ours / keys.SERVER)):
+        for creds in (identity.read_creds(ours / "alice.creds"), identity.read_creds(ours / identity.SERVER)):
             asyncio.run(_connects(creds, url))
-        asyncio.run(_strangers(keys.read_creds(theirs / keys.SERVER), keys.read_creds(ours / keys.SERVER), url=url))
+        asyncio.run(
+            _strangers(
+                identity.read_creds(theirs / identity.SERVER), identity.read_creds(ours / identity.SERVER), url=url
+            )
+        )
     finally:
         process.terminate()
         process.wait()
@@ -263,13 +267,13 @@ def _again(action: Callable[[], Any], patience: float = 60.0) -> Any:
     return found
 
 
-async def _connects(creds: keys.Creds, url: str) -> None:
+async def _connects(creds: identity.Creds, url: str) -> None:
     connection = Connection(creds, url)
     await connection.connect(60)
     await connection.close()
 
 
-async def _strangers(*parties: keys.Creds, url: str = "") -> None:
+async def _strangers(*parties: identity.Creds, url: str = "") -> None:
     """Of two federations on one broker, none hears the other or sees its streams."""
     links, heard = [Link(creds, url) for creds in parties], list[bytes]()
     for link in links:
@@ -295,15 +299,15 @@ async def _note(heard: list[bytes], message: Any) -> None:
 def test_rotation_replaces_every_key_but_that_of_the_copies(tmp_path: Path) -> None:
     fed = tmp_path / "fed"
     keys.init(fed, ["a"], tls=False)
-    first = keys.read_creds(fed / "a.creds")
+    first = identity.read_creds(fed / "a.creds")
     sealed = copy_seal(first).seal(b"memory", "run")
     keys.rotate(fed, ["a"])
-    second = keys.read_creds(fed / "a.creds")
+    second = identity.read_creds(fed / "a.creds")
     assert (second.account, second.copy, second.copies_before) == (first.account, first.copy, ())
     for name in ("seed", "sign", "seal", "jwt"):
         assert getattr(second, name) != getattr(first, name)
     keys.rotate(fed, ["a"], everything=True)
-    third = keys.read_creds(fed / "a.creds")
+    third = identity.read_creds(fed / "a.creds")
     assert third.copy != first.copy
     assert third.copies_before == (first.copy,)
     assert copy_seal(third).open(sealed, "run") == b"memory"
@@ -316,13 +320,13 @@ def test_rotation_replaces_every_key_but_that_of_the_copies(tmp_path: Path) -> N
 def test_no_secret_is_used_twice_or_shown(tmp_path: Path) -> None:
     fed = tmp_path / "fed"
     keys.init(fed, ["a", "b"], tls=False)
-    found = [keys.read_creds(fed / f"{name}.creds") for name in ("a", "b", "server")]
+    found = [identity.read_creds(fed / f"{name}.creds") for name in ("a", "b", "server")]
     secrets = [value for creds in found for value in (creds.seed, creds.sign, creds.seal, creds.copy)]
     assert len(set(secrets)) == len(secrets)
     for creds in found:
         for value in (creds.seed, creds.sign.hex(), creds.seal.hex(), creds.copy.hex(), creds.jwt):
             assert value not in repr(creds)
-    for path in (*fed.glob("*.creds"), fed / keys.OPERATOR):
+    for path in (*fed.glob("*.creds"), fed / identity.OPERATOR):
         assert path.stat().st_mode & 0o077 == 0
 
 
@@ -330,7 +334,7 @@ def test_a_roster_that_was_changed_or_signed_by_another_is_refused(tmp_path: Pat
     fed, other = tmp_path / "fed", tmp_path / "other"
     keys.init(fed, ["a", "b"], tls=False)
     keys.init(other, ["a", "b"], tls=False)
-    path = fed / keys.ROSTER
+    path = fed / identity.ROSTER
     good = path.read_text()
     table = json.loads(good)
     backwards = {**table, "clients": dict(reversed(table["clients"].items()))}
@@ -340,15 +344,15 @@ def test_a_roster_that_was_changed_or_signed_by_another_is_refused(tmp_path: Pat
         json.dumps(backwards),
         json.dumps(exchanged),
         json.dumps({**table, "serial": 9}),
-        (other / keys.ROSTER).read_text(),
+        (other / identity.ROSTER).read_text(),
     ]
     bad += ["", "[]", "{}", "[" * 100_000, good[:-9], json.dumps({**table, "clients": []})]
     for text in bad:
         path.write_text(text)
         with pytest.raises(FolderError, match="roster"):
-            keys.read_roster(fed)
+            identity.read_roster(fed)
     path.write_text(good)
-    assert list(keys.read_roster(fed).clients) == ["a", "b"]
+    assert list(identity.read_roster(fed).clients) == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["server", "sys", "operator", "ca", "broker", "roster", "Server", "nats", "jwt"])
@@ -358,7 +362,7 @@ def test_a_client_with_the_name_of_a_file_of_the_federation_is_refused(tmp_path:
     keys.init(tmp_path / "fed", ["a"])
     with pytest.raises(SettingError, match="choose another"):
         keys.add(tmp_path / "fed", [name])
-    assert keys.read_creds(tmp_path / "fed" / keys.SERVER).client == ""
+    assert identity.read_creds(tmp_path / "fed" / identity.SERVER).client == ""
 
 
 def test_names_that_are_one_file_on_some_disks_are_refused(tmp_path: Path) -> None:
@@ -370,7 +374,7 @@ def test_names_that_are_one_file_on_some_disks_are_refused(tmp_path: Path) -> No
 def test_the_coordinator_s_own_keys_neither_serve_nor_join(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
     with pytest.raises(FolderError, match="manages the broker"):
-        keys.read_creds(tmp_path / "fed" / keys.SYSTEM)
+        identity.read_creds(tmp_path / "fed" / identity.SYSTEM)
 
 
 # Certificates
@@ -378,12 +382,12 @@ def test_the_coordinator_s_own_keys_neither_serve_nor_join(tmp_path: Path) -> No
 
 def test_a_renewed_certificate_needs_no_new_credentials(tmp_path: Path) -> None:
     place = Place(tmp_path, tls=True)
-    before = certificates.expiry((place.fed / keys.CERTIFICATE).read_text())
+    before = certificates.expiry((place.fed / identity.CERTIFICATE).read_text())
     place.broker.start()
     try:
         served = ssl.get_server_certificate(("127.0.0.1", place.broker.port))
         keys.renew(place.fed, ["broker.example.org"])
-        pem = (place.fed / keys.CERTIFICATE).read_text()
+        pem = (place.fed / identity.CERTIFICATE).read_text()
         assert certificates.hosts_of(pem) == ["localhost", "127.0.0.1", "broker.example.org"]
         assert certificates.expiry(pem) >= before
         assert place.broker.process is not None

@@ -21,7 +21,7 @@ from served import until
 from offbeat.algorithms import FedBuff, Ringmaster
 from offbeat.core.errors import FolderError, OffbeatError
 from offbeat.core.sums import Secure
-from offbeat.deploy import effects, encoding, keys, server as server_module, wire
+from offbeat.deploy import effects, encoding, identity, keys, server as server_module, wire
 from offbeat.deploy.connection import Connection
 from offbeat.deploy.doctor import session
 from offbeat.deploy.envelope import SIGNATURE, STATEMENT, public_seal, sign
@@ -135,7 +135,7 @@ def test_a_client_neither_speaks_for_the_helper_nor_hears_what_it_is_asked(place
             said = encoding.pack("unmasked", {"run": scene.run, "client": name, "number": 1, "error": ""}, masks)
             await scene.up(scene.sealed(said))
         assert scene.server.refused == {"malformed": 1, "identity": 1}
-        account = keys.read_creds(place.folder / "fed" / "helper.creds").account
+        account = identity.read_creds(place.folder / "fed" / "helper.creds").account
         for subject in (f"desk.{account}.{scene.run}", f"up.{account}.{scene.run}", f"get.desk.{account}.{scene.run}"):
             listened = await heard(scene.thief, subject)
             await scene.thief.client.publish(subject, b"x")
@@ -230,10 +230,10 @@ def test_masks_that_nobody_asked_for_or_that_do_not_fit_open_nothing(place: Plac
 def test_a_helper_that_was_away_while_keys_were_rotated_opens_what_was_sent_before(tmp_path: Path) -> None:
     keys.init(tmp_path, ["a", "b"], tls=False)
     keys.add_helper(tmp_path)
-    seals = [keys.read_roster(tmp_path).client(name).seal for name in "ab"]
+    seals = [identity.read_roster(tmp_path).client(name).seal for name in "ab"]
     keys.rotate(tmp_path, ["a"])
     keys.revoke(tmp_path, ["b"])
-    roster, creds = keys.read_roster(tmp_path), keys._read_creds(tmp_path / "helper.creds")
+    roster, creds = identity.read_roster(tmp_path), identity.read_any_creds(tmp_path / "helper.creds")
     assert roster.client("a").seal != seals[0]
     tickets = tuple(
         MaskTicket(n, 1, 1, seal, public_seal(bytes([3]) * 32)) for n, seal in zip("ab", seals, strict=True)
@@ -245,9 +245,9 @@ def test_a_helper_that_was_away_while_keys_were_rotated_opens_what_was_sent_befo
     helper = HelperCore("fed", "run", creds.seal, creds.coordinator)
     (answer,) = [each for each in helper.hear(asked, 0.0) if isinstance(each, effects.Tell)]
     assert wire.heard(encoding.unpack(answer.data)).error == ""
-    for _ in range(2 * keys.BEFORE):
+    for _ in range(2 * identity.BEFORE):
         keys.rotate(tmp_path, ["a"])
-    assert len(keys.read_roster(tmp_path).client("a").before) == keys.BEFORE
+    assert len(identity.read_roster(tmp_path).client("a").before) == identity.BEFORE
 
 
 # Privacy
@@ -415,7 +415,7 @@ def test_a_broker_s_words_move_no_terminal(tmp_path: Path, caplog: pytest.LogCap
 
     threading.Thread(target=broker, daemon=True).start()
     try:
-        creds, url = keys.read_creds(tmp_path / "a.creds"), f"nats://127.0.0.1:{port}"
+        creds, url = identity.read_creds(tmp_path / "a.creds"), f"nats://127.0.0.1:{port}"
         found = asyncio.run(session(creds, url, 1.0))
         with pytest.raises(OffbeatError, match="owned") as caught:  # of `join` and `serve`
             asyncio.run(Connection(creds, url).connect(1.0))
@@ -434,7 +434,7 @@ def test_any_file_is_keys_or_is_said_to_hold_none(tmp_path: Path, text: str) -> 
     path.write_bytes(text.encode(errors="surrogateescape"))
     path.chmod(0o600)
     with pytest.raises(FolderError, match="does not hold keys"):
-        keys.read_creds(path)
+        identity.read_creds(path)
 
 
 def test_a_key_of_any_other_length_or_kind_is_no_key(tmp_path: Path) -> None:
@@ -443,4 +443,4 @@ def test_a_key_of_any_other_length_or_kind_is_no_key(tmp_path: Path) -> None:
     for name, value in [("sign", "00"), ("seal", 7), ("copies_before", 3), ("client", "../x"), ("helper", "zz")]:
         (tmp_path / "a.creds").write_text(json.dumps({**good, name: value}))
         with pytest.raises(FolderError, match="does not hold keys"):
-            keys.read_creds(tmp_path / "a.creds")
+            identity.read_creds(tmp_path / "a.creds")

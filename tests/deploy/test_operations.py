@@ -14,7 +14,7 @@ from served import Served, staged, until
 from sites import running, served, site
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.deploy import keys, questions
+from offbeat.deploy import identity, keys, questions
 from offbeat.deploy.board import BoardSerial, change_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.journal import BrokenLogError
@@ -124,7 +124,7 @@ def test_what_an_operator_asks_for_in_vain_is_one_line(tmp_path: Path) -> None:
     keys.init(fed, ["a"], tls=False)
     save_identity(run, RunIdentity("area-0-12345678", ["a"]))
     (tmp_path / "out" / "experiment.json").write_text("{}")
-    broker, creds, client = Broker(tmp_path / "broker", fed), fed / keys.SERVER, fed / "a.creds"
+    broker, creds, client = Broker(tmp_path / "broker", fed), fed / identity.SERVER, fed / "a.creds"
     with running(broker):
         assert admin.runs(creds, broker.url) == []
         for asked in (
@@ -169,10 +169,10 @@ def test_a_run_has_a_name_whatever_its_algorithm_is_called(tmp_path: Path, label
 
 def test_an_operator_hears_within_two_seconds_that_nobody_answers_yet(tmp_path: Path) -> None:
     keys.init(tmp_path / "fed", ["a"], tls=False)
-    broker, creds = Broker(tmp_path / "broker", tmp_path / "fed"), tmp_path / "fed" / keys.SERVER
+    broker, creds = Broker(tmp_path / "broker", tmp_path / "fed"), tmp_path / "fed" / identity.SERVER
 
     async def abandoned() -> None:
-        async with admin.connected(keys.read_creds(creds), broker.url) as link:
+        async with admin.connected(identity.read_creds(creds), broker.url) as link:
             await link.make_board()
             await change_board(link, lambda board: board.with_run("run", {"run": "run"}))
 

@@ -16,7 +16,7 @@ from served import until
 from sites import Site, running, served
 
 from offbeat.core.vectors import Payload
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.client_state import ClientState, read_client_state, write_client_state
@@ -81,7 +81,7 @@ class Play:
 
     @asynccontextmanager
     async def link(self) -> AsyncIterator[Link]:
-        async with admin.connected(keys.read_creds(self.fed / "server.creds"), self.broker.url) as link:
+        async with admin.connected(identity.read_creds(self.fed / "server.creds"), self.broker.url) as link:
             yield link
 
     def site(self, name: str) -> Site:

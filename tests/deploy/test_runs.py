@@ -17,7 +17,7 @@ from federation import LOADER, OWN, Federation, wait_for_updates
 from sites import running, served, site
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.link import Link
 from offbeat.deploy.push import push
@@ -35,7 +35,7 @@ def test_runs_are_listed_stopped_and_deleted(tmp_path: Path, monkeypatch: pytest
     broker = Broker(tmp_path / "broker", fed)
 
     async def play() -> None:
-        link = Link(keys.read_creds(fed / "server.creds"), broker.url)
+        link = Link(identity.read_creds(fed / "server.creds"), broker.url)
         await link.connect(60)
         with site(tmp_path, fed / "a.creds", broker.url) as a:
             async with a, served(tmp_path, broker.url, "left", 10**6):
@@ -143,7 +143,7 @@ def test_of_two_servers_that_begin_the_same_run_at_once_one_does(tmp_path: Path)
         return saved_identity(tmp_path / run) is not None
 
     async def play() -> list[bool]:
-        async with admin.connected(keys.read_creds(tmp_path / "fed" / "server.creds"), broker.url) as link:
+        async with admin.connected(identity.read_creds(tmp_path / "fed" / "server.creds"), broker.url) as link:
             return [*await asyncio.gather(*(begin(link, run) for run in "xyz"))]
 
     with running(broker):

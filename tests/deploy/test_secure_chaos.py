@@ -18,7 +18,7 @@ from federation import OFFBEAT, Federation, check, connected, plan_for
 
 from offbeat.core.events import Update
 from offbeat.core.sums import Cohort
-from offbeat.deploy import keys, wire
+from offbeat.deploy import identity, keys, wire
 from offbeat.deploy.helping import context_of
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.refold import Reducer, refold
@@ -128,7 +128,7 @@ def run(folder: Path, seconds: float, clients: int, size: int, cohort: int, shar
 
 
 async def fold(federation: SecureFederation) -> tuple[Ledger, Opens]:
-    Opens.secret = keys.read_creds(federation.keys / "helper.creds").seal
+    Opens.secret = identity.read_creds(federation.keys / "helper.creds").seal
     link, made = await connected(federation), list[Opens]()
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -31,7 +31,7 @@ from command import offbeat
 from federation import AREA, PATIENCE, Federation, check, connected, plan_for
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import encoding, keys, wire
+from offbeat.deploy import encoding, identity, wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.broker import free_port
 from offbeat.deploy.connection import FAILURES
@@ -91,7 +91,7 @@ class Pair(Federation):
         return [sys.executable, witnessing.__file__, str(self.folder / f"{name}.verdicts")]
 
     def serve_as(self, number: int) -> None:
-        where = ("--keys", self.keys / keys.SERVER, "--nats", self.url, "--out", self.outs[number])
+        where = ("--keys", self.keys / identity.SERVER, "--nats", self.url, "--out", self.outs[number])
         limits = ("--patience", PATIENCE, "--lease", 10, "--replicas", 3)
         others = ("--metrics", self.ports[number], "--json")
         self.servers[number] = self._start(f"server{number}", "serve", self.file, *where, *limits, *others)
@@ -389,7 +389,7 @@ def test_two_servers_three_brokers_and_clients_are_killed_and_halted(tmp_path: P
         first, second = results(pair, CALM + 90)
         for name, process in pair.clients.items():
             assert process.wait(30) == 0, f"{name}: {pair.said(name)[-3000:]}"
-        where = ("--keys", pair.keys / keys.SERVER, "--nats", pair.url)
+        where = ("--keys", pair.keys / identity.SERVER, "--nats", pair.url)
         made = [json.loads((out / "area-0" / "result.json").read_text())["real"] for out in pair.outs]
         seen = account(pair, {each["position"] for each in made})
         applied = [said for said in seen.records if said.code == APPLIED]

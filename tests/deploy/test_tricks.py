@@ -21,14 +21,14 @@ from served import cancel, kill, until
 from offbeat.algorithms import AREA
 from offbeat.core.course import Until
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import keys, server as server_module, streams, wire
+from offbeat.deploy import identity, keys, server as server_module, streams, wire
 from offbeat.deploy.board import Board, Pulse, parse_board, parse_pulse, write_board, write_pulse
 from offbeat.deploy.effects import Judgement
 from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Ours, digest_of
 from offbeat.deploy.gate import PARTED
+from offbeat.deploy.identity import parse_roster
 from offbeat.deploy.journal import BrokenLogError, Scribe
-from offbeat.deploy.keys import parse_roster
 from offbeat.deploy.logs import _Text, log, plain
 from offbeat.deploy.push import push
 from offbeat.deploy.questions import Asking, Question, ask_server, channel_of
@@ -224,7 +224,7 @@ def test_greetings_without_end_fill_the_log_no_faster_than_a_budget(place: Place
 
 def test_a_statement_of_one_kind_is_none_of_another(place: Place) -> None:
     """All of them are signed with the same key of the server's, or sealed with the same two of a client and it."""
-    creds = keys.read_creds(place.folder / "fed" / "server.creds")
+    creds = identity.read_creds(place.folder / "fed" / "server.creds")
     board, pulse = write_board(creds, Board(7)), write_pulse(creds, "run", Pulse(1, "one", 1, 1, 1.0))
     roster = (place.folder / "fed" / "roster.json").read_bytes()
     readers = [
@@ -235,7 +235,7 @@ def test_a_statement_of_one_kind_is_none_of_another(place: Place) -> None:
     for (ours, _), (_, read) in permutations(readers, 2):
         with pytest.raises(OffbeatError):
             read(ours)
-    member = keys.read_creds(place.folder / "fed" / "alice.creds")
+    member = identity.read_creds(place.folder / "fed" / "alice.creds")
     channel = channel_of(member, "run")
     server = Scribe(creds.federation, "run", Ours(creds.sign, creds.seal)).channel(members_of(place.roster)["alice"])
     for kind, other in permutations(("entry", "parts", "beat", "ask"), 2):
@@ -379,7 +379,7 @@ def test_a_result_that_is_held_back_until_its_keys_were_rotated_is_refused(tmp_p
         held, fed = (await ups.so_far())[-1], scene.place.folder / "fed"
         keys.rotate(fed, ["alice"])
         await push(fed, scene.place.broker.url)
-        new = keys.read_roster(fed).client("alice")
+        new = identity.read_roster(fed).client("alice")
         await until(lambda: scene.server.ledger.clients[0].sign == new.sign.hex())
         before = scene.server.ledger.clients[0].applied
         await scene.admin.store(f"up.{new.account}.{scene.run}", held.data)

@@ -14,7 +14,7 @@ from offbeat.core.server import Algorithm
 from offbeat.core.sums import Encoded, Secure, words
 from offbeat.deploy import wire
 from offbeat.deploy.envelope import Channel, Ours, Theirs, public_seal, public_sign
-from offbeat.deploy.keys import Member, Roster
+from offbeat.deploy.identity import Member, Roster
 from offbeat.local import SGD
 from offbeat.privacy.secure.calls import SEALED, Call, cut
 from offbeat.privacy.secure.member import CohortMember, begin

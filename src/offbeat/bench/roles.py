@@ -27,7 +27,7 @@ from offbeat.algorithms import FedAsync
 from offbeat.core.course import Until
 from offbeat.core.metric import Metric
 from offbeat.core.server import Algorithm
-from offbeat.deploy import envelope, keys
+from offbeat.deploy import envelope, identity
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client import Party, RunClient
 from offbeat.deploy.connection import FAILURES
@@ -133,7 +133,7 @@ class Meter:
 
 async def connected(job: Role, creds: str) -> Link:
     """A link to the benchmark's broker with these credentials."""
-    link = Link(keys.read_creds(Path(job.fed) / creds), job.url)
+    link = Link(identity.read_creds(Path(job.fed) / creds), job.url)
     await link.connect(PATIENCE)
     return link
 
@@ -150,7 +150,7 @@ def algorithm(job: Role) -> Algorithm:
 async def server(job: Role) -> dict[str, Any]:
     """Serves a run; the clock starts with the run."""
     made, problem, meter = algorithm(job), Nothing(job.clients, job.bytes // 4), Meter()
-    roster = keys.read_roster(Path(job.fed))
+    roster = identity.read_roster(Path(job.fed))
     limits = Limits(patience=PATIENCE, lease=1e6)
     plan = Plan(
         RUN,
@@ -169,7 +169,7 @@ async def server(job: Role) -> dict[str, Any]:
             began.append(True)
             meter.start()
 
-    link = await connected(job, keys.SERVER)
+    link = await connected(job, identity.SERVER)
     served = RunServer(plan, link, Path(job.folder) / "run", {"run": RUN, "beat": 2.0}, roster, tick=tick)
     await served.run()
     await link.close()
@@ -201,7 +201,7 @@ async def clients(job: Role) -> dict[str, Any]:
 async def echo_server(job: Role) -> dict[str, Any]:
     """Takes every update from the inbox and answers with a model: no log, no state, no signature."""
     meter, model = Meter(), os.urandom(job.bytes)
-    link = await connected(job, keys.SERVER)
+    link = await connected(job, identity.SERVER)
     pieces = link.pieces(model)
     await link.make_streams(ECHO, len(pieces) + 2, 1)
     tasks, done = set[asyncio.Task[None]](), [0]

@@ -34,19 +34,19 @@ def init(
 ) -> None:
     """Create the roster, one credentials file per client, and the broker's configuration."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
+        from offbeat.deploy import identity, keys
     names = _names(clients)
-    identities.init(folder, names, federation, host or (), port, tls)
-    print(f"{folder}: keys for the server and {len(names)} clients, {identities.ROSTER}, {identities.BROKER}")
-    print(f"Give each site its own .creds file and no other; {identities.OPERATOR} signs for all: keep it safe.")
+    keys.init(folder, names, federation, host or (), port, tls)
+    print(f"{folder}: keys for the server and {len(names)} clients, {identity.ROSTER}, {identity.BROKER}")
+    print(f"Give each site its own .creds file and no other; {identity.OPERATOR} signs for all: keep it safe.")
 
 
 @keys.command()
 def add(folder: Folder, clients: Clients, nats: Nats = "") -> None:
     """Add clients to the federation. An active run continues."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.add(folder, _names(clients))
+        from offbeat.deploy import keys
+    keys.add(folder, _names(clients))
     print(f"{folder}: keys for {clients}")
     _tell(folder, nats, _names(clients))
 
@@ -55,8 +55,8 @@ def add(folder: Folder, clients: Clients, nats: Nats = "") -> None:
 def helper(folder: Folder, nats: Nats = "") -> None:
     """Create the helper's keys, for runs with [secure]. Clients' files change: send each site its own again."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.add_helper(folder)
+        from offbeat.deploy import keys
+    keys.add_helper(folder)
     print(f"{folder}: helper.creds, for a second party: whoever has it and the server's log can read every update")
     print("Give it to nobody who runs the server, delete it here, and send each site its own .creds file again.")
     _tell(folder, nats, [])
@@ -66,8 +66,8 @@ def helper(folder: Folder, nats: Nats = "") -> None:
 def remove(folder: Folder, clients: Clients, nats: Nats = "") -> None:
     """Permanently remove clients from the federation. An active run continues without them."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.remove(folder, _names(clients))
+        from offbeat.deploy import keys
+    keys.remove(folder, _names(clients))
     print(f"{folder}: removed {clients}")
     _tell(folder, nats, _names(clients))
 
@@ -83,8 +83,8 @@ def rotate(
 ) -> None:
     """Replace clients' keys, for example after a leak. Names and state are kept."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.rotate(folder, _names(clients), everything)
+        from offbeat.deploy import keys
+    keys.rotate(folder, _names(clients), everything)
     print(f"{folder}: new keys for {clients}; send each site its new .creds file")
     _tell(folder, nats, _names(clients))
 
@@ -93,8 +93,8 @@ def rotate(
 def revoke(folder: Folder, clients: Clients, nats: Nats = "") -> None:
     """Revoke clients' keys, for example after a theft. `offbeat keys rotate` lets them in again."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.revoke(folder, _names(clients))
+        from offbeat.deploy import keys
+    keys.revoke(folder, _names(clients))
     print(f"{folder}: revoked the keys of {clients}")
     _tell(folder, nats, _names(clients))
 
@@ -108,9 +108,9 @@ def renew(
 ) -> None:
     """Make a new certificate for the broker. All credentials stay valid."""
     with needs_deploy():
-        from offbeat.deploy import keys as identities
-    identities.renew(folder, host or ())
-    print(f"{folder}: a new {identities.CERTIFICATE}, valid until {identities.valid_until(folder):%Y-%m-%d}")
+        from offbeat.deploy import identity, keys
+    keys.renew(folder, host or ())
+    print(f"{folder}: a new {identity.CERTIFICATE}, valid until {keys.valid_until(folder):%Y-%m-%d}")
     print("Copy broker.pem and broker.key to the broker and let it reload (SIGHUP), or start `offbeat serve` again.")
 
 

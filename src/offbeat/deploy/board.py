@@ -20,7 +20,7 @@ from nats.js.errors import APIError
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import envelope
 from offbeat.deploy.encoding import RefusedError
-from offbeat.deploy.keys import Creds
+from offbeat.deploy.identity import Creds
 from offbeat.deploy.link import Link, as_json
 from offbeat.watch.files import OWNER
 

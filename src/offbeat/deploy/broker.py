@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 from offbeat.core.errors import FolderError, OffbeatError, not_installed
+from offbeat.deploy.broker_config import configuration, has_tls, list_tokens, read_tokens
+from offbeat.deploy.identity import PROCESS, TOKENS
 from offbeat.deploy.jwt import issued_at
-from offbeat.deploy.keys import PROCESS, TOKENS, configuration, has_tls, list_tokens, read_tokens
 
 
 class Broker:

@@ -29,7 +29,7 @@ from offbeat.deploy.disk import Disk
 from offbeat.deploy.effects import Done, Effect, Judgement, Progress
 from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import ModelSeal, PrivateSeal, derive
-from offbeat.deploy.keys import Creds
+from offbeat.deploy.identity import Creds
 from offbeat.deploy.link import Kept, Link
 from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.questions import Asking, CopyPiece, channel_of, copy_name, write

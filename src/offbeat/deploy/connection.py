@@ -26,8 +26,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from offbeat.core.errors import OffbeatError, SettingError
+from offbeat.deploy.identity import Creds
 from offbeat.deploy.journal import UncertainError
-from offbeat.deploy.keys import Creds
 from offbeat.deploy.logs import plain
 
 log = logging.getLogger("offbeat.deploy")

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy.connection import FAILURES, REFUSED, removed
-from offbeat.deploy.keys import Creds
+from offbeat.deploy.identity import Creds
 from offbeat.deploy.link import Link
 
 LOW_DISK, NO_DISK = 1 << 30, 100 << 20  # bytes

@@ -14,7 +14,7 @@ from offbeat.deploy import effects, wire
 from offbeat.deploy.effects import Effect
 from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.helping import Helping, read_helping
-from offbeat.deploy.keys import HELPER, parse_roster
+from offbeat.deploy.identity import HELPER, parse_roster
 from offbeat.privacy.secure.helper import Helper, HelperState, read_state
 from offbeat.privacy.secure.masks import Unmasker
 from offbeat.privacy.secure.tickets import SumRequest, TicketError

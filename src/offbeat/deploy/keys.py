@@ -1,19 +1,15 @@
-"""Who may take part: the keys of each client and the server, the signed roster, and the broker's configuration.
+"""Making and changing the keys of a federation: `offbeat keys init`, `add`, `rotate`, `remove` and the others.
 
-An identity has separate secrets for separate uses: the NKey answers the broker's challenge and nothing else (its holder
-signs whatever nonce a broker chooses), `sign` signs messages, `seal` encrypts between client and server, and `copy`
-encrypts the state that a client leaves with the broker. The coordinator, who holds `operator.key`, signs the accounts
-that the broker accepts and the roster that the server accepts.
+The coordinator, who holds `operator.key`, signs the accounts that the broker accepts and the roster that the server
+accepts.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,244 +17,40 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from offbeat.core.errors import FolderError, SettingError
 from offbeat.deploy import certificates, jwt
+from offbeat.deploy.broker_config import configuration, has_tls
 from offbeat.deploy.encoding import check_name
-from offbeat.watch.files import locked
-
-ROSTER, BROKER, SERVER, SYSTEM, OPERATOR = "roster.json", "nats.conf", "server.creds", "sys.creds", "operator.key"
-AUTHORITY, AUTHORITY_KEY, CERTIFICATE, CERTIFICATE_KEY = "ca.pem", "ca.key", "broker.pem", "broker.key"
-TOKENS, OPERATOR_TOKEN = "jwt", "operator.jwt"
-PROCESS = "nats.pid"  # in the store of a broker: the number of its process
-HELPER = "helper"  # the name of the party that takes masks off sums, where a client's name stands otherwise
-RESERVED = frozenset(
-    {"server", "helper", "sys", "operator", "ca", "broker", "roster", "nats", "jwt", "jetstream", "fed"}
+from offbeat.deploy.identity import (
+    ACTIVE,
+    AUTHORITY,
+    AUTHORITY_KEY,
+    BEFORE,
+    BROKER,
+    CERTIFICATE,
+    CERTIFICATE_KEY,
+    HELPER,
+    OPERATOR,
+    OPERATOR_TOKEN,
+    REMOVED,
+    RESERVED,
+    ROSTER,
+    SERVER,
+    SYS,
+    SYSTEM,
+    TOKENS,
+    Creds,
+    Member,
+    Roster,
+    private_text,
+    read_any_creds,
+    read_creds,
+    read_roster,
 )
-ACTIVE, REMOVED = "active", "removed"
-BEFORE = 8  # seals of a client that the roster names besides its present one
-_SYS = "$SYS"  # stands for the coordinator's identity where a client's name stands otherwise
-_ROSTER_TAG = b"offbeat/roster/1\0"
-
-
-@dataclass(frozen=True)
-class Creds:
-    """One identity.
-
-    client: "" for the server.   account: the public key of its NATS account.   jwt, seed: for the broker.
-    sign: an Ed25519 key.   seal: an X25519 key.   copy: 32 bytes; copies_before: those that it replaced.
-    server_sign, server_seal, coordinator: public keys to trust.   helper: the helper's, b"" without one.
-    ca: the certificate that vouches for the broker's, "" without TLS.
-    """
-
-    federation: str
-    client: str
-    account: str
-    jwt: str
-    seed: str
-    sign: bytes = b""
-    seal: bytes = b""
-    copy: bytes = b""
-    copies_before: tuple[bytes, ...] = ()
-    server_sign: bytes = b""
-    server_seal: bytes = b""
-    coordinator: bytes = b""
-    ca: str = ""
-    helper: bytes = b""
-
-    def __repr__(self) -> str:  # a secret must not reach a log
-        return f"Creds({self.federation!r}, {self.client or 'the server'!r}, {self.user!r})"
-
-    @property
-    def user(self) -> str:
-        """The public key of the NATS user."""
-        return jwt.public_of(self.seed)
-
-    @property
-    def inbox(self) -> str:
-        """Where answers come."""
-        return jwt.inbox(self.client)
-
-    def answer(self, nonce: str) -> bytes:
-        """What the broker asks for when this identity connects."""
-        return base64.b64encode(jwt.private_key(self.seed).sign(nonce.encode()))
-
-
-@dataclass(frozen=True)
-class Member:
-    """The public keys of one identity. state: "active" or "removed".   since: the serial of the roster that set them.
-
-    user: the NATS user, "" for a client whose keys were revoked and not replaced.   before: its last seals before this
-    one; a helper that was away has to know whose masks those were.
-    """
-
-    account: str
-    user: str
-    sign: bytes
-    seal: bytes
-    state: str = ACTIVE
-    since: int = 1
-    before: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True)
-class Roster:
-    """The identities of a federation, signed by the coordinator; clients in the order in which they were added.
-
-    serial: goes up with every change.   helper: who takes masks off sums, if there is one.
-    """
-
-    federation: str
-    serial: int
-    coordinator: bytes
-    server: Member
-    clients: Mapping[str, Member]
-    signature: bytes = b""
-    helper: Member | None = None
-
-    def client(self, name: str) -> Member:
-        """A client by its name, also one that was removed."""
-        if name not in self.clients:
-            raise SettingError(f"{name} is not on the roster, which has {', '.join(self.clients)}")
-        return self.clients[name]
-
-    @property
-    def active(self) -> list[str]:
-        """The names of the clients that were not removed."""
-        return [name for name, member in self.clients.items() if member.state == ACTIVE]
-
-    def to_json(self) -> bytes:
-        """The roster as it is stored and sent."""
-        return json.dumps({**self._content(), "signature": self.signature.hex()}, separators=(",", ":")).encode()
-
-    def signed(self, key: Ed25519PrivateKey) -> Roster:
-        return replace(self, signature=key.sign(self._bytes()))
-
-    def _content(self) -> dict[str, Any]:
-        return {
-            "federation": self.federation,
-            "serial": self.serial,
-            "coordinator": self.coordinator.hex(),
-            "server": _member_table(self.server),
-            "clients": {name: _member_table(member) for name, member in self.clients.items()},
-            **({} if self.helper is None else {"helper": _member_table(self.helper)}),
-        }
-
-    def _bytes(self) -> bytes:
-        return _ROSTER_TAG + json.dumps(self._content(), separators=(",", ":")).encode()
-
-    def verify(self, coordinator: bytes) -> Roster:
-        """This roster, if the coordinator with this public key has signed it."""
-        try:
-            if self.coordinator != coordinator:
-                raise ValueError("another coordinator")
-            Ed25519PublicKey.from_public_bytes(coordinator).verify(self.signature, self._bytes())
-        except (ValueError, InvalidSignature):
-            raise FolderError("the roster was not signed by this federation's coordinator") from None
-        return self
-
-
-def parse_roster(data: bytes, coordinator: bytes) -> Roster:
-    """A roster from its JSON; refuses one that this coordinator has not signed."""
-    try:
-        content = json.loads(data)
-        roster = Roster(
-            check_name("federation", content["federation"]),
-            int(content["serial"]),
-            bytes.fromhex(content["coordinator"]),
-            _member(content["server"]),
-            {check_name("client", name): _member(member) for name, member in content["clients"].items()},
-            bytes.fromhex(content["signature"]),
-            _member(content["helper"]) if "helper" in content else None,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FolderError("the roster is damaged: it does not hold what a roster holds") from None
-    return roster.verify(coordinator)
-
-
-def _member(table: Mapping[str, Any]) -> Member:
-    sign, seal = bytes.fromhex(table["sign"]), bytes.fromhex(table["seal"])
-    if table["state"] not in (ACTIVE, REMOVED) or (len(sign), len(seal)) != (32, 32):
-        raise ValueError(table)
-    before = tuple(map(bytes.fromhex, table.get("before", ())))
-    if len(before) > BEFORE or any(len(each) != 32 for each in before):
-        raise ValueError(table)
-    texts = str(table["account"]), str(table["user"])
-    return Member(*texts, sign, seal, str(table["state"]), int(table["since"]), before)
-
-
-def _member_table(member: Member) -> dict[str, Any]:
-    table = {**asdict(member), "sign": member.sign.hex(), "seal": member.seal.hex()}
-    table["before"] = [each.hex() for each in member.before]
-    return table if member.before else {name: value for name, value in table.items() if name != "before"}
-
-
-# Reading
-
-
-def read_creds(path: Path) -> Creds:
-    """From a file; refuses one that others may read."""
-    creds = _read_creds(path)
-    if creds.client == _SYS:
-        raise FolderError(f"{path} manages the broker; a server or a client has its own file")
-    return creds
-
-
-def read_system(folder: Path, path: Path | None = None) -> Creds:
-    """The coordinator's identity at the broker. path: a file of NATS' own format, for another operator's broker."""
-    if path is None:
-        return _read_creds(folder / SYSTEM)
-    ours = read_creds(folder / SERVER)
-    found = re.findall(r"-----BEGIN [A-Z ]+-----\s+(\S+)\s+-+END", _private_text(path))
-    if len(found) != 2:
-        raise FolderError(f"{path} does not hold NATS credentials: a user's token and its seed")
-    return Creds(ours.federation, _SYS, "", found[0], found[1], ca=ours.ca)
-
-
-def _read_creds(path: Path) -> Creds:
-    try:
-        content = json.loads(_private_text(path))
-        texts = {name: str(content[name]) for name in ("federation", "client", "account", "jwt", "seed", "ca")}
-        raw = ("sign", "seal", "copy", "server_sign", "server_seal", "coordinator")
-        keys = {name: bytes.fromhex(content[name]) for name in raw}
-        keys["helper"] = bytes.fromhex(content.get("helper", ""))
-        creds = Creds(**texts, **keys, copies_before=tuple(map(bytes.fromhex, content["copies_before"])))  # type: ignore[arg-type]
-        jwt.private_key(creds.seed)
-        check_name("federation", creds.federation)
-        if creds.client != _SYS:
-            check_name("client", creds.client or "server")
-            if {len(keys[name]) for name in raw} != {32} or len(keys["helper"]) not in (0, 32):
-                raise ValueError("a key of another length")
-        return creds
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FolderError(f"{path} does not hold keys; `offbeat keys init` makes them") from None
-
-
-def _private_text(path: Path) -> str:
-    try:
-        if path.is_dir():
-            raise FolderError(f"{path} is a folder; name the file of keys in it, such as {path / SERVER}")
-        if path.stat().st_mode & 0o077:
-            raise FolderError(f"{path} can be read by others; `chmod 600 {path}` first")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FolderError(f"cannot read the keys {path}: {error.strerror}") from None
-
-
-def read_roster(folder: Path, coordinator: bytes = b"") -> Roster:
-    """The roster in this folder of keys. coordinator: who must have signed it; b"": as the server's keys there say."""
-    try:
-        data = (folder / ROSTER).read_bytes()
-    except OSError:
-        raise FolderError(f"{folder} holds no roster; `offbeat keys init {folder} --clients A,B` makes one") from None
-    try:
-        return parse_roster(data, coordinator or read_creds(folder / SERVER).coordinator)
-    except FolderError as error:
-        raise FolderError(f"{folder / ROSTER}: {error}") from None
-
+from offbeat.watch.files import locked
 
 # The coordinator's secrets
 
@@ -299,7 +91,7 @@ class _Coordinator:
 
     def claims(self, name: str) -> dict[str, Any]:
         """What the broker is to know about an account."""
-        if name == _SYS:
+        if name == SYS:
             return jwt.system_account()
         if not name:
             return jwt.server_account()
@@ -310,7 +102,7 @@ class _Coordinator:
 
 def _read_coordinator(folder: Path) -> _Coordinator:
     try:
-        return _Coordinator(**json.loads(_private_text(folder / OPERATOR)))
+        return _Coordinator(**json.loads(private_text(folder / OPERATOR)))
     except (ValueError, TypeError):
         raise FolderError(f"{folder / OPERATOR} is damaged; restore it from a backup") from None
 
@@ -338,14 +130,14 @@ def init(
         if any((folder / name).exists() for name in (ROSTER, OPERATOR, AUTHORITY_KEY)):
             raise FolderError(f"{folder} already holds keys; name another folder, or add to it with `offbeat keys add`")
         ca = _new_certificates(folder, hosts) if tls else ""
-        accounts = {name: jwt.new_seed(jwt.ACCOUNT) for name in ("", _SYS)}
+        accounts = {name: jwt.new_seed(jwt.ACCOUNT) for name in ("", SYS)}
         made = _Coordinator(federation, jwt.new_seed(jwt.OPERATOR), secrets.token_bytes(32).hex(), accounts)
         server = _new_creds(made, "", ca)
         _write_creds(folder / SERVER, server)
-        _write_creds(folder / SYSTEM, Creds(federation, _SYS, *made.new_user(_SYS), coordinator=made.public, ca=ca))
+        _write_creds(folder / SYSTEM, Creds(federation, SYS, *made.new_user(SYS), coordinator=made.public, ca=ca))
         roster = Roster(federation, 0, made.public, _public(server, 1), {})
         (folder / TOKENS).mkdir(exist_ok=True)
-        token = jwt.operator(made.operator, federation, jwt.public_of(accounts[_SYS]))
+        token = jwt.operator(made.operator, federation, jwt.public_of(accounts[SYS]))
         _write(folder / OPERATOR_TOKEN, token)
         roster = _enroll(folder, made, roster, clients)
         _write(folder / BROKER, configuration(folder, port))
@@ -371,7 +163,7 @@ def add_helper(folder: Path) -> Roster:
         assert roster.helper is not None
         for path in [folder / f"{name}.creds" for name in roster.active]:
             if path.exists():
-                _write_creds(path, replace(_read_creds(path), helper=roster.helper.seal))
+                _write_creds(path, replace(read_any_creds(path), helper=roster.helper.seal))
         return _save(folder, made, roster, {}, HELPER)
 
 
@@ -399,7 +191,7 @@ def rotate(folder: Path, clients: Sequence[str], everything: bool = False) -> Ro
             member = _active(roster, name)
             made.revoke(name, member.user)
             made.closed = [other for other in made.closed if other != name]
-            before = _read_creds(folder / f"{name}.creds")
+            before = read_any_creds(folder / f"{name}.creds")
             creds = replace(_new_creds(made, name, before.ca, roster), copy=before.copy)
             if everything:
                 creds = replace(creds, copy=secrets.token_bytes(32))
@@ -428,7 +220,7 @@ def renew(folder: Path, hosts: Sequence[str] = ()) -> None:
     """A new certificate for the broker, from the same authority. hosts: besides those that the old one has."""
     if not has_tls(folder):
         raise FolderError(f"{folder} has no certificate to renew: its federation was made without TLS")
-    authority = _private_text(folder / AUTHORITY_KEY)
+    authority = private_text(folder / AUTHORITY_KEY)
     with _writing(folder):
         before = certificates.hosts_of((folder / CERTIFICATE).read_text(encoding="utf-8"))
         _certify(folder, authority, [*before, *hosts])
@@ -517,7 +309,7 @@ def _save(folder: Path, made: _Coordinator, roster: Roster, changed: Mapping[str
     roster = replace(roster, serial=roster.serial + 1, clients=clients).signed(made.key)
     _write_private(folder / OPERATOR, json.dumps(asdict(made), indent=1))
     issuer = jwt.public_of(made.operator)
-    for name in ["", _SYS, *changed, *others]:
+    for name in ["", SYS, *changed, *others]:
         account, content = jwt.public_of(made.accounts[name]), made.claims(name)
         path, issued = folder / TOKENS / f"{account}.jwt", 0
         if path.exists():
@@ -562,74 +354,3 @@ def _write(path: Path, text: str) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
-
-
-# The broker's configuration
-
-
-def configuration(
-    folder: Path, port: int = 4222, host: str = "0.0.0.0", store: Path | None = None, sync: bool = True
-) -> str:
-    """The broker's configuration for this folder of keys.
-
-    store: folder for the broker's own data; None: streams in `jetstream` where it is started, tokens in the folder of
-    keys.   sync: every message is on disk when it is acknowledged; without it a power failure (not a crash) may cost
-    the last ones.
-    """
-    tokens = (folder if store is None else store).resolve() / TOKENS
-    token = (folder / OPERATOR_TOKEN).read_text(encoding="utf-8")
-    accounts = [str(jwt.operator_claims(token)["nats"]["system_account"]), read_roster(folder).server.account]
-    preload = [f"  {account}: {text}" for account, text in read_tokens(folder, accounts).items()]
-    lines = [
-        f"listen: {_quoted(f'{host}:{port}')}",
-        f"max_payload: {jwt.MAX_PAYLOAD}",
-        "jetstream {",
-        f"  store_dir: {_quoted('jetstream' if store is None else store.resolve() / 'jetstream')}",
-        *(["  sync_interval: always"] if sync else []),
-        "}",
-        f"operator: {token}",
-        f"system_account: {accounts[0]}",
-        f'resolver {{ type: full, dir: {_quoted(tokens)}, allow_delete: true, timeout: "500ms" }}',
-        *["resolver_preload {", *preload, "}"],
-    ]
-    if store is not None:
-        lines.append(f"pid_file: {_quoted(store.resolve() / PROCESS)}")
-    if has_tls(folder):
-        cert, key = (_quoted((folder / name).resolve()) for name in (CERTIFICATE, CERTIFICATE_KEY))
-        lines += ["tls {", f"  cert_file: {cert}", f"  key_file: {key}"]
-        lines += ["  handshake_first: true", "}"]
-    return "\n".join([*lines, ""])
-
-
-def _quoted(text: str | Path) -> str:
-    """As the broker's configuration has text: not as JSON, whose escapes of other alphabets it does not know."""
-    return '"' + "".join(f"\\x{ord(c):02x}" if c < " " or c in '"\\' else c for c in str(text)) + '"'
-
-
-def has_tls(folder: Path) -> bool:
-    """Whether the broker of this folder of keys has a certificate."""
-    return (folder / CERTIFICATE).exists()
-
-
-def read_tokens(folder: Path, accounts: Sequence[str] | None = None) -> dict[str, str]:
-    """Tokens in a folder of keys by their account; refuses one that the operator there has not signed.
-
-    The broker takes any token, and a client whose account has a wrong one is locked out when the broker is restarted.
-    accounts: which; None: all.
-    """
-    found = {}
-    try:
-        issuer = str(jwt.operator_claims((folder / OPERATOR_TOKEN).read_text(encoding="utf-8"))["sub"])
-        for account in list_tokens(folder) if accounts is None else accounts:
-            found[account] = (folder / TOKENS / f"{account}.jwt").read_text(encoding="utf-8")
-    except OSError as error:
-        raise FolderError(f"cannot read {error.filename}: {error.strerror}") from None
-    for account, token in found.items():
-        if jwt.verified(token, issuer)["sub"] != account:
-            raise FolderError(f"{folder / TOKENS / account}.jwt is the token of another account")
-    return found
-
-
-def list_tokens(folder: Path) -> list[str]:
-    """The accounts that have tokens in a folder of keys."""
-    return sorted(path.stem for path in (folder / TOKENS).glob("A*.jwt"))

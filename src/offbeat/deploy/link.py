@@ -35,7 +35,7 @@ from nats.js.errors import APIError, NotFoundError
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy.connection import Connection, patience
 from offbeat.deploy.envelope import Bytes, Ours
-from offbeat.deploy.keys import Creds
+from offbeat.deploy.identity import Creds
 
 PIECE = 1 << 20
 AT_ONCE = 4  # pieces that are asked for together

@@ -13,7 +13,7 @@ from offbeat.core.vectors import Payload
 from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import ONCE
 from offbeat.deploy.assignment import CohortCall
-from offbeat.deploy.keys import ACTIVE, Roster, parse_roster
+from offbeat.deploy.identity import ACTIVE, Roster, parse_roster
 from offbeat.privacy.secure.calls import SEALED, cut, read_call
 from offbeat.privacy.secure.masks import Masker
 from offbeat.privacy.secure.member import CohortMember, begin, read_member

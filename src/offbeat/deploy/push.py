@@ -11,7 +11,7 @@ from pathlib import Path
 from nats.js.errors import NotFoundError
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import keys
+from offbeat.deploy import broker_config, identity
 from offbeat.deploy.connection import FAILURES, Connection
 
 BOARD, SUBJECT = "BOARD", "roster"  # the stream and its subject where the server reads the roster
@@ -24,13 +24,13 @@ async def push(folder: Path, url: str, clients: Sequence[str] | None = None, sys
     Whoever was revoked or removed loses open connections, too.   clients: which may have changed; None: any.
     system: credentials of the broker's system account, in the format of NATS; None: the folder's own.
     """
-    roster = keys.read_roster(folder)
+    roster = identity.read_roster(folder)
     named = None if clients is None else [roster.client(name).account for name in clients]
     if named is not None and roster.helper is not None:
         named.append(roster.helper.account)
-    tokens = keys.read_tokens(folder, named)
-    ours = keys.read_creds(folder / keys.SERVER)
-    coordinator = Connection(keys.read_system(folder, system), url)
+    tokens = broker_config.read_tokens(folder, named)
+    ours = identity.read_creds(folder / identity.SERVER)
+    coordinator = Connection(identity.read_system(folder, system), url)
     server = Connection(ours, url)
     try:
         await coordinator.connect(2)
@@ -68,7 +68,7 @@ async def _update(coordinator: Connection, token: str) -> None:
         raise OffbeatError(f"it refuses an account: {answer.get('error', {}).get('description') or answer}")
 
 
-async def _post(server: Connection, roster: keys.Roster) -> None:
+async def _post(server: Connection, roster: identity.Roster) -> None:
     """Leave the roster where the server reads it. A federation that was never served has no such place yet."""
     try:
         await server.js.stream_info(BOARD)
@@ -76,6 +76,6 @@ async def _post(server: Connection, roster: keys.Roster) -> None:
         return
     with contextlib.suppress(NotFoundError):
         before = await server.js.get_last_msg(BOARD, SUBJECT)
-        if keys.parse_roster(before.data or b"", roster.coordinator).serial > roster.serial:
+        if identity.parse_roster(before.data or b"", roster.coordinator).serial > roster.serial:
             raise OffbeatError("it has a newer roster than this folder; make changes where the last one was made")
     await server.js.publish(SUBJECT, roster.to_json())

@@ -21,8 +21,8 @@ from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
 from offbeat.deploy.gate import USELESS, Gate
+from offbeat.deploy.identity import Creds
 from offbeat.deploy.journal import UncertainError
-from offbeat.deploy.keys import Creds
 from offbeat.deploy.link import Kept, Link, as_json
 
 if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loaded

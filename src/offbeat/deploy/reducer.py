@@ -42,9 +42,9 @@ from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import APPLIED, ONCE, Limits, admit, admit_masked, read_words
 from offbeat.deploy.cohorts import PHASE, Cohorts
 from offbeat.deploy.encoding import Message, RefusedError
+from offbeat.deploy.identity import HELPER
 from offbeat.deploy.job_times import Trip, TripWatcher, trips
 from offbeat.deploy.judging import Verdict, objection, out_of_range, weigh
-from offbeat.deploy.keys import HELPER
 from offbeat.deploy.ledger import ClientRecord, Judging, Ledger, SentJob
 from offbeat.deploy.norms import UsualNorms, check_norms
 from offbeat.deploy.past import LOST, TAKEN, TOLD, How, Past

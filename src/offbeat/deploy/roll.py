@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy import wire
+from offbeat.deploy.identity import ACTIVE, HELPER, Roster, parse_roster
 from offbeat.deploy.journal import MemberKeys
-from offbeat.deploy.keys import ACTIVE, HELPER, Roster, parse_roster
 from offbeat.deploy.ledger import ClientRecord
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import log, note

@@ -25,6 +25,7 @@ from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.following import Following
 from offbeat.deploy.gate import BURST, USELESS, Gate
+from offbeat.deploy.identity import Roster
 from offbeat.deploy.intake import Intake, acknowledge, rare
 from offbeat.deploy.journal import (
     SILENCE,
@@ -37,7 +38,6 @@ from offbeat.deploy.journal import (
     Tail,
     UncertainError,
 )
-from offbeat.deploy.keys import Roster
 from offbeat.deploy.ledger import Ledger
 from offbeat.deploy.link import WAITING, Link
 from offbeat.deploy.logs import note

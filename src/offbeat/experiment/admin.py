@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.deploy import encoding, keys as identities, wire
+from offbeat.deploy import encoding, identity, wire
 from offbeat.deploy.board import Board, change_board, find_run, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.connection import FAILURES
@@ -134,7 +134,7 @@ async def _streams(link: Link) -> Mapping[str, Mapping[str, Any]]:
 
 def status(keys: Path, url: str = URL) -> dict[str, Any]:
     """How the run of a federation stands, asked of its server."""
-    return asyncio.run(_ask(identities.read_creds(keys), url))
+    return asyncio.run(_ask(identity.read_creds(keys), url))
 
 
 def retire(client: str, keys: Path, url: str = URL) -> None:
@@ -192,15 +192,15 @@ def _administer(keys: Path, url: str, action: Callable[[Link], Awaitable[T]]) ->
     return asyncio.run(act())
 
 
-def server_creds(keys: Path) -> identities.Creds:
+def server_creds(keys: Path) -> identity.Creds:
     """The server's credentials in this file; an error if they are a client's."""
-    creds = identities.read_creds(keys)
+    creds = identity.read_creds(keys)
     if creds.client:
         raise SettingError(f"{keys} are the keys of the client {creds.client}; the server's are in server.creds")
     return creds
 
 
-def asleep(keys: Path, creds: identities.Creds, url: str) -> Broker | None:
+def asleep(keys: Path, creds: identity.Creds, url: str) -> Broker | None:
     """The broker of `serve --embedded`, if its store is beside these keys and nobody runs it."""
     store = keys.parent / "broker"
     return Broker(store, keys.parent) if store.exists() and trouble(creds, url) is not None else None
@@ -208,7 +208,7 @@ def asleep(keys: Path, creds: identities.Creds, url: str) -> Broker | None:
 
 @contextlib.asynccontextmanager
 async def connected(
-    creds: identities.Creds, url: str, broker: Broker | None = None, patience: float = 5.0
+    creds: identity.Creds, url: str, broker: Broker | None = None, patience: float = 5.0
 ) -> AsyncIterator[Link]:
     """Within, a link to a federation. broker: one to run meanwhile, whose address is taken."""
     if broker is not None:
@@ -227,7 +227,7 @@ async def connected(
             broker.stop()
 
 
-async def _ask(creds: identities.Creds, url: str) -> dict[str, Any]:
+async def _ask(creds: identity.Creds, url: str) -> dict[str, Any]:
     """How the run that is being served stands."""
     async with connected(creds, url) as link:
         with _in_words():
@@ -237,7 +237,7 @@ async def _ask(creds: identities.Creds, url: str) -> dict[str, Any]:
     return found
 
 
-async def _append(creds: identities.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
+async def _append(creds: identity.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
     """Have the server that leads the run add an entry to its log."""
     async with connected(creds, url) as link:
         with _in_words():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from offbeat.core import names
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import doctor as checks, keys as identities
+from offbeat.deploy import doctor as checks, identity
 from offbeat.deploy.doctor import Finding
 from offbeat.experiment.admin import URL
 from offbeat.experiment.overrides import Overrides
@@ -37,7 +37,7 @@ def doctor(
     names.search(os.getcwd())
     creds = None
     try:
-        creds = identities.read_creds(keys)
+        creds = identity.read_creds(keys)
         yield Finding("file", "ok", f"{keys} is that of {creds.client or 'the server'} in {creds.federation}")
     except OffbeatError as error:
         yield Finding("file", "problem", str(error), "ask the coordinator for it")

@@ -7,8 +7,8 @@ import contextlib
 from pathlib import Path
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
-from offbeat.deploy import keys as identities
 from offbeat.deploy.broker import Broker
+from offbeat.deploy.identity import SERVER, read_creds, read_roster
 from offbeat.deploy.logs import Level, logged
 from offbeat.experiment import folder as folders, serving
 from offbeat.experiment.admin import URL, asleep, server_creds
@@ -89,7 +89,7 @@ def serve(
     wait: begin when so many clients are there; None: all.
     """
     positive(wait=wait)
-    creds, roster, options = server_creds(keys), identities.read_roster(keys.parent), options or DeployOptions()
+    creds, roster, options = server_creds(keys), read_roster(keys.parent), options or DeployOptions()
     experiment = experiment_for(file, overrides, len(roster.active))
     chosen = [s for s in experiment.runs if algorithm in (None, s.label) and seed in (None, s.seed)]
     if len(chosen) != 1:
@@ -130,7 +130,7 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
         raise SettingError(
             f"{run} was not made by `offbeat up`; name the server's keys and broker with --keys and --nats"
         )
-    creds, identity = identities.read_creds(keys or place / identities.SERVER), saved_identity(run)
+    creds, identity = read_creds(keys or place / SERVER), saved_identity(run)
     if identity is None:
         raise FolderError(f"{run} has no run.json, which says who took part")
     options = DeployOptions(made.unit, False, Limits(**made.limits), made.dtype)

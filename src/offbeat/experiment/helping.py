@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
-from offbeat.deploy.keys import HELPER, read_creds
+from offbeat.deploy.identity import HELPER, read_creds
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import Level, Style, logged
 from offbeat.experiment.admin import URL

@@ -19,7 +19,7 @@ from offbeat.deploy import doctor
 from offbeat.deploy.board import Board, BoardSerial, Pulses, ending, parse_board, parse_pulse
 from offbeat.deploy.connection import FAILURES, REFUSED, removed
 from offbeat.deploy.encoding import RefusedError
-from offbeat.deploy.keys import read_creds
+from offbeat.deploy.identity import read_creds
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import Level, Style, logged, note
 from offbeat.experiment.admin import URL

@@ -20,7 +20,7 @@ from rich.console import Console
 from offbeat.core.errors import DivergedError, InterruptedRunError, OffbeatError, SettingError
 from offbeat.core.names import all_imported
 from offbeat.core.watcher import ARRIVED, EventRow, Measurement
-from offbeat.deploy import keys
+from offbeat.deploy import identity, keys
 from offbeat.deploy.board import Board, change_board, read_board
 from offbeat.deploy.broker import Broker, die_with_parent
 from offbeat.deploy.connection import FAILURES, addresses
@@ -64,14 +64,14 @@ async def serve_all(
     count = experiment.tasks[0].problem.clients
     names = [f"c{number:0{len(str(count - 1))}d}" for number in range(count)]
     place = folder / "keys"
-    if not (place / keys.ROSTER).exists():
+    if not (place / identity.ROSTER).exists():
         keys.init(place, names, "up", tls=False)
     secure = experiment.secure if experiment.secure is not None and experiment.secure.mode == "helper" else None
-    if secure is not None and keys.read_roster(place).helper is None:
+    if secure is not None and identity.read_roster(place).helper is None:
         keys.add_helper(place)
-    roster, broker = keys.read_roster(place), Broker(folder / "broker", place, sync=sync)
+    roster, broker = identity.read_roster(place), Broker(folder / "broker", place, sync=sync)
     results: list[Result] = []
-    async with connected(keys.read_creds(place / keys.SERVER), "", broker, 20) as link:
+    async with connected(identity.read_creds(place / identity.SERVER), "", broker, 20) as link:
         many = processes or min(count, 8)
         cohort = None if secure is None else secure.cohort
         clients = ClientProcesses(folder, broker.url, names, many, experiment.table, options.data, cohort)
@@ -115,7 +115,7 @@ class ClientProcesses:
         self.options = [word for name in all_imported(table) for word in ("--allow", name)]
         self.options += ["--data", data] if data else []
         self.shares = [list(names[at::processes]) for at in range(min(processes, len(names)))]
-        self.shares += [] if cohort is None else [[keys.HELPER]]
+        self.shares += [] if cohort is None else [[identity.HELPER]]
         self.cohort = cohort
         self.deaths = 0
         (folder / "clients").mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ class ClientProcesses:
     def _start(self, share: Sequence[str]) -> subprocess.Popen[bytes]:
         words = [word for name in share for word in ("--keys", str(self.folder / "keys" / f"{name}.creds"))]
         command = [sys.executable, "-m", "offbeat", "join", *words, *self.options]
-        if share == [keys.HELPER]:
+        if share == [identity.HELPER]:
             command = [sys.executable, "-m", "offbeat", "helper", *words, "--cohort", str(self.cohort)]
         command += ["--nats", self.url, "--state", str(self.folder / "clients"), "--until-closed"]
         with (self.folder / "clients" / f"{share[0]}.log").open("ab") as log:
@@ -207,7 +207,7 @@ async def _serve_one(
     spec: Spec,
     folder: Path,
     link: Link,
-    roster: keys.Roster,
+    roster: identity.Roster,
     options: DeployOptions,
     shown: Display,
     metrics: int | None,
@@ -332,8 +332,8 @@ async def _watch(folder: Path) -> None:
 class Place:
     """Who serves, and where: the server's keys, the roster, the folder they are in, the broker."""
 
-    creds: keys.Creds
-    roster: keys.Roster
+    creds: identity.Creds
+    roster: identity.Roster
     folder: Path
     url: str
     embedded: bool
@@ -397,7 +397,7 @@ async def claim(link: Link, experiment: Experiment, spec: Spec, place: Path, cha
         raise OffbeatError(f"another server has begun {found.run} a moment ago; start this one again, and it stands by")
 
 
-async def active(creds: keys.Creds, url: str, experiment: Experiment, spec: Spec) -> RunIdentity | None:
+async def active(creds: identity.Creds, url: str, experiment: Experiment, spec: Spec) -> RunIdentity | None:
     """The same run of the same experiment, if it is on the federation's board."""
     async with connected(creds, url, patience=30) as link:
         with contextlib.suppress(*FAILURES, RefusedError):
@@ -406,7 +406,7 @@ async def active(creds: keys.Creds, url: str, experiment: Experiment, spec: Spec
     return None
 
 
-async def replay(plan: Plan, end: int, creds: keys.Creds, url: str, broker: Broker | None) -> str:
+async def replay(plan: Plan, end: int, creds: identity.Creds, url: str, broker: Broker | None) -> str:
     """Fold a run's log again up to this position; gives the fingerprint of the state there."""
     async with connected(creds, url, broker, 10) as link:
         return fingerprint(await refold(link, plan, end))
