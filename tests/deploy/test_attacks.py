@@ -264,6 +264,22 @@ def test_pieces_that_are_read_in_vain_cost_as_much_as_their_bytes_in_a_message_w
     place.play(act)
 
 
+def test_pieces_cost_what_was_read_whatever_size_was_named(place: Place) -> None:
+    """Words that name one byte, and pieces of megabytes: their sender's own, or another client's."""
+
+    async def act(scene: Scene) -> None:
+        own = [await scene.thief.store(f"part.{scene.run}", bytes(1 << 20)) for _ in range(2)]
+        theirs = await (await scene.link("alice")).store(f"part.{scene.run}", bytes(1 << 20))
+        for count, numbers in enumerate((own, [theirs]), 1):
+            await scene.up(PARTED + scene.sealed(write_parts(numbers, 1, digest_of(bytes(100))), "parts"))
+            assert scene.server.refused == {"damaged": count}
+            budget = scene.server.gate.budgets["mallory"]
+            assert budget.bytes < budget.most - 18 * (1 << 20) * len(numbers)
+        await scene.goes_on()
+
+    place.play(act)
+
+
 # With stolen keys: floods
 
 

@@ -16,12 +16,13 @@ from offbeat.algorithms import AREA, FedAST, FedAsync, FedBuff
 from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Algorithm
+from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.judging import LOSS, WEIGHT, objection, weigh
 from offbeat.deploy.norms import CLIENTS, UsualNorms
 from offbeat.deploy.reducer import LONGEST, PAUSE, STRIKES, Reducer
-from offbeat.deploy.server_core import Append, ServerCore
+from offbeat.deploy.server_core import LATE, Append, ServerCore
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
 from offbeat.problems.metrics import F1, R2, RMSE, Accuracy
@@ -341,6 +342,28 @@ def test_clients_are_asked_for_the_next_evaluation_when_it_is_due_although_the_l
         log.seq += 1
         core.fold(entry, clock + 0.4)
     assert log.reducer.ledger.asked == 3
+
+
+def test_no_client_keeps_a_run_from_ending_by_talking_after_its_end() -> None:
+    """One that owes an answer to the last evaluation, and greets again and again instead."""
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    core = ServerCore(log.reducer.plan, log.reducer.ledger, every=1.0, asks=True)
+
+    def add(sender: str, header: wire.Header, clock: float) -> None:
+        log.seq += 1
+        core.fold(LogEntry(log.seq, log.now, sender, wire.say(header)), clock)
+
+    add("", wire.Asked("run", 0), 1.0)
+    add("", wire.Halted("run", "enough"), 2.0)
+    (judging,) = core.ledger.judging.values()
+    add("a", wire.Judged("run", "a", 1, judging.number, 10, 1.0), 2.0 + 0.9 * LATE)
+    for clock in range(7, 7 + int(LATE)):
+        add("b", wire.Hello("run", "b", 1, "b"), float(clock))
+        assert core.due(float(clock) - 0.5) == []  # it may still answer
+    (counted,) = core.due(2.0 + 2 * LATE)
+    assert isinstance(counted, Append)
+    core.fold(LogEntry(log.seq + 1, log.now, "", counted.data), 13.0)
+    assert core.ledger.judging == {}
 
 
 def test_coming_back_does_not_end_a_pause() -> None:

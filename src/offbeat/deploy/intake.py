@@ -82,14 +82,15 @@ class Intake:
 
     async def _large(self, sender: Sender, message: Any, parts: Parts) -> None:
         """Put an envelope together, store it beside the log, and only then send its record."""
-        numbers, insist = parts.numbers, self.link.insist
+        insist, reading = self.link.insist, _Reading(self.link, self.run, sender, parts)
         async with self.few:
             self.gate.budget(sender, time.monotonic()).bytes -= parts.size
-            found = await insist(lambda: self.link.collect(lambda n: self._part(sender, numbers[n]), len(numbers)))
+            found = await insist(reading.all)
             try:
                 data = self.gate.join(sender, parts, found)
             except RefusedError as error:
-                self.gate.budgets[sender.name].bytes -= (USELESS - 1) * parts.size  # all of it was read in vain
+                in_vain = max(parts.size, reading.bytes)
+                self.gate.budgets[sender.name].bytes -= USELESS * in_vain - parts.size
                 await self._refuse(message, sender.name, error)
                 return
             self.bodies += 1
@@ -98,12 +99,6 @@ class Intake:
             place = body_of(self.run, self.appender.term, body.number)
             await insist(lambda: self.link.put(pieces, lambda n: f"{place}.{n}", done))
             await self.appender.add(sender.name, sender.keys, b"", data, body, then=(message, time.monotonic()))
-
-    async def _part(self, sender: Sender, number: int) -> Kept | None:
-        """A piece, if it is the sender's own: the broker keeps only so many of each client."""
-        found = await self.link.kept(f"PART-{self.run}", number)
-        own = f"part.{sender.keys.account}.{self.run}"
-        return found if found is not None and found.subject == own else None
 
     async def _refuse(self, message: Any, client: str, error: RefusedError) -> None:
         """It is counted, costs its client much, and is gone."""
@@ -118,6 +113,28 @@ class Intake:
         """Forget what is under way; the broker still has it."""
         for task in self.tasks:
             task.cancel()
+
+
+class _Reading:
+    """Reads the pieces of a large message: only the sender's own, and no more bytes than it says.
+
+    bytes: of all that the broker has handed out for it, in the last attempt.
+    """
+
+    def __init__(self, link: Link, run: str, sender: Sender, parts: Parts) -> None:
+        self.link, self.parts, self.bytes = link, parts, 0
+        self.stream, self.own = f"PART-{run}", f"part.{sender.keys.account}.{run}"
+
+    async def all(self) -> bytes | None:
+        """The pieces in order; None if one is not there, or not the sender's: the broker keeps only so many of each."""
+        self.bytes = 0
+        return await self.link.collect(self._piece, len(self.parts.numbers))
+
+    async def _piece(self, place: int) -> Kept | None:
+        found = await self.link.kept(self.stream, self.parts.numbers[place])
+        self.bytes += 0 if found is None else len(found.data)
+        own = found is not None and found.subject == self.own
+        return found if own and self.bytes <= self.parts.size else None
 
 
 async def acknowledge(message: Any) -> None:

@@ -500,7 +500,7 @@ class RunServer:
         ledger = self.ledger
         if not ledger.stopped or self.evaluating:
             return False
-        if ledger.judging and time.monotonic() - self.core.folded_at <= 3 * LATE:
+        if ledger.judging and time.monotonic() - self.core.answered_at <= 3 * LATE:
             return False
         if self.core.every is None or self.core.asks:
             return True

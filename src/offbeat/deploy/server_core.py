@@ -113,6 +113,7 @@ class ServerCore:
         guard = getattr(plan.server, "guard", None)  # its noise, if it adds any, is drawn from a secret
         self.secret = secrets.token_hex(32) if guard is not None and guard.limits and plan.secure is None else ""
         self.folded_at = 0.0
+        self.answered_at = 0.0  # when a client last answered an evaluation, or the run ended
         self.consulted = float("-inf")  # when the helper was last asked
         self.scanned = float("-inf")
         self.code = ""  # of the last entry: "applied", why it was refused, or nothing
@@ -125,8 +126,7 @@ class ServerCore:
         """Take an entry in and say what is to be sent."""
         before, asked = self._standing(entry.sender), self.ledger.asked
         closed = self._closed()
-        self.code = self.reducer.fold(entry)
-        self.folded_at = clock
+        self._take(entry, clock)
         if self.ledger.asked != asked:  # an evaluation has begun: the next one is asked for in the same words
             for each in [each for each in self.pending if isinstance(each, wire.Asked)]:
                 del self.pending[each]
@@ -134,6 +134,18 @@ class ServerCore:
             self._hear(self.reducer.index[entry.sender], clock)
         effects = [effect for client in self._changes(entry, clock) for effect in self.post(client, clock)]
         return [*effects, *self._consult(clock)] if self._closed() != closed else effects
+
+    def _take(self, entry: LogEntry, clock: float) -> None:
+        before = self._answers()
+        self.code = self.reducer.fold(entry)
+        self.folded_at = clock
+        if self._answers() != before:
+            self.answered_at = clock
+
+    def _answers(self) -> tuple[Any, ...]:
+        """What the end of a run waits for: it comes a bounded number of times, whatever else clients say."""
+        ledger = self.ledger
+        return ledger.stopped, ledger.asked, *(len(each.claims) for each in ledger.judging.values())
 
     def _closed(self) -> tuple[str, Sequence[int]]:
         """What the helper is told."""
@@ -151,8 +163,7 @@ class ServerCore:
 
     def replay(self, entry: LogEntry, clock: float) -> None:
         """Take an entry in while catching up or standing by; `boot` sends what is to be sent."""
-        self.reducer.fold(entry)
-        self.folded_at = clock
+        self._take(entry, clock)
         self._changes(entry, clock)
 
     def boot(self, clock: float) -> list[Effect]:
@@ -164,7 +175,7 @@ class ServerCore:
         ledger = self.ledger
         unsure = {client for client, when in self.touched.items() if self.folded_at - when <= SURE}
         unsure |= {client for client, record in enumerate(ledger.clients) if not record.revision}
-        self.folded_at = clock
+        self.folded_at = self.answered_at = clock
         for client in self.reducer.traffic.census.present:
             self._hear(client, clock)
         self._name_all()
@@ -200,7 +211,7 @@ class ServerCore:
         ledger = self.ledger
         self._forget_asked(clock)
         if ledger.stopped:
-            late = clock - self.folded_at > LATE
+            late = clock - self.answered_at > LATE
             counted = [task for task, judging in ledger.judging.items() if late and not judging.unscored]
             return self._ask(clock, [wire.Counted(self.plan.run, task) for task in counted])
         if not ledger.begun:
