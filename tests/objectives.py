@@ -39,6 +39,18 @@ class TwoInputs(nn.Module):
         return torch.tanh(self.left(left)) * self.right(right)
 
 
+class NumberAndKind(nn.Module):
+    """A second input that is a whole number a sample, as labels are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.number, self.kind = nn.Linear(WIDTH, 3), nn.Embedding(3, 3)
+
+    def forward(self, number: Tensor, kind: Tensor) -> Tensor:
+        return torch.tanh(self.number(number)) * self.kind(kind)
+
+
 class Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -129,6 +141,13 @@ CASES = {
     "multi-label": Case({"x": X, "y": SEVERAL}, lambda: net(4), "bce", "each"),
     "binary, bool": Case({"x": X, "y": SEVERAL[:, 0] > 0.5}, lambda: net(1), "bce", "each"),
     "two inputs": Case({"left": X, "right": X[:, :3], "y": REAL}, TwoInputs, "mse", "each", inputs=("left", "right")),
+    "classes of two inputs": Case(
+        {"number": X, "kind": LABELS.flip(0), "y": LABELS},
+        NumberAndKind,
+        "cross-entropy",
+        "each",
+        inputs=("number", "kind"),
+    ),
     "token by token": Case({"x": TEXT, "y": HOLES}, Language, "cross-entropy", "counted"),
     "next token": Case({"x": TEXT}, Language, "next-token", "counted", target="x"),
     "mask": Case({"x": X, "y": X.flip(1), "mask": MASK}, Autoencoder, masked, "counted"),

@@ -183,7 +183,7 @@ class Evaluation:
         else:
             outputs = self._outputs(models, parts)
             if self.problem.usual:
-                chosen = parts[1].expand(len(models), -1).unsqueeze(2)
+                chosen = parts[objective.target].expand(len(models), -1).unsqueeze(2)
                 losses: Tensor = torch.logsumexp(outputs, dim=2) - outputs.gather(2, chosen).squeeze(2)
                 return losses
             found = [objective.compare(output, *parts) for output in outputs]
