@@ -18,9 +18,9 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from offbeat.algorithms import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.readers import load
 from offbeat.local import SGD
 from offbeat.privacy.accounting import sampled_epsilon

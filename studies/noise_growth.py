@@ -19,8 +19,8 @@ from statistics import mean
 from typing import Any
 
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.privacy.differential import Noise, Privacy
 from offbeat.problems.quadratic import Quadratic

@@ -16,10 +16,11 @@ from served import cancel, until
 from worlds import MEASURED, Line
 
 from offbeat.algorithms import FedAsync
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.deploy import encoding, identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker

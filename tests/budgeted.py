@@ -18,10 +18,11 @@ from plants import overrides
 from witness import Fold
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SpentError
 from offbeat.core.guard import Contributions
 from offbeat.core.local import STEPS_SPENT, Carry, Work
-from offbeat.core.server import SPENT, Algorithm
+from offbeat.core.server import SPENT
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import effects as client_side, encoding, server_core as server_side
 from offbeat.deploy.admission import APPLIED

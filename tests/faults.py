@@ -30,12 +30,13 @@ from offbeat.algorithms.area import AreaState
 from offbeat.algorithms.defedavg import DeFedAvgState
 from offbeat.algorithms.flow import hand_out
 from offbeat.algorithms.optimisers import FedAvgM
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.events import Cancel, Recall, Update
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import below, bits
-from offbeat.core.server import Algorithm, Commands, View
+from offbeat.core.server import Commands, View
 from offbeat.core.state import Tensors, dump, load
+from offbeat.core.until import Until
 from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore

@@ -27,8 +27,8 @@ from offbeat.algorithms import (
     QuAFL,
     SyncUCBST,
 )
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.plan import Plan

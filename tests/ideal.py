@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.random import SERVER, Stream, key
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.deploy import effects as client_side, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client_core import ClientCore

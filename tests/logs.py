@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from worlds import Line
 
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.deploy import encoding
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.ledger import ClientRecord

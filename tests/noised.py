@@ -20,10 +20,11 @@ from secured import Secured
 from witness import Fold
 
 from offbeat.algorithms import AREA, FedBuff
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SpentError
 from offbeat.core.guard import Contributions
 from offbeat.core.local import SUMS_SPENT, Work
-from offbeat.core.server import SPENT, Algorithm
+from offbeat.core.server import SPENT
 from offbeat.core.sums import Encoded, Secure
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import effects as client_side, encoding, server_core as server_side

@@ -15,7 +15,7 @@ from faults import ALGORITHMS, CLIENTS, Broken, Bugs, CrashError, Jump, Node
 from witness import Fold
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload
 from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire

@@ -10,8 +10,8 @@ from typing import Any
 from worlds import Line
 
 from offbeat.algorithms import AREA
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.deploy import identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.broker import Broker

@@ -37,7 +37,7 @@ from virtual import Halt, KilledError, Pool, Process, VirtualLoop, current, simu
 from witness import SAMPLES, Fold, Witness, content, score
 from worlds import Line
 
-from offbeat.core.course import Until
+from offbeat.core.until import Until
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import (
     client as client_module,

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.events import Alarm, Command, Job, Send, Update
 from offbeat.core.local import Local
 from offbeat.core.metric import Goal, Metric, all_metrics
 from offbeat.core.random import Stream
-from offbeat.core.server import Algorithm, Commands, Model, Server, View
+from offbeat.core.server import Commands, Model, Server, View
 from offbeat.core.state import State, Tensors, dump, load
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.core.watcher import EventRow
 from offbeat.experiment.run import Run, run as simulate

@@ -92,7 +92,7 @@ def parts(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
     from offbeat.algorithms import FedAsync
-    from offbeat.core.server import Algorithm
+    from offbeat.core.algorithm import Algorithm
     from offbeat.local import SGD
 
     class Nothing:
@@ -119,7 +119,7 @@ async def serve(args: argparse.Namespace) -> dict[str, float]:
     """The server; the clock starts with the run."""
     import pyarrow as pa
 
-    from offbeat.core.course import Until
+    from offbeat.core.until import Until
     from offbeat.deploy import keys
     from offbeat.deploy.admission import Limits
     from offbeat.deploy.link import Link

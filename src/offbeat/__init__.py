@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         timing as timing,
     )
     from offbeat.algorithms import AREA as AREA, FedAsync as FedAsync, FedAvg as FedAvg, FedBuff as FedBuff
-    from offbeat.core.course import Until as Until
+    from offbeat.core.algorithm import Algorithm as Algorithm
     from offbeat.core.errors import OffbeatError as OffbeatError
     from offbeat.core.events import (
         Alarm as Alarm,
@@ -39,14 +39,9 @@ if TYPE_CHECKING:
     from offbeat.core.local import Local as Local, Work as Work, Wrapper as Wrapper
     from offbeat.core.metric import Goal as Goal, Metric as Metric
     from offbeat.core.problem import Problem as Problem
-    from offbeat.core.server import (
-        Algorithm as Algorithm,
-        Commands as Commands,
-        Model as Model,
-        Server as Server,
-        View as View,
-    )
+    from offbeat.core.server import Commands as Commands, Model as Model, Server as Server, View as View
     from offbeat.core.state import State as State
+    from offbeat.core.until import Until as Until
     from offbeat.core.vectors import Vector as Vector, lengths as lengths
     from offbeat.core.watcher import Watcher as Watcher
     from offbeat.experiment.experiment import Experiment as Experiment, load as load
@@ -70,7 +65,8 @@ _HOMES = {
     "offbeat.core.local": ("Local", "Work", "Wrapper"),
     "offbeat.core.metric": ("Goal", "Metric"),
     "offbeat.core.problem": ("Problem",),
-    "offbeat.core.server": ("Algorithm", "Commands", "Model", "Server", "View"),
+    "offbeat.core.algorithm": ("Algorithm",),
+    "offbeat.core.server": ("Commands", "Model", "Server", "View"),
     "offbeat.core.state": ("State",),
     "offbeat.core.vectors": ("Vector", "lengths"),
     "offbeat.experiment.experiment": ("Experiment", "load"),
@@ -82,7 +78,7 @@ _HOMES = {
     "offbeat.problems.quadratic": ("Quadratic",),
     "offbeat.problems.supervised": ("Supervised",),
     "offbeat.core.watcher": ("Watcher",),
-    "offbeat.core.course": ("Until",),
+    "offbeat.core.until": ("Until",),
     "offbeat.simulate.personal": ("Personal",),
     "offbeat.simulate.run": ("Evaluate",),
     "offbeat.watch.results": ("Result",),

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from offbeat.algorithms import AREA, FedBuff, Steady
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

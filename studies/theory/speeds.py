@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from offbeat.algorithms import AsySG, Rennala, Ringmaster
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import norm
 from offbeat.local import Gradient
 from offbeat.problems.quadratic import Quadratic

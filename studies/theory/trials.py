@@ -17,10 +17,11 @@ from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.schedules import Schedule, Steady
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau as MoreauSteps

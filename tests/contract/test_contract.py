@@ -13,8 +13,9 @@ from worlds import run, same_world, seen, through_text
 
 import offbeat.algorithms
 from offbeat.algorithms import FedAsync
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.experiment.run import Run
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation

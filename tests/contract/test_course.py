@@ -11,10 +11,11 @@ import torch
 from logs import Log, plan
 from worlds import Diary, Line, Scenario, Scripted, play, send
 
-from offbeat.core.course import RunState, Until
 from offbeat.core.errors import DivergedError, HandlerError
 from offbeat.core.events import Cancel, Command, Job, Recall, Stop
+from offbeat.core.run_state import RunState
 from offbeat.core.server import Commands, Server, View
+from offbeat.core.until import Until
 from offbeat.deploy.server_core import ServerCore
 from offbeat.watch.history import History
 

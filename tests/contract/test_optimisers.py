@@ -53,9 +53,10 @@ from offbeat.algorithms.optimisers import (
     HeLoCo,
     LookAhead,
 )
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local import MAML, SGD, Adam, AdamW, Gradient, Moreau, Prox, Scaffold
 from offbeat.local.optimisers import AdamRule, AdamWRule, Momentum
 from offbeat.local.schedules import CosineDecay, LinearDecay, StepDecay

@@ -15,8 +15,9 @@ import offbeat.algorithms
 from offbeat.algorithms import (
     OneByOne,
 )
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.experiment.run import Run
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.metric import LOSS, Goal, Metric, all_metrics, find, goal
+from offbeat.core.until import Until
 
 ACCURACY, RMSE = Metric("accuracy", higher=True, share=True), Metric("rmse")
 NAN = float("nan")

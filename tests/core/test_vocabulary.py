@@ -28,9 +28,10 @@ from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.core import errors
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import Checked, Count, NotNegative, Positive, SettingError, Share, positive, unknown
 from offbeat.core.local import Local, Work
-from offbeat.core.server import Algorithm, Model
+from offbeat.core.server import Model
 from offbeat.core.vectors import dot, lengths, norm
 from offbeat.local.reached import Reached
 from offbeat.local.sgd import SGD

@@ -9,8 +9,9 @@ import torch
 from parted import KEYS, conv, problem
 
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.run import prepare

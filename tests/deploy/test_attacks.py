@@ -23,8 +23,8 @@ from nats.js.errors import APIError
 from served import cancel, until
 
 from offbeat.algorithms import AREA, FedAsync
-from offbeat.core.course import Until
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.deploy import keys, server_core, wire
 from offbeat.deploy.board import BoardSerial, Pulse, write_pulse
 from offbeat.deploy.effects import Judgement

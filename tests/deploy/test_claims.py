@@ -13,9 +13,9 @@ from logs import Log, plan
 from worlds import MEASURED, accuracies
 
 from offbeat.algorithms import AREA, FedAST, FedAsync, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.deploy import wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment

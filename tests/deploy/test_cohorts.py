@@ -18,11 +18,12 @@ from rounds import SIGN, SIGNERS, drawing
 from served import Served, cancel, kill, staged, until
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.deploy import keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment

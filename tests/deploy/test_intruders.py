@@ -18,9 +18,9 @@ from served import Served, staged as played, until
 from worlds import Line
 
 from offbeat.algorithms import FedAsync
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.deploy import encoding, identity, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.board import BoardSerial, change_board, read_board

@@ -35,7 +35,7 @@ from offbeat.algorithms import (
     SyncUCBST,
     buffer,
 )
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.local import SGD, Gradient, Scaffold

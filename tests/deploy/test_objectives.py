@@ -11,8 +11,8 @@ from objectives import CASES, SHARDS
 from worlds import run as simulate
 
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.deploy.client_data import ClientProblem
 from offbeat.local import SGD
 from offbeat.timing import Exponential, Times

@@ -14,9 +14,9 @@ from logs import Log, plan
 from worlds import ACCURACY, run as simulate
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff, LocalOnly
-from offbeat.core.course import Until
 from offbeat.core.metric import all_metrics
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.deploy.client_data import ClientProblem, dataset

@@ -26,11 +26,12 @@ from offbeat.algorithms import (
     Ringmaster,
 )
 from offbeat.algorithms.optimisers import DelayedNesterov, FedAdam, FedAvgM, HeLoCo
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Cancel, Job, Recall
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.deploy import effects as client_side, encoding, server_core as server_side, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment

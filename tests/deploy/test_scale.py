@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from offbeat.algorithms import AREA, DeFedAvg, Favano, FedAST, FedAsync, FedAvg, FedBuff
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.server import Server
 from offbeat.core.state import Tensors, dump, load
+from offbeat.core.until import Until
 from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment

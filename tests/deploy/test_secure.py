@@ -10,9 +10,9 @@ from ideal import Ideal
 
 from offbeat.algorithms import AREA, FedBuff
 from offbeat.algorithms.optimisers import FedAdam
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.deploy import effects, encoding, wire
 from offbeat.deploy.admission import admit_masked
 from offbeat.deploy.encoding import RefusedError

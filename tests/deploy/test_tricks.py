@@ -19,8 +19,8 @@ from nats.js import api
 from served import cancel, kill, until
 
 from offbeat.algorithms import AREA
-from offbeat.core.course import Until
 from offbeat.core.errors import OffbeatError
+from offbeat.core.until import Until
 from offbeat.deploy import identity, keys, server as server_module, streams, wire
 from offbeat.deploy.board import Board, Pulse, parse_board, parse_pulse, write_board, write_pulse
 from offbeat.deploy.effects import Judgement

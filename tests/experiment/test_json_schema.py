@@ -60,7 +60,7 @@ def test_the_users_own_names_are_accepted(schema: Draft4Validator) -> None:
 
 
 def test_a_setting_s_text_ends_where_that_of_the_next_attribute_begins(schema: Draft4Validator) -> None:
-    until = schema.schema["definitions"]["offbeat.core.course.Until"]["properties"]
+    until = schema.schema["definitions"]["offbeat.core.until.Until"]["properties"]
     assert until["iterations"]["description"].endswith("may end one past the number.")
     assert re.findall(r"\. [a-z_]+: [^\"]*", json.dumps(schema.schema)) == []
 

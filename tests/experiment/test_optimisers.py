@@ -9,8 +9,8 @@ import pytest
 
 import offbeat as ob
 from offbeat.algorithms.optimisers import FedAdam, FedAMSGrad, FedAvgM
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import BatchShare
-from offbeat.core.server import Algorithm
 from offbeat.local import MAML, SGD, Adam, AdamW, Prox
 from offbeat.local.optimisers import AdamRule, Momentum
 from offbeat.local.schedules import CosineDecay, Warmup

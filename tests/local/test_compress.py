@@ -26,12 +26,13 @@ from offbeat.algorithms import (
     LocalOnly,
     QuAFL,
 )
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.compressor import Compressor
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.random import bits as random_bits, unit
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import MAML, SGD, Adam, Gradient, Moreau, Prox, Scaffold

@@ -10,10 +10,11 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, Favano, FedAsync, FedAsyncMixing, FedAvg, LocalOnly, QuAFL
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local, Work
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import Payload
 from offbeat.local import MAML, SGD, Gradient, Moreau, Prox, Scaffold
 from offbeat.problems.quadratic import Quadratic

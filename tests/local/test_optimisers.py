@@ -14,10 +14,10 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, SCAFFOLD, FedAsync, FedAvg, FedBuff
 from offbeat.algorithms.schedules import Steady
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import BatchShare, Local, Work, planned_steps
 from offbeat.core.problem import Oracle
+from offbeat.core.until import Until
 from offbeat.data import load
 from offbeat.local import MAML, SGD, Adam, AdamW, Gradient, Moreau, Prox, Scaffold
 from offbeat.local.optimisers import AdamRule, AdamWRule, Momentum

@@ -9,9 +9,10 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AFACD, AFACS, MIFA, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.events import Job, Update
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

@@ -15,11 +15,11 @@ from worlds import Line, Scripted, run, through_text
 
 from offbeat.algorithms import Criterion, Decay, FedAST, FedBuff, Period, Poisson, optimal_rate
 from offbeat.algorithms.area import AREA, Residual
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.random import Stream
-from offbeat.core.server import Algorithm
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation

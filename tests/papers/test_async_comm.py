@@ -9,9 +9,9 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AsyncCommSGD, FedAsync, FedAvg
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

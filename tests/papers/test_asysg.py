@@ -8,9 +8,9 @@ import pytest
 from worlds import Line, Scripted
 
 from offbeat.algorithms.asysg import AsySG
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD, Gradient
 from offbeat.simulate.run import prepare
 

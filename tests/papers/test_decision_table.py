@@ -46,7 +46,7 @@ from offbeat.algorithms import (
     Ringmaster,
 )
 from offbeat.algorithms.optimisers import DelayedNesterov, FedNesterov, HeLoCo, LookAhead
-from offbeat.core.course import Until
+from offbeat.core.until import Until
 from offbeat.local import SGD, Gradient
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times

@@ -10,9 +10,9 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AsyncDiLoCo, DecoupledDiLoCo, FedAvg
 from offbeat.algorithms.optimisers import FedNesterov
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.events import Job, Update
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

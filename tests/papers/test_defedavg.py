@@ -10,9 +10,9 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.watcher import ARRIVED
 from offbeat.local.sgd import SGD
 from offbeat.simulate.loop import Simulation

@@ -12,10 +12,10 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AsyncDiLoCo, FedAsync, FedAvg, Polynomial
 from offbeat.algorithms.optimisers import DelayedNesterov, FedAvgM, FedNesterov, HeLoCo, LookAhead
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.optimiser import ServerOptimiser
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session
 from offbeat.local import SGD, AdamW

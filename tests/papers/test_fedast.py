@@ -17,12 +17,12 @@ from scipy.stats import chisquare
 from worlds import ACCURACY, Line, accuracies, run
 
 from offbeat.algorithms import AREA, FedAST, FedAsyncMixing, FedBuff, OneByOne, Period, Polynomial
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Alarm, Command, Job, Send, Stop, Update
 from offbeat.core.metric import Metric
 from offbeat.core.random import Stream
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.data.readers import digits
 from offbeat.local.sgd import SGD

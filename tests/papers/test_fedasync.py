@@ -8,9 +8,10 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms import Hinge, Period, Polynomial
 from offbeat.algorithms.asfedavg import AsFedAvg
 from offbeat.algorithms.fedasync import FedAsync, FedAsyncMixing
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.simulate.run import prepare
 

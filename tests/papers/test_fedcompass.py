@@ -12,10 +12,10 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import FedAvg, FedCompass
 from offbeat.algorithms.staleness import Equal
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

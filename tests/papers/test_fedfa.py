@@ -8,8 +8,8 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import FedAsyncMixing, FedAvg, FedFa
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

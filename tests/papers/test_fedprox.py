@@ -7,8 +7,8 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import FedAsyncMixing, FedAvg
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
+from offbeat.core.until import Until
 from offbeat.local import SGD, Prox
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times

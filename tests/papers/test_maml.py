@@ -10,10 +10,10 @@ import torch
 from worlds import run
 
 from offbeat.algorithms import AREA, FedAsync, FedAvg, FedBuff
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Work
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes

@@ -12,9 +12,10 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms.ca2fl import CA2FL
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.mifa import MIFA
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

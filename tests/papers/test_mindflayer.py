@@ -8,8 +8,8 @@ import pytest
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import FedAvg, MindFlayer
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD, Gradient
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

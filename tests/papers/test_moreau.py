@@ -9,10 +9,10 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, FedAsync, FedAvg, FedBuff
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Work
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, lengths
 from offbeat.local import SGD, Moreau
 from offbeat.problems.quadratic import Quadratic

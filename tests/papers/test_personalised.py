@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from offbeat.algorithms import SCAFFOLD, FedAsync, FedAvg, LocalOnly
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.experiment.run import run

@@ -7,10 +7,10 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms.quafl import QuAFL
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.random import bits as random_bits, unit
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.compress import quantise
 from offbeat.local.sgd import SGD
 from offbeat.simulate.run import prepare

@@ -7,9 +7,9 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff, LocalOnly
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes
 from offbeat.local import SGD, Gradient, Moreau, Scaffold

@@ -9,7 +9,7 @@ import pytest
 from worlds import Line, Scripted, after_each, run
 
 from offbeat.algorithms import FedAvg, Malenia, Rennala
-from offbeat.core.course import Until
+from offbeat.core.until import Until
 from offbeat.local import SGD, Gradient
 from offbeat.problems.quadratic import Quadratic
 from offbeat.timing import Exponential, Times

@@ -10,9 +10,9 @@ import torch
 from worlds import Line, Scripted, after_each, run, seen
 
 from offbeat.algorithms import AsySG, FedAST, Rennala, Ringleader, Ringmaster
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD, Gradient
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

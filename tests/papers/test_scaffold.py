@@ -9,9 +9,9 @@ import torch
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import SCAFFOLD, FedAvg, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD, Scaffold
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.loop import Simulation

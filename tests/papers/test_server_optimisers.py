@@ -15,11 +15,11 @@ from worlds import Line, Scripted, run
 from offbeat.algorithms import AREA, AsFedAvg, FedAST, FedAsync, FedAvg, FedBuff, LocalOnly
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.optimisers import FedAdagrad, FedAdam, FedAMSGrad, FedAvgM, FedNesterov, FedYogi
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Update
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.server import Commands, View
+from offbeat.core.until import Until
 from offbeat.local import SGD
 
 DIM, STEPS, SIZE = 5, 50, 3

@@ -15,9 +15,10 @@ from worlds import Line, Scripted, accuracies, run
 from offbeat.algorithms import FedAST, SyncBayesST, SyncST, SyncUCBST
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm, Model
+from offbeat.core.server import Model
+from offbeat.core.until import Until
 from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.simulate.run import prepare

@@ -9,10 +9,10 @@ import torch
 from worlds import Line, Scripted, through_text
 
 from offbeat.algorithms import AREA, FedAsyncMixing, FedAvg, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.random import Stream
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session

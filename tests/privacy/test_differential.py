@@ -16,10 +16,11 @@ from worlds import Line, run, through_text
 
 from offbeat.algorithms import AREA, FADAS, MIFA, FedAsync, FedAvg, FedBuff
 from offbeat.algorithms.buffer import Buffer
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.random import SERVER, Stream, finer, key, normal_numbers
-from offbeat.core.server import Algorithm, Model
+from offbeat.core.server import Model
+from offbeat.core.until import Until
 from offbeat.deploy.noise import secret_normal
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint

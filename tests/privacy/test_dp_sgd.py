@@ -13,11 +13,11 @@ from command import offbeat
 from torch import nn
 
 from offbeat.algorithms import AREA, FedBuff, SyncUCBST
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError, SpentError
 from offbeat.core.events import Job
 from offbeat.core.local import STEPS_SPENT, Work, allowed_steps
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.base import Normalised
 from offbeat.deploy.client_data import ClientProblem, dataset
 from offbeat.deploy.train import Training

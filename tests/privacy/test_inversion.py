@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from offbeat.algorithms import AREA
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -11,9 +11,10 @@ from worlds import Line, Scripted, run
 
 from offbeat.algorithms import ACE, AREA, FADAS, MIFA, FedAST, FedAvg, FedBuff
 from offbeat.algorithms.buffer import Buffer
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm, Model
+from offbeat.core.server import Model
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.run import run as simulate

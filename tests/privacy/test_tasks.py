@@ -10,9 +10,9 @@ from logs import PROBLEM, Log, plan
 from worlds import through_text
 
 from offbeat.algorithms import AREA, FedAST
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
 from offbeat.privacy.differential import Noise, Privacy

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from offbeat.algorithms import FedAsync
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.random import key, signed
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.absolute import Absolute
 from offbeat.simulate.program import join

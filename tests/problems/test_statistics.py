@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from offbeat.algorithms import FedAST, FedBuff
 from offbeat.algorithms.optimisers import FedAdam, FedAMSGrad
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import ModelError, SettingError
 from offbeat.core.local import Local, Work
-from offbeat.core.server import Algorithm, Model
+from offbeat.core.server import Model
 from offbeat.core.vectors import materialise
 from offbeat.local import MAML, SGD, Adam, AdamW, Gradient, Moreau, Prox
 from offbeat.problems.supervised import Supervised

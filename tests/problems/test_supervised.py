@@ -17,10 +17,10 @@ from worlds import run, same_world, seen, through_text
 
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DataError, SettingError
 from offbeat.core.random import key, signed
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.base import Dataset
 from offbeat.data.readers import digits
 from offbeat.data.splits import Dirichlet

@@ -14,9 +14,10 @@ from simulate.test_owed import MANY, NOISY, ROUGH, Counted, LazyArenas
 from offbeat.algorithms.anarchic import AFACD
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.local.gradient import Gradient
 from offbeat.local.sgd import SGD

@@ -7,10 +7,10 @@ import torch
 from worlds import through_text
 
 from offbeat.algorithms import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Carry, Work
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data import load
 from offbeat.local import MAML, SGD, Scaffold
 from offbeat.problems.quadratic import Quadratic

@@ -15,9 +15,9 @@ from offbeat.algorithms import Decay
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
 from offbeat.core.events import Job, Send, Stop
 from offbeat.core.random import SAMPLE, key
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.execute import Executor, Ready

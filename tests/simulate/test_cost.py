@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from offbeat.algorithms import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data.base import Dataset
 from offbeat.local import SGD
 from offbeat.models.linear import Softmax

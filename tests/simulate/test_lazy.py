@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, strategies as st
 
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import OffbeatError
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.state import State, Tensors, dump, exchange, load
+from offbeat.core.until import Until
 from offbeat.core.vectors import dot, materialise, norm, stacked
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic

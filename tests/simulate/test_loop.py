@@ -13,11 +13,12 @@ from worlds import Line, Scenario, Scripted, play, run, seen, send
 from offbeat.algorithms import Decay
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedasync import FedAsync
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError, HandlerError, SettingError, TrainingError
 from offbeat.core.events import Send, Stop
-from offbeat.core.server import Algorithm, Model, Server
+from offbeat.core.server import Model, Server
 from offbeat.core.state import State
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.simulate.run import prepare
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from worlds import Line, Scenario, Scripted, play, same_world, send
 
-from offbeat.core.course import Until
 from offbeat.core.events import Recall, Send
 from offbeat.core.local import Local
+from offbeat.core.until import Until
 from offbeat.timing.base import Durations
 
 BOTH = pytest.mark.parametrize("stacked", [True, False], ids=["batched", "serial"])

@@ -9,8 +9,8 @@ import torch
 from objectives import CASES
 
 from offbeat.algorithms import FedBuff
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.pool import Pool

@@ -11,9 +11,9 @@ from rows import TABLE, N, Row
 from worlds import same_world, through_text
 
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import InterruptedRunError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -28,12 +28,13 @@ from offbeat.algorithms import (
     QuAFL,
 )
 from offbeat.algorithms.optimisers import FedAdam
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.compressor import Compressor
-from offbeat.core.course import Until
 from offbeat.core.events import Job, Update
 from offbeat.core.local import Local, Work
-from offbeat.core.server import Algorithm, Commands, Server, View
+from offbeat.core.server import Commands, Server, View
 from offbeat.core.state import exchange
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.data import load
 from offbeat.deploy.client_data import ClientProblem

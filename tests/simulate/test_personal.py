@@ -11,12 +11,12 @@ import torch
 from worlds import ACCURACY, Line, Scripted, run
 
 from offbeat.algorithms import AREA, SCAFFOLD, FedAsync, FedAvg, FedBuff, LocalOnly, QuAFL
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.metric import LOSS
 from offbeat.core.random import PERSONAL, key, signed
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.data.base import Dataset
 from offbeat.data.readers import digits
 from offbeat.data.splits import Classes, Dirichlet, Owners

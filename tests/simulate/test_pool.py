@@ -22,9 +22,9 @@ from fragile import Broken, Deadly
 from worlds import Line, run, same_world, seen, through_text
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError, SettingError, WorkerError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.data import load
 from offbeat.data.splits import Dirichlet
 from offbeat.local import MAML, SGD

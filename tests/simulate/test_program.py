@@ -15,11 +15,11 @@ from torch import nn
 from worlds import Line, seen
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError
 from offbeat.core.events import Stop
 from offbeat.core.random import SAMPLE, key, signed
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.core.watcher import Measurement
 from offbeat.data.readers import digits

@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 from worlds import Diary, Line, Scenario, Scripted, same_world, seen, send, through_text
 
 from offbeat.algorithms.area import Residual
-from offbeat.core.course import Until
 from offbeat.core.events import Cancel, Recall, Send
 from offbeat.core.local import Local
 from offbeat.core.server import Model
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation

@@ -18,8 +18,8 @@ from worlds import run, same_world, seen
 
 import offbeat.simulate.ray
 from offbeat.algorithms import AREA, FedAsync
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, WorkerError
+from offbeat.core.until import Until
 from offbeat.data import load
 from offbeat.local import SGD
 from offbeat.problems.supervised import Supervised

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

@@ -12,10 +12,11 @@ from hypothesis import given, settings, strategies as st
 from worlds import Diary, Line, Scenario, Scripted, accuracies, play, send
 
 from offbeat.algorithms import AREA, FedAST, OneByOne, SyncST
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Command, Stop
-from offbeat.core.server import Algorithm, Commands, Model, View
+from offbeat.core.server import Commands, Model, View
+from offbeat.core.until import Until
 from offbeat.core.watcher import EventRow
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -9,9 +9,9 @@ from worlds import Line, Scenario, Scripted, TwoTasks, play, send
 
 from offbeat.algorithms import AREA, FedAST, Period
 from offbeat.algorithms.area import Residual
-from offbeat.core.course import Until
 from offbeat.core.errors import HandlerError
 from offbeat.core.events import Alarm, Cancel, Recall
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.timing.base import Durations
 

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import chisquare
 from worlds import Diary, Line, Scenario, Scripted, play, send
 
-from offbeat.core.course import Until
 from offbeat.core.events import Alarm
+from offbeat.core.until import Until
 from offbeat.timing import Constant, Times
 
 N = 12

@@ -37,8 +37,8 @@ def test_event_probabilities_add_up_to_one(each: list[float], server: float) -> 
 def test_events_of_a_run_have_the_predicted_probabilities() -> None:
     """The simulator's own arrivals: a chi-square of 8,000 iterations."""
     from offbeat.algorithms import AREA, Poisson
-    from offbeat.core.course import Until
-    from offbeat.core.server import Algorithm
+    from offbeat.core.algorithm import Algorithm
+    from offbeat.core.until import Until
     from offbeat.experiment.run import run
     from offbeat.local.sgd import SGD
     from offbeat.problems.quadratic import Quadratic

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from offbeat.algorithms import AREA, FedAsync, FedBuff, Steady
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

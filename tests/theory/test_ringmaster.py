@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import Rennala, Ringmaster
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
+from offbeat.core.until import Until
 from offbeat.local import Gradient
 from offbeat.theory import ringmaster
 from offbeat.theory.ringmaster import FixedTimes

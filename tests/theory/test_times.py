@@ -12,9 +12,9 @@ from hypothesis import given, settings, strategies as st
 from scipy.integrate import quad
 
 from offbeat.algorithms import FedAST, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -20,8 +20,8 @@ import offbeat as ob
 from offbeat.algorithms.criteria import MessageCount, Period, Poisson
 from offbeat.algorithms.defedavg import DeFedAvg, DeFedAvgIID
 from offbeat.algorithms.fedast import FedAST
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError
+from offbeat.core.until import Until
 from offbeat.local import MAML, Moreau
 from offbeat.problems.absolute import Absolute
 from offbeat.theory import (

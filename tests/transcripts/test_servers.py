@@ -43,11 +43,12 @@ from offbeat.algorithms.optimisers import (
     HeLoCo,
     LookAhead,
 )
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.state import Tensors, dump
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.local import MAML, SGD, Moreau, Prox
 from offbeat.local.adam import Adam, AdamW
 from offbeat.local.compress import QSGD, LargestK, Quantise, RandomK, Signs

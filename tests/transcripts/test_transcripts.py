@@ -16,7 +16,7 @@ from offbeat.algorithms import Poisson
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.algorithms.fedbuff import FedBuff
-from offbeat.core.course import Until
+from offbeat.core.until import Until
 from offbeat.experiment.run import Run
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic

@@ -22,9 +22,9 @@ from worlds import same_world
 
 from offbeat import AREA, SGD, Algorithm, FedAsync, FedAvg, FedBuff, Quadratic, Server
 from offbeat.algorithms import AsFedAvg, FedAsyncMixing, Poisson
-from offbeat.core.course import Until
 from offbeat.core.errors import FolderError
 from offbeat.core.state import State
+from offbeat.core.until import Until
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
 from offbeat.simulate.world import World

@@ -11,9 +11,10 @@ import torch
 from worlds import Line, Scenario, Scripted, send
 
 from offbeat.algorithms import SCAFFOLD, DeFedAvg, FedAsync, FedAvg, FedBuff, QuAFL
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.local import Local
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.local import SGD, Moreau, Scaffold
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

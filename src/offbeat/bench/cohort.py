@@ -10,7 +10,7 @@ import torch
 
 from offbeat.algorithms import FedBuff
 from offbeat.bench.secure import CLIENT, DIM, HELPER, fastest, table
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.sums import Encoded, Secure, words
 from offbeat.deploy import wire
 from offbeat.deploy.envelope import Channel, Ours, Theirs, public_seal, public_sign

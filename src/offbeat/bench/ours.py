@@ -33,10 +33,10 @@ from offbeat.bench.workloads import (
     VMAP,
     BenchTask,
 )
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError, unknown
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, materialise
 from offbeat.data.lazy import Items, Read
 from offbeat.data.samples import Samples

@@ -24,9 +24,9 @@ import pyarrow as pa
 import torch
 
 from offbeat.algorithms import FedAsync
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.metric import Metric
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.deploy import envelope, identity
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.client import Party, RunClient

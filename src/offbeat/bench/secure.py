@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from offbeat.algorithms import FedBuff
-from offbeat.core.server import Algorithm
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.sums import Encoded, Secure, words
 from offbeat.deploy import encoding, wire
 from offbeat.deploy.admission import admit, admit_masked

@@ -30,12 +30,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError, finite, positive
+from offbeat.core.errors import DivergedError, HandlerError, OffbeatError, SettingError
 from offbeat.core.events import (
     Admitted,
     Alarm,
@@ -57,164 +56,16 @@ from offbeat.core.events import (
     Update,
 )
 from offbeat.core.local import Local
-from offbeat.core.metric import Goal, Metric, goal
+from offbeat.core.metric import Metric
+from offbeat.core.run_state import InFlight, RunState, iterations
 from offbeat.core.server import Server, Stepping, View, answers
-from offbeat.core.state import State
 from offbeat.core.sums import Cohort, Secure, encoder, words
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, alike, marked, materialise
 from offbeat.core.watcher import ARRIVED, CANCELLED, EventRow, Measurement, Watcher
 
 _NAN, _FOREVER = float("nan"), float("inf")
-_MANY = 1_000_000  # updates in which a run reaches a metric's value, or never
 _MOST = 100_000  # losses in a row that a server may answer with work for clients that are not there
-
-
-@dataclass(frozen=True, init=False)
-class Until:
-    """When a run ends: at whichever of these comes first.
-
-    time: virtual time.   updates: arrived results.   versions: server steps.
-    iterations: arrived results and server steps together, of all tasks: AREA's k, whose theorems bound a run after K of
-        them. A result that makes the server step counts twice, so a run may end one past the number.
-    metrics: values to reach, each by its metric's name: `Until(updates=1000, rmse=0.5)`. A task is finished when an
-        evaluation shows such a value or a better one. With a metric alone, `updates` is a million.
-    """
-
-    time: float | None = None
-    updates: int | None = None
-    versions: int | None = None
-    iterations: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict, hash=False, metadata={"setting": False})
-
-    def __init__(
-        self,
-        time: float | None = None,
-        updates: int | None = None,
-        versions: int | None = None,
-        iterations: int | None = None,
-        **metrics: float | None,
-    ) -> None:
-        given = {name: value for name, value in metrics.items() if value is not None}
-        counts = {"time": time, "updates": updates, "versions": versions, "iterations": iterations}
-        positive(**counts)
-        finite(**given)
-        if all(value is None for value in counts.values()):
-            if not given:
-                raise SettingError(f"until needs at least one of {', '.join(counts)}, or a run might never end")
-            counts["updates"] = _MANY
-        for name, value in {**counts, "metrics": given}.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def limits(self) -> dict[str, float | None]:
-        """All but the metrics, by name."""
-        return {"time": self.time, "updates": self.updates, "versions": self.versions, "iterations": self.iterations}
-
-    def goals(self, metrics: Sequence[Sequence[Metric]]) -> list[tuple[Goal, ...]]:
-        """By task, the goals at which it is finished; a metric that no task measures is refused.
-
-        metrics: of each task, all that its evaluations give.
-        """
-        everything = [metric for each in metrics for metric in each]
-        for name, value in self.metrics.items():
-            goal(name, value, everything, "until", tuple(self.limits))
-        return [tuple(Goal(m, self.metrics[m.name]) for m in each if m.name in self.metrics) for each in metrics]
-
-
-@dataclass(slots=True)
-class Tally(State):
-    """Counts of a run so far."""
-
-    sent: dict[int, int] = field(default_factory=dict)  # task -> jobs
-    updates: int = 0
-    lost: int = 0
-    cancelled: int = 0
-    cut: int = 0  # updates of which a part was lost, because its numbers were too large for `secure.bits`
-    computed: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    tasks: dict[int, list[int]] = field(default_factory=dict)  # task -> [updates, sum of staleness]
-    notes: dict[str, list[float]] = field(default_factory=dict)  # name -> [sum, maximum]
-    spent: dict[int, dict[int, int]] = field(default_factory=dict)  # task -> client -> steps of its own budget
-
-    def arrived(self, task: int, staleness: int) -> None:
-        self.updates += 1
-        self.staleness_sum += staleness
-        if staleness > self.staleness_max:
-            self.staleness_max = staleness
-        mine = self.tasks.get(task)
-        if mine is None:
-            mine = self.tasks[task] = [0, 0]
-        mine[0] += 1
-        mine[1] += staleness
-
-    def spend(self, task: int, client: int, steps: int) -> None:
-        mine = self.spent.setdefault(task, {})
-        mine[client] = mine.get(client, 0) + steps
-
-    def note(self, name: str, value: float) -> None:
-        total, most = self.notes.get(name, (0.0, value))
-        self.notes[name] = [total + value, max(most, value)]
-
-
-class InFlight(Protocol):
-    """A job between its sending and its end, and when it began and was done or will be.
-
-    base: the model that was sent, where the way from it to the model of later is asked for.
-    """
-
-    job: Job
-    base: Vector | None
-
-    @property
-    def sent(self) -> float: ...
-    @property
-    def start(self) -> float: ...
-    @property
-    def end(self) -> float: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class RunState(State):
-    """What every run keeps, whatever its runtime."""
-
-    server: Any = None  # the algorithm's state
-    now: float = 0.0
-    events: int = 0  # handled so far
-    jobs: int = 0  # sent so far
-    flights: dict[int, Any] = field(default_factory=dict)  # by job, the runtime's `InFlight`
-    tally: Tally = field(default_factory=Tally)
-    measured: list[float] = field(default_factory=list)  # per task, time of the last evaluation
-    unborn: dict[int, float] = field(default_factory=dict)  # task -> when it opens
-    finished: dict[int, str] = field(default_factory=dict)  # task -> reason
-    ends: dict[int, float] = field(default_factory=dict)  # task -> when it was finished
-    stopped: str = ""  # why the run is over
-    spared: dict[int, Vector] = field(default_factory=dict)  # task -> 1 at running statistics that are rebased, else 0
-    cohorts: dict[int, Cohort] = field(default_factory=dict)  # task -> the sum that is being made
-    closed: dict[int, Cohort] = field(default_factory=dict)  # by number: sums that are full and not open yet
-    sums: int = 0  # closed so far
-    sealed: bool = False  # whether the server is shown sums only
-    complete: bool = False  # whether the sum that the last update has gone into is as it will be opened
-    spoken: dict[int, dict[int, int]] = field(default_factory=dict)  # task -> client -> version of its last update
-    rested: dict[int, dict[int, int]] = field(default_factory=dict)  # of these, those that were sent nothing since
-
-    def barred(self, client: int, version: int, task: int) -> bool:
-        """Whether a sum holds an update of this client that was made of this version of a task's model, or later."""
-        return self.sealed and self.spoken.get(task, {}).get(client, -1) >= version
-
-    def waiting_for(self, task: int) -> list[int]:
-        """The clients that have waited for the next version of a task's model."""
-        return [*self.rested.get(task, ())]
-
-    @property
-    def open_tasks(self) -> list[int]:
-        """The tasks that are there to be trained now."""
-        return [task for task in range(len(self.measured)) if task not in self.finished and task not in self.unborn]
-
-
-def iterations(server: Server[Any], state: RunState) -> int:
-    """Arrived results and server steps of all tasks so far, AREA's k."""
-    return state.tally.updates + sum(model.version for model in server.models(state.server))
 
 
 F = TypeVar("F", bound=InFlight)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from offbeat.core import course
-from offbeat.core.course import RunState
+from offbeat.core import run_state
 from offbeat.core.events import Job
+from offbeat.core.run_state import RunState
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy.admission import Limits
@@ -85,7 +85,7 @@ class ClientRecord(State):
 
 
 @dataclass
-class LogTally(course.Tally):
+class LogTally(run_state.Tally):
     """Counts of a run so far, of messages as well."""
 
     refused: dict[str, int] = field(default_factory=dict)  # code -> messages

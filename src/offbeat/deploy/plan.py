@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from offbeat.core.course import Until
 from offbeat.core.errors import SettingError, positive
 from offbeat.core.local import Local
 from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.server import Server
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.encoding import check_name

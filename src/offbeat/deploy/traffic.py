@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from offbeat.core.algorithm import cannot_hold
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
-from offbeat.core.server import cannot_hold
 from offbeat.deploy.ledger import ClientRecord, Ledger, SentJob
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.view import Census

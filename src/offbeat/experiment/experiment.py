@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from offbeat.core import names
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import Checked, Count, Positive, SettingError, nearest
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm, Server
+from offbeat.core.server import Server
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.experiment import catalogue, schema
 from offbeat.experiment.describe import (
     Clients,

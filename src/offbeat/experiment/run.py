@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import FolderError, InterruptedRunError, SettingError
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, materialise, norm
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.experiment import folder as folders

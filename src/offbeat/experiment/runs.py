@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError, InterruptedRunError
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
 from offbeat.core.watcher import Watcher
 from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec

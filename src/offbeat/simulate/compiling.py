@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Sequence
 from statistics import fmean
 
-from offbeat.core.course import Until
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
+from offbeat.core.until import Until
 from offbeat.problems.compiled import SIZES, known_seconds
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.choose import short, trial

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from typing import Any, NamedTuple, TypeAlias
 
-from offbeat.core.course import Until
 from offbeat.core.errors import DivergedError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key
+from offbeat.core.until import Until
 from offbeat.core.vectors import Payload
 from offbeat.simulate.execute import Executor, Ready, Result
 from offbeat.simulate.lazy import Arena, LazyArena, LazyVector

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop
 from typing import Any
 
-from offbeat.core.course import Course, Until
+from offbeat.core.course import Course
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Rang, Send, Started, Update
 from offbeat.core.local import Local, allowed_steps, planned_steps
@@ -16,6 +16,7 @@ from offbeat.core.problem import Problem
 from offbeat.core.server import SPENT, Server
 from offbeat.core.state import exchange
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.privacy.attack import Adversary, Plot

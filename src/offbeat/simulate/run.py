@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import Checked, Count, Positive, SettingError, finite, share
 from offbeat.core.metric import Goal, Metric
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.core.watcher import Watcher
 from offbeat.privacy.attack import Adversary, Attack, attackers, forgeable
 from offbeat.privacy.hurry import Hurried

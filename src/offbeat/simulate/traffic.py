@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from heapq import heappush
 from math import ulp
 
+from offbeat.core.algorithm import cannot_hold
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Recall, Send
 from offbeat.core.local import Local
-from offbeat.core.server import SPENT, cannot_hold
+from offbeat.core.server import SPENT
 from offbeat.simulate.world import ARRIVE, FLIP, Flight, World, made
 from offbeat.timing.base import Clock
 

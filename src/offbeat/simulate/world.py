@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from offbeat.core.course import RunState
 from offbeat.core.events import Job
 from offbeat.core.random import Stream
+from offbeat.core.run_state import RunState
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.privacy.attack import Plot

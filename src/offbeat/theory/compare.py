@@ -13,11 +13,11 @@ from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedasync import FedAsync
 from offbeat.algorithms.fedbuff import FedBuff
 from offbeat.algorithms.schedules import Decay, Schedule
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm
+from offbeat.core.until import Until
 from offbeat.local.maml import MAML
 from offbeat.local.moreau import Moreau
 from offbeat.theory import area, defedavg, estimate, fedast, fedbuff, persafl

@@ -14,11 +14,12 @@ from typing import Any, Self
 from offbeat.algorithms.area import AREA
 from offbeat.algorithms.criteria import Criterion, MessageCount, Period, Poisson, criterion
 from offbeat.algorithms.schedules import Schedule, Steady
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import Checked, NotNegative, Positive, SettingError
 from offbeat.core.local import Local, Wrapper
 from offbeat.core.problem import Problem
-from offbeat.core.server import Algorithm, Stepping
+from offbeat.core.server import Stepping
+from offbeat.core.until import Until
 from offbeat.local.descent import Descent
 from offbeat.theory import area, estimate
 from offbeat.timing.base import Timing

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from offbeat.core.course import InFlight
+from offbeat.core.run_state import InFlight
 from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, UNDERWAY, read_table, schema, write_table
 from offbeat.watch.results import (

@@ -10,8 +10,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from offbeat.core.course import iterations
 from offbeat.core.metric import Goal
+from offbeat.core.run_state import iterations
 from offbeat.core.watcher import Measurement
 from offbeat.watch.record import Recorder
 from offbeat.watch.watched import WatchedRun

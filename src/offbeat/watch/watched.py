@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
-from offbeat.core.course import RunState, Until
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.metric import Metric
 from offbeat.core.problem import Problem, Sampled
+from offbeat.core.run_state import RunState
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.core.watcher import Measurement
 from offbeat.simulate.execute import Executor

@@ -11,10 +11,10 @@ import torch
 from ideal import Ideal
 
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Algorithm
 from offbeat.core.sums import Cohort, Encoded, Secure, SumBound, shortened
+from offbeat.core.until import Until
 from offbeat.deploy.envelope import public_seal
 from offbeat.deploy.helping import read_helping, requests_of
 from offbeat.experiment.experiment import Experiment

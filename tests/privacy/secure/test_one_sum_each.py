@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from offbeat.algorithms import AREA, FedAST, FedBuff
-from offbeat.core.course import RunState, Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job
-from offbeat.core.server import Algorithm, Commands, View
+from offbeat.core.run_state import RunState
+from offbeat.core.server import Commands, View
 from offbeat.core.sums import Secure
+from offbeat.core.until import Until
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare

@@ -21,12 +21,12 @@ from served import Served, cancel, staged, until
 
 import offbeat
 from offbeat.algorithms import AREA, FedBuff
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError, SpentError
 from offbeat.core.events import Job
 from offbeat.core.local import SUMS_SPENT, Work
-from offbeat.core.server import Algorithm
 from offbeat.core.sums import Encoded, Secure, SumBound, words
+from offbeat.core.until import Until
 from offbeat.deploy import encoding
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.train import check_allowance

@@ -12,12 +12,13 @@ from hypothesis import given, settings, strategies as st
 
 from offbeat.algorithms import AREA, FedAST, FedAsync, FedBuff, Polynomial, QuAFL
 from offbeat.algorithms.criteria import Period
-from offbeat.core.course import Until
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Update
-from offbeat.core.server import Algorithm, Commands, View
+from offbeat.core.server import Commands, View
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.sums import EXACT, Cohort, Encoded, Secure, words
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
