@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from command import offbeat, wait_for
 
+from offbeat.core.errors import FolderError
 from offbeat.core.metric import Metric
 from offbeat.core.watcher import Measurement
 from offbeat.simulate.transport import Child
-from offbeat.suite import definition, result as results
+from offbeat.suite import definition, result as results, run as suite_run
 from offbeat.suite.compare import standings, versus
 from offbeat.suite.definition import SuiteTask
 from offbeat.suite.page import facts
@@ -193,9 +194,42 @@ def test_a_finished_suite_resumes_without_running_again(run: Path) -> None:
     assert "already holds a suite" in again.err
 
 
+STUB = """
+import signal, time
+from pathlib import Path
+
+
+def serve(pipe, folder, cell, workers, cells):
+    if cell == "bad":
+        while not (Path(folder) / "ready").exists():
+            time.sleep(0.01)
+        pipe.send("out of memory")
+        return
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    (Path(folder) / "ready").touch()
+    while not heard:
+        time.sleep(0.01)
+    time.sleep(0.7)  # saving; the parent waits in steps of 0.2 s
+    (Path(folder) / "heard").write_text(str(len(heard)))
+    pipe.send("stopped and saved")
+"""
+
+
+def test_a_cell_that_fails_is_named_and_the_others_are_asked_once_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stubbed.py").write_text(STUB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(suite_run, "Child", lambda function, arguments: Child("stubbed:serve", arguments))
+    with pytest.raises(FolderError, match="bad: out of memory; continue with"):
+        suite_run._several(tmp_path, ["slow", "bad"], 2, 1, lambda cell: None)
+    assert (tmp_path / "heard").read_text() == "1"
+
+
 def test_a_cell_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     folder = create(SuiteRequest(scale="quick", only=("tabular/equal",)), tmp_path / "out")
-    cell = Child("offbeat.suite.run:serve", (str(folder), "tabular/equal", 1))
+    cell = Child("offbeat.suite.run:serve", (str(folder), "tabular/equal", 1, 1))
     wait_for(folder / "tabular" / "equal" / "tuning.json", cell.process)  # type: ignore[arg-type]
     cell.connection.close()  # as the system does when the other end has been killed
     cell.process.wait(30)

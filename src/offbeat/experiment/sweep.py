@@ -41,6 +41,7 @@ class Options:
     events: also keep the event log of every run.   workers: processes; None: one a core, on a GPU at most 8, on a
         cluster as many as it has room for.
     ray: the address of a Ray cluster to run on, HOST:PORT or "auto"; None: this machine.
+    sweeps: how many of this kind run at the same time, and share the memory of the machine's GPUs.
     best: what settings are ranked by: a metric, `time:0.8` for the time to a value of the task's main metric,
         `time:rmse:0.5` to one of another, or `finish` for when the last of several tasks reached its target; None: the
         first of finish, the task's main metric and loss that the runs have.
@@ -50,6 +51,7 @@ class Options:
     best: str | None = None
     workers: int | None = None
     ray: str | None = None
+    sweeps: int = 1
 
     def __post_init__(self) -> None:
         ranking.check_best(self.best)
@@ -162,7 +164,8 @@ def _workers(
     most = ABREAST if device.startswith("cuda") else 1
     parts = bundles(left, most)
     apart, many = not isinstance(crew, Processes), min(options.workers or room, max(1, len(parts)))
-    orders = Orders(str(folder), device, options.events, many, len(parts), gpus, apart, sweep_workers.SAVE)
+    save, sweeps = sweep_workers.SAVE, options.sweeps
+    orders = Orders(str(folder), device, options.events, many, len(parts), gpus, apart, save, sweeps)
     if many == 1 and not apart:
         return orders, lambda stop: alone(orders, parts, stop)
     return orders, lambda stop: dispatch(crew, orders, parts, stop)

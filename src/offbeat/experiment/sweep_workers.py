@@ -21,6 +21,7 @@ from offbeat.core.watcher import Measurement, Watcher
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Point
 from offbeat.experiment.session import Problems, Session
+from offbeat.models.gpu import room, share
 from offbeat.simulate.abreast import Abreast, abreast
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.lazy import Arenas
@@ -62,6 +63,12 @@ class Orders:
     gpus: int = 1  # that the workers share
     apart: bool = False  # workers do not see the folder: files travel both ways
     save: float = SAVE
+    sweeps: int = 1  # that share the GPUs
+
+    @property
+    def sharers(self) -> int:
+        """Processes at work on one GPU."""
+        return -(-self.workers * self.sweeps // self.gpus)
 
 
 class Pipe(Protocol):
@@ -89,6 +96,7 @@ class SweepWorker:
         stop: Callable[[], bool],
     ) -> None:
         self.orders, self.worker, self.tell, self.stop = orders, worker, tell, stop
+        share(orders.device, orders.sharers)
         self.folder = Path(orders.folder)
         self.bundles = bundles
         self.problems, self.arenas = Problems(), Arenas()
@@ -141,8 +149,7 @@ class SweepWorker:
         if not self.orders.device.startswith("cuda"):
             return int(_CACHE / size)
         free, _ = torch.cuda.mem_get_info()
-        beside = -(-self.orders.workers // self.orders.gpus)
-        return int(0.25 * free / beside / size)  # an arena doubles when it is full
+        return int(0.25 * min(free, room(self.orders.device)) / size)  # an arena doubles when it is full
 
     def _room_for(self, size: float) -> None:
         """There is a run of this size."""

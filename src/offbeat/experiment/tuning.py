@@ -48,6 +48,7 @@ class TuneOptions(Checked):
     workers: processes; default: one per core.
     events: keep the event logs of the runs that judge, for bytes and busy times.
     ray: the address of a Ray cluster to run on; default: this machine.
+    sweeps: how many run at the same time and share the memory of the machine's GPUs.
     """
 
     budget: Count
@@ -59,6 +60,7 @@ class TuneOptions(Checked):
     workers: Count | None = None
     events: bool = False
     ray: str | None = None
+    sweeps: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,7 +191,7 @@ def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
 def _judged(folder: Path, plan: _Plan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool) -> Tuned:
     table = plan.with_settings(best)
     write_text(folder / BEST, toml.dumps(table))
-    options = sweep.Options(plan.options.events, plan.options.best, plan.options.workers, plan.options.ray)
+    options = _options(plan.options, plan.options.events)
     judging = {**table, "seed": plan.seeds[0], "trials": 1, "sweep": {"seed": plan.seeds}}
     results = _swept(folder / JUDGED, judging, plan.options, progress, options)
     by = ranking.judged_by(results, plan.options.best)
@@ -203,13 +205,17 @@ def _swept(
     place: Path, table: Mapping[str, Any], tuning: TuneOptions, progress: bool, options: sweep.Options | None = None
 ) -> Results:
     """A sweep, or what is left of it to do."""
-    grid, options = Grid(table), options or sweep.Options(False, tuning.best, tuning.workers, tuning.ray)
+    grid, options = Grid(table), options or _options(tuning, False)
     if not (place / EXPERIMENT).exists():
         sweep.create(place, grid, options)
     try:
         return sweep.work(place, grid, options, progress)
     except sweep.StoppedSweepError:
         raise sweep.StoppedSweepError(f"stopped and saved; continue with `offbeat resume {place.parent}`", []) from None
+
+
+def _options(tuning: TuneOptions, events: bool) -> sweep.Options:
+    return sweep.Options(events, tuning.best, tuning.workers, tuning.ray, tuning.sweeps)
 
 
 def _kept(trials: Sequence[Trial]) -> list[Settings]:

@@ -16,9 +16,14 @@ def kernels(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def share(device: str, processes: int) -> None:
+    """Limit this process to its part of a GPU's memory, next to others like it; each has a CUDA context besides."""
+    if processes > 1 and device.startswith("cuda"):
+        torch.cuda.set_per_process_memory_fraction(0.85 / processes)
+
+
 def room(device: str = "cuda") -> float:
-    """Bytes of a GPU's memory that this process may take: all, unless torch.cuda.set_per_process_memory_fraction says
-    less."""
+    """Bytes of a GPU's memory that this process may take: all, unless `share` or a caller has set a limit."""
     named = torch.device(device).index
     number = torch.cuda.current_device() if named is None else named
     return torch.cuda.mem_get_info(number)[1] * torch.cuda.get_per_process_memory_fraction(number)

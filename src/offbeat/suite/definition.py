@@ -191,12 +191,12 @@ class Suite:
         task = self.tasks[cell.partition("/")[0]]
         return {**self.table(cell), "tune": dict(self.methods[label].axis(task) for label in self.labels(cell))}
 
-    def options(self, cell: str, workers: int | None, ray: str | None = None) -> TuneOptions:
-        """How its methods are tuned: for the time to the task's target."""
+    def options(self, cell: str, workers: int | None, ray: str | None = None, cells: int = 1) -> TuneOptions:
+        """How its methods are tuned: for the time to the task's target. cells: at work at the same time."""
         task, (seed, seeds) = self.tasks[cell.partition("/")[0]], self.protocol["tuning"]
         best = f"time:{task.metric}={task.target:g}"
         budget, rungs = min(self.protocol["budget"], len(task.steps)), self.protocol["rungs"]
-        return TuneOptions(budget, best, rungs, seeds, seed, "latin", workers, events=True, ray=ray)
+        return TuneOptions(budget, best, rungs, seeds, seed, "latin", workers, events=True, ray=ray, sweeps=cells)
 
 
 def task_names(version: str) -> list[str]:

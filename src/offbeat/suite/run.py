@@ -136,13 +136,19 @@ def work(
 
 
 def run_cell(
-    folder: Path, suite: Suite, cell: str, device: str, workers: int | None = 1, ray: str | None = None
+    folder: Path,
+    suite: Suite,
+    cell: str,
+    device: str,
+    workers: int | None = 1,
+    ray: str | None = None,
+    cells: int = 1,
 ) -> None:
-    """Tune and judge the methods of one cell."""
+    """Tune and judge the methods of one cell, while others are at work."""
     place, table = folder / cell, suite.tuned(cell)
     if device != "cpu":
         table["device"] = device
-    options = suite.options(cell, workers, ray)
+    options = suite.options(cell, workers, ray, cells)
     tuned = tuning.resume(place, progress=False) if tuning.is_tuning(place) else None
     tuned = tuned or tuning.tune(table, place, options, progress=False)
     task = suite.tasks[cell.partition("/")[0]]
@@ -160,12 +166,12 @@ def run_cell(
 
 def _several(folder: Path, cells: Sequence[str], count: int, workers: int, done: Callable[[str], None]) -> None:
     """Cells in processes of their own, each taking the next cell when it is free."""
-    left, working, failure = list(cells), dict[Connection, tuple[Child, str]](), ""
+    left, working, failure, told = list(cells), dict[Connection, tuple[Child, str]](), "", False
     with interruptible() as patience:
         while (left and not failure and not patience.asked) or working:
             while left and len(working) < count and not failure and not patience.asked:
                 cell = left.pop(0)
-                child = Child(f"{__name__}:serve", (str(folder), cell, workers))
+                child = Child(f"{__name__}:serve", (str(folder), cell, workers, count))
                 working[child.connection] = child, cell
             for pipe in wait(list(working), timeout=0.2):
                 assert isinstance(pipe, Connection)
@@ -179,23 +185,23 @@ def _several(folder: Path, cells: Sequence[str], count: int, workers: int, done:
                     failure = failure or f"{cell}: {problem}"
                 elif not problem:
                     done(cell)
-            if patience.asked or failure:
+            if (patience.asked or failure) and not told:
+                told = True  # once: the second signal would keep them from saving
                 for child, _ in working.values():
-                    child.process.send_signal(signal.SIGTERM)  # each saves its runs
-                    child.process.wait(60)
+                    child.process.send_signal(signal.SIGTERM)  # each saves its runs, however long that takes
     if patience.asked:
         raise InterruptedRunError("stopped")
     if failure:
         raise FolderError(f"{failure}; continue with `offbeat resume {folder}`")
 
 
-def serve(pipe: Connection, folder: str, cell: str, workers: int) -> None:
-    """In a process of its own: one cell."""
+def serve(pipe: Connection, folder: str, cell: str, workers: int, cells: int) -> None:
+    """In a process of its own: one cell of those at work."""
     place, problem = Path(folder), ""
     threading.Thread(target=_follow, args=(pipe,), daemon=True).start()
     try:
         request = read_request(place)
-        run_cell(place, request.suite(), cell, request.device, workers)
+        run_cell(place, request.suite(), cell, request.device, workers, cells=cells)
     except OffbeatError as error:
         problem = str(error)
     except Exception as error:
