@@ -29,8 +29,8 @@ def test_processes_that_take_turns_on_a_gpu_are_told_how_to_run_side_by_side(
         ("cuda:0", 14, 1, 1, 0.85 / 14),
         ("cuda", 3, 1, 2, 0.85 / 2),
         ("cuda", 1, 1, 1, None),
-    ]
-    + [("cpu", 8, 2, 1, None)],
+        ("cpu", 8, 2, 1, None),
+    ],
 )
 def test_processes_on_a_gpu_keep_to_their_part_of_its_memory(
     monkeypatch: pytest.MonkeyPatch, device: str, workers: int, sweeps: int, gpus: int, part: float | None
