@@ -145,10 +145,13 @@ def _attention(
     if is_causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(ahead, -torch.inf)
-    if attn_mask is not None:
-        bias = attn_mask.dtype != torch.bool
-        scores = scores + attn_mask if bias else scores.masked_fill(~attn_mask, -torch.inf)
-    return mode.dropped(torch.softmax(scores, -1), dropout_p) @ value
+    if attn_mask is None:
+        return mode.dropped(torch.softmax(scores, -1), dropout_p) @ value
+    bias = attn_mask.dtype != torch.bool
+    scores = scores + attn_mask if bias else scores.masked_fill(~attn_mask, -torch.inf)
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)  # who may look at nothing sees zeros, as in torch's own
+    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    return mode.dropped(weights, dropout_p) @ value
 
 
 _OWN: dict[Any, Callable[..., Any]] = {

@@ -379,13 +379,23 @@ class Flat:
         function: Callable[..., Any],
         *arguments: torch.Tensor,
         key: torch.Tensor | None = None,
+        then: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The same for one client's pieces, those of statistics being renewed; not for torch.vmap."""
+        """The same for one client's pieces, those of statistics being renewed; not for torch.vmap.
+
+        then: what becomes of the output while the pieces are in their places, such as a backward pass, in which a model
+        may compute something again (torch.utils.checkpoint).
+        """
         device = pieces[0].device
         if self.convolutional and device.type == "cpu":
             arguments = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in arguments)
-        with self._set(key, device):
-            return self._alone(pieces, function, arguments, device)
+
+        def call(module: nn.Module, *given: torch.Tensor) -> Any:
+            with self._set(key, device):
+                found = function(module, *given)
+            return found if then is None else then(found)
+
+        return self._alone(pieces, call, arguments, device)
 
     def _alone(
         self,
@@ -549,6 +559,12 @@ _REFUSED: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Callable[..
 
 def _refuse(module: nn.Module) -> None:
     """Raise for a layer that makes the module something else than a function of its parameters."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ModelError(
+                f"the layer {name or 'itself'!r} is TorchScript, which reads its own parameters; give the "
+                "module that it was made from"
+            )
     for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in tensors:
             if is_lazy(tensor):

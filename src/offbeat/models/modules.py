@@ -14,8 +14,10 @@ from offbeat.models.flat import Flat, as_statistic
 
 def module_with(flat: Flat, vector: Vector, device: torch.device | str = "cpu") -> nn.Module:
     """A copy of the module with a vector [dim] or [size], everything else as it is."""
-    try:
-        module = copy.deepcopy(flat.module)
+    passing = [v for layer in flat.module.modules() for v in vars(layer).values() if isinstance(v, torch.Tensor)]
+    try:  # what a call has left behind belongs to a graph, and is not copied with it
+        memo = {id(tensor): tensor.detach().clone() for tensor in passing if not tensor.is_leaf}
+        module = copy.deepcopy(flat.module, memo)
     except Exception as error:
         raise ModelError(f"{type(flat.module).__name__} cannot be copied: {type(error).__name__}: {error}") from error
     tensors = _tensors(module)

@@ -13,7 +13,7 @@ from offbeat.core.errors import DataError, ModelError, OffbeatError, SettingErro
 from offbeat.data.lazy import Read
 from offbeat.data.samples import Samples, Stored
 from offbeat.models.dropout import PROBE, Keyed
-from offbeat.problems import objective as losses
+from offbeat.problems import objective as losses, pure
 from offbeat.problems.metrics import Whole
 from offbeat.problems.objective import Form
 
@@ -55,6 +55,7 @@ def check(problem: Supervised) -> Form:
         _extremes(problem, call)
     found = _loss(problem, call, batch)
     _backward(problem, found, leaves)
+    pure.check(problem, call, batch, leaves)
     if flat.random:
         _repeatable(problem, call, batch, leaves)
     if not flat.moded:
@@ -300,10 +301,17 @@ def _backward(problem: Supervised, found: Any, pieces: Sequence[Tensor]) -> None
     name = problem.objective.name
     if not value.requires_grad:
         raise SettingError(f"the loss {name} does not depend on the parameters: is something detached, or in numpy?")
+    own = {n: p for n, p in problem.flat.module.named_parameters() if p.requires_grad}
     try:
-        torch.autograd.grad(value, list(pieces), allow_unused=True, retain_graph=True)
+        slopes = torch.autograd.grad(value, [*pieces, *own.values()], allow_unused=True, retain_graph=True)
     except RuntimeError as error:
         raise SettingError(f"the loss {name} cannot be differentiated: {one_line(error)}") from error
+    past = (n for n, slope in zip(own, slopes[len(pieces) :], strict=True) if slope is not None)
+    if (first := next(past, None)) is not None:
+        raise ModelError(
+            f"the model reads its parameter {first!r} past its layers, from a list or a closure, where it would never "
+            "change; read it as an attribute of its layer, or keep it in an nn.ParameterList"
+        )
 
 
 def _form(problem: Supervised, call: Any, found: Any, batch: Sequence[Tensor]) -> Form:

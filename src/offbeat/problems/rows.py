@@ -270,11 +270,13 @@ class Rows:
         *parts, weights, share = given
         pieces = p.flat.pieces(w)
         leaves = p.flat.leaves(pieces)
-        if whole:
-            value = total(p.flat.alone(pieces, p.objective.apart, *parts, key=key), weights)
-        else:
-            value = p.flat.alone(pieces, p.objective.mean, *parts, key=key)  # samples of a mini-batch weigh the same
-        slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
+
+        def differentiated(found: Any) -> Sequence[Tensor]:
+            value = total(found, weights) if whole else found
+            return torch.autograd.grad(value, leaves, materialize_grads=True)
+
+        function = p.objective.apart if whole else p.objective.mean  # samples of a mini-batch weigh the same
+        slopes = p.flat.alone(pieces, function, *parts, key=key, then=differentiated)
         g = p.flat.gathered(slopes, pieces)
         statistics = None if self.running is None else g[self.running].clone()
         if p.l2:

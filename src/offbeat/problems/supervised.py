@@ -299,7 +299,7 @@ class Supervised:
         weights, shares = torch.full((2, 2), 0.5, device=self.device), torch.ones(2, device=self.device)
         keys = (torch.arange(2, device=self.device),) if self.flat.random else ()
         try:
-            self.stacked_slopes(self.flat.whole(self.initial()).expand(2, -1), *parts, weights, shares, *keys)
+            self.stacked_slopes(self.flat.whole(self.initial()).repeat(2, 1), *parts, weights, shares, *keys)
         except Exception as error:  # whatever a model or a loss does there, one client at a time has been tried before
             return one_line(error)
         return ""
