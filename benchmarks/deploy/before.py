@@ -3,7 +3,8 @@
     python benchmarks/deploy/before.py --clients 1,8,64,1000 --bytes 2600,4000000 > before.json
     offbeat bench deploy --markdown --before before.json
 
-The commit is taken from this repository into a temporary folder, and runs with the packages that are installed now. One
+The commit is taken from this repository into a temporary folder, and runs with the packages that are installed now;
+what is imported of offbeat here is where that commit has it. One
 JSON object a line comes out: updates a second, and CPU milliseconds of an update of server, broker and clients, between
 the beginning and the end of the run.
 """
@@ -92,7 +93,7 @@ def parts(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
 
     from offbeat.algorithms import FedAsync
-    from offbeat.core.algorithm import Algorithm
+    from offbeat.core.server import Algorithm
     from offbeat.local import SGD
 
     class Nothing:
@@ -119,7 +120,7 @@ async def serve(args: argparse.Namespace) -> dict[str, float]:
     """The server; the clock starts with the run."""
     import pyarrow as pa
 
-    from offbeat.core.until import Until
+    from offbeat.core.course import Until
     from offbeat.deploy import keys
     from offbeat.deploy.admission import Limits
     from offbeat.deploy.link import Link
