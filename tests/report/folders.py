@@ -12,16 +12,8 @@ from command import DIGITS, run
 from worlds import ACCURACY
 
 from offbeat.watch.files import write_table
-from offbeat.watch.results import (
-    Bytes,
-    Concurrency,
-    MeanMax,
-    Measures,
-    Messages,
-    Participation,
-    Result,
-    StalenessQuantiles,
-)
+from offbeat.watch.measures import Bytes, Concurrency, Measures, Messages, Participation, StalenessQuantiles
+from offbeat.watch.results import MeanMax, Result
 
 NETWORK = DIGITS.replace(
     "exponential = { rate = 10.0 }",

@@ -9,15 +9,8 @@ from offbeat.core.metric import Metric, all_metrics
 from offbeat.core.watcher import Measurement
 from offbeat.experiment.grid import Grid, Point
 from offbeat.papers import PaperEntry
-from offbeat.watch.results import (
-    Bytes,
-    Concurrency,
-    Measures,
-    Participation,
-    Result,
-    StalenessQuantiles,
-    TaskResult,
-)
+from offbeat.watch.measures import Bytes, Concurrency, Measures, Participation, StalenessQuantiles
+from offbeat.watch.results import Result, TaskResult
 
 NOTHING = StalenessQuantiles(None, None, None, ())
 MEASURES = Measures(Concurrency(0.5, ()), 0.5, Participation(0.0, 0), NOTHING, (), Bytes(0, 0), (), 0.5, None)

@@ -20,9 +20,8 @@ from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Delays, Times
 from offbeat.timing.base import Durations, Timing
-from offbeat.watch.measures import WINDOWS, measure
+from offbeat.watch.measures import WINDOWS, Bytes, Measures, Messages, measure
 from offbeat.watch.record import Recorder
-from offbeat.watch.results import Bytes, Measures, Messages
 
 HALF = SGD(lr=0.5)
 

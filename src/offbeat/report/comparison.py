@@ -13,7 +13,7 @@ from typing import Any
 from offbeat.core.errors import FolderError
 from offbeat.report.run import DAMAGE, short
 from offbeat.watch.files import OUTCOME
-from offbeat.watch.results import read_as
+from offbeat.watch.typed_json import read_as
 
 NOT_RUN, NOT_CHECKED = "not run", "not checked"  # a cell's note, a claim's state
 _FAR = 4.0  # times the paper's number: where the scale of the marks ends

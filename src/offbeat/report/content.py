@@ -27,7 +27,8 @@ from offbeat.report.work import (
     updates_of,
 )
 from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REAL_RUN, REPRODUCTION
-from offbeat.watch.results import Messages, Result, TaskResult
+from offbeat.watch.measures import Messages
+from offbeat.watch.results import Result, TaskResult
 
 AXES = ("time", "updates", "bytes")
 SERIES = 24  # drawn at most; the tables have all

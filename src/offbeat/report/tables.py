@@ -10,7 +10,8 @@ import numpy as np
 
 from offbeat.core.metric import LOSS, Metric
 from offbeat.report.run import Columns
-from offbeat.watch.results import Measures, Result, TaskResult, first_reached
+from offbeat.watch.measures import Measures
+from offbeat.watch.results import Result, TaskResult, first_reached
 
 Getter = Callable[[Result], float | None]
 

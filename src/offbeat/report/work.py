@@ -12,7 +12,7 @@ from offbeat.core.metric import Metric
 from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.report.bands import Band, Curve, band, clean
 from offbeat.report.run import Columns, Floats, Ints, RecordedRun
-from offbeat.watch.results import Messages
+from offbeat.watch.measures import Messages
 
 WINDOWS = 60  # of equal length, over a run's time
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

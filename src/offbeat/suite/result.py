@@ -137,7 +137,7 @@ def collect(folder: Path, suite: Suite) -> SuiteResult:
 
 def read(path: Path) -> SuiteResult:
     """A result file, checked; a folder has one called result.json."""
-    from offbeat.watch.results import read_as
+    from offbeat.watch.typed_json import read_as
 
     place = path / RESULT if path.is_dir() else path
     try:

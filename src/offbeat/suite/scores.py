@@ -6,7 +6,8 @@ from itertools import pairwise
 from math import isfinite
 
 from offbeat.suite.definition import SuiteTask
-from offbeat.watch.results import Measures, Result
+from offbeat.watch.measures import Measures
+from offbeat.watch.results import Result
 
 # name -> what it says, in a head of a table; more is better of those in HIGHER
 SCORES = {

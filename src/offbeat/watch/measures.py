@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,21 +14,75 @@ import pyarrow as pa
 from offbeat.core.run_state import InFlight
 from offbeat.core.watcher import ARRIVED, FAILED
 from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, UNDERWAY, read_table, schema, write_table
-from offbeat.watch.results import (
-    Bytes,
-    Concurrency,
-    Measures,
-    Messages,
-    Participation,
-    Quantiles,
-    StalenessQuantiles,
-)
 from offbeat.watch.watched import WatchedRun
 
 WINDOWS = 20  # of equal length, over a run's time
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """The share of clients that have work: mean over time, and means in time windows."""
+
+    mean: float
+    windows: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """distance: of the clients' shares of the updates from equal shares, ½ Σ |p_i − 1/n|.   silent: clients without
+    an update."""
+
+    distance: float
+    silent: int
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """The 50, 90 and 99 % quantiles; None without values."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True)
+class StalenessQuantiles(Quantiles):
+    """Quantiles of the staleness.   windows: means in time windows."""
+
+    windows: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes sent to clients and received from them."""
+
+    down: int
+    up: int
+
+
+@dataclass(frozen=True)
+class Messages(Bytes):
+    """The messages of one task: bytes per download and per upload, and the number of jobs sent."""
+
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Measures:
+    """How the clients worked; see `watch.measures.measure`."""
+
+    concurrency: Concurrency
+    computing: float
+    participation: Participation
+    staleness: StalenessQuantiles
+    tasks: tuple[Quantiles, ...]
+    bytes: Bytes
+    messages: tuple[Messages, ...] = field(metadata={"key": "wires"})
+    idle: float
+    waiting: float | None
 
 
 def measure(folder: Path, simulation: WatchedRun) -> Measures:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from html import escape
 from math import inf, nan
 from pathlib import Path
 from statistics import fmean
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -23,8 +22,8 @@ from offbeat.core.vectors import Vector
 from offbeat.core.watcher import Measurement
 from offbeat.models.modules import trained
 from offbeat.watch.files import COLUMNS, METRICS, MODEL, OUTPUTS, OWN_PARTS, read_table
-
-T = TypeVar("T")
+from offbeat.watch.measures import Measures
+from offbeat.watch.typed_json import json_key, read_as, read_object, to_plain
 
 
 def first_reached(values: Iterable[float], metric: Metric, target: float) -> int | None:
@@ -65,69 +64,6 @@ class MeanMax:
 
     mean: float
     max: float
-
-
-@dataclass(frozen=True)
-class Concurrency:
-    """The share of clients that have work: mean over time, and means in time windows."""
-
-    mean: float
-    windows: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Participation:
-    """distance: of the clients' shares of the updates from equal shares, ½ Σ |p_i − 1/n|.   silent: clients without
-    an update."""
-
-    distance: float
-    silent: int
-
-
-@dataclass(frozen=True)
-class Quantiles:
-    """The 50, 90 and 99 % quantiles; None without values."""
-
-    p50: float | None
-    p90: float | None
-    p99: float | None
-
-
-@dataclass(frozen=True)
-class StalenessQuantiles(Quantiles):
-    """Quantiles of the staleness.   windows: means in time windows."""
-
-    windows: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """Bytes sent to clients and received from them."""
-
-    down: int
-    up: int
-
-
-@dataclass(frozen=True)
-class Messages(Bytes):
-    """The messages of one task: bytes per download and per upload, and the number of jobs sent."""
-
-    jobs: int
-
-
-@dataclass(frozen=True)
-class Measures:
-    """How the clients worked; see `watch.measures.measure`."""
-
-    concurrency: Concurrency
-    computing: float
-    participation: Participation
-    staleness: StalenessQuantiles
-    tasks: tuple[Quantiles, ...]
-    bytes: Bytes
-    messages: tuple[Messages, ...] = field(metadata={"key": "wires"})
-    idle: float
-    waiting: float | None
 
 
 @dataclass(frozen=True)
@@ -382,7 +318,7 @@ class Result:
         elif self.time is None:
             left_out |= set(totals)
         kept = (f for f in fields(self) if f.name not in left_out and getattr(self, f.name) is not None)
-        table = {_key(f): _plain(getattr(self, f.name)) for f in kept}
+        table = {json_key(f): to_plain(getattr(self, f.name)) for f in kept}
         if "tasks" in table:
             table["tasks"] = {task.pop("name"): task for task in table["tasks"]}
         return table
@@ -396,8 +332,8 @@ class Result:
                 if table.get(name) is None:
                     raise FolderError(f"{name} is missing")
         tasks = read_as(Mapping[str, Any], table.get("tasks", {}), "tasks").items()
-        found = tuple(_object(TaskResult, task, f"tasks.{name}", name=name) for name, task in tasks)
-        return _object(cls, table, "", tasks=found, folder=folder)
+        found = tuple(read_object(TaskResult, task, f"tasks.{name}", name=name) for name, task in tasks)
+        return read_object(cls, table, "", tasks=found, folder=folder)
 
     def __repr__(self) -> str:
         return f"<Result {self.name}: {self._end}>"
@@ -424,85 +360,3 @@ class Result:
 def _evaluation(row: dict[str, Any]) -> Measurement:
     task, time, updates, version = (row.pop(name) for name in COLUMNS[METRICS])
     return Measurement(task, time, updates, version, {name: v for name, v in row.items() if v is not None})
-
-
-# To and from JSON
-
-
-def _key(of: Any) -> str:
-    return str(of.metadata.get("key", of.name))
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: tables and lists."""
-    if is_dataclass(value):
-        return {_key(f): _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-@lru_cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _object(kind: type[T], value: Any, where: str, **known: Any) -> T:
-    hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
-    table, front = read_as(Mapping[str, Any], value, where), f"{where}." if where else ""
-    found = dict(known)
-    for each in fields(kind):  # type: ignore[arg-type]
-        if each.name in known:
-            continue
-        if _key(each) in table:
-            found[each.name] = read_as(hints[each.name], table[_key(each)], front + _key(each))
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise FolderError(f"{front}{_key(each)} is missing")
-    return kind(**found)
-
-
-def _tuple(kind: Any, value: Any, where: str) -> Any:
-    """A named tuple, which is a list in JSON."""
-    needed = [name for name in kind._fields if name not in kind._field_defaults]
-    items = read_as(tuple[Any, ...], value, where)
-    if not len(needed) <= len(items) <= len(kind._fields):
-        raise _wrong(value, where, ", ".join(needed))
-    return kind(*(read_as(hint, each, where) for hint, each in zip(_hints(kind).values(), items, strict=False)))
-
-
-_EXPECTED: Mapping[Any, tuple[Any, str]] = {
-    float: (int | float, "a number"),
-    int: (int, "a whole number"),
-    str: (str, "text"),
-    bool: (bool, "true or false"),
-    tuple: (list | tuple, "a list"),
-    Sequence: (list | tuple, "a list"),
-    Mapping: (dict, "a table"),
-}
-
-
-def read_as(hint: Any, value: Any, where: str) -> Any:
-    """What JSON holds as a type, checked. A number that JSON does not have is null there, and nan here."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any or (hint is float and value is None):
-        return value if hint is Any else nan
-    if is_dataclass(hint):
-        return _object(hint, value, where)  # type: ignore[arg-type]
-    if hasattr(hint, "_fields"):
-        return _tuple(hint, value, where)
-    if origin is UnionType:
-        return None if value is None else read_as(inner[0], value, where)
-    accepted, words = _EXPECTED[origin or hint]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise _wrong(value, where, words)
-    if origin is Mapping:
-        return {str(name): read_as(inner[1], each, f"{where}.{name}") for name, each in value.items()}
-    if origin is None:
-        return value
-    items = (read_as(inner[0], each, f"{where}[{at}]") for at, each in enumerate(value))
-    return tuple(items) if origin is tuple else list(items)
-
-
-def _wrong(value: Any, where: str, expected: str) -> FolderError:
-    text = repr(value)
-    return FolderError(f"{where or 'it'} = {text if len(text) <= 40 else text[:39] + '…'}: expected {expected}")
