@@ -17,7 +17,8 @@ from federation import LOADER, OWN, Federation, wait_for_updates
 from sites import running, served, site
 
 from offbeat.core.errors import OffbeatError
-from offbeat.deploy import identity, keys
+from offbeat.deploy import identity, keys, server as server_module
+from offbeat.deploy.board import change_board, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.link import Link
 from offbeat.deploy.push import push
@@ -72,6 +73,65 @@ def test_runs_are_listed_stopped_and_deleted(tmp_path: Path, monkeypatch: pytest
         assert offbeat("runs", *words).out == "the broker has no runs of this federation\n"
         said = offbeat("runs", "--keys", fed / "a.creds", "--nats", broker.url)
         assert (said.code, "the server's are in server.creds" in said.err) == (1, True)
+
+
+def test_sites_come_back_to_a_run_that_was_taken_off_the_board_and_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "GONE", 1.0)
+    monkeypatch.setattr(joining, "SILENT", 0.5)
+    monkeypatch.setattr(admin, "SURE", 1.0)
+    fed = tmp_path / "fed"
+    keys.init(fed, ["a", "b"], tls=False)
+    broker = Broker(tmp_path / "broker", fed)
+
+    async def play() -> None:
+        link = Link(identity.read_creds(fed / "server.creds"), broker.url)
+        await link.connect(60)
+        with site(tmp_path, fed / "a.creds", broker.url) as a:
+            async with a:
+                async with served(tmp_path, broker.url, "one", 10**6):
+                    await a.says("takes part in one", 60)
+                await a.says("has been silent", 60)
+                assert "with its folder goes on" in await admin.stop_run(link, "one")
+                await a.says("leaves one, which was stopped by its operator", 60)
+                assert "is there again" not in a.log.read_text()
+                async with served(tmp_path, broker.url, "one", 10**6) as (server, _):
+                    before = server.ledger.tally.updates
+                    while server.ledger.tally.updates < before + 5:
+                        await asyncio.sleep(0.02)
+        await link.close()
+
+    with running(broker):
+        asyncio.run(asyncio.wait_for(play(), 120))
+
+
+def test_a_run_that_is_over_leaves_the_board_although_its_leader_died_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "SILENCE", 0.5)
+    fed = tmp_path / "fed"
+    keys.init(fed, ["a", "b"], tls=False)
+    broker = Broker(tmp_path / "broker", fed)
+
+    async def play() -> None:
+        link = Link(identity.read_creds(fed / "server.creds"), broker.url)
+        await link.connect(60)
+        with site(tmp_path, fed / "a.creds", broker.url) as a:
+            async with a, served(tmp_path, broker.url, "one", 20) as (_, task):
+                await asyncio.wait_for(task, 60)
+        for before in (lambda board: board.with_run("one", {}), lambda board: board.without("one", "restored")):
+            await change_board(link, before)
+            async with served(tmp_path, broker.url, "one", 20) as (_, task):
+                await asyncio.wait_for(task, 60)
+            board = await read_board(link)
+            assert board is not None
+            assert (dict(board.runs), dict(board.past)) == ({}, {"one": "updates"})
+        assert await admin.stop_run(link, "one") == "one is finished (updates) already, and nobody serves it"
+        await link.close()
+
+    with running(broker):
+        asyncio.run(asyncio.wait_for(play(), 120))
 
 
 def test_a_run_is_saved_to_a_file_and_goes_on_from_it_on_another_broker(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from offbeat.core.errors import DivergedError
 from offbeat.core.vectors import Vector
 from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
-from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, write_pulse
+from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, read_board, write_pulse
 from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, SOON, within
 from offbeat.deploy.encoding import RefusedError
 from offbeat.deploy.envelope import OVERHEAD
@@ -175,6 +175,7 @@ class RunServer:
                     lead = False
                     note(f"{error}; this server stands by", "warning", run=run)
                     await link.insist(self.mending.leave_last)
+            await self._leave_board()
         finally:
             link.reconnected.remove(self._again)
             for subscription in subscriptions:
@@ -186,6 +187,19 @@ class RunServer:
         note("saved; the run goes on when it is served again" if self.asked else "over and saved", run=run)
         if self.ledger.diverged and not self.asked:
             raise DivergedError(self.ledger.diverged)
+
+    async def _leave_board(self) -> None:
+        """Take a run that is over off the board, if its leader was gone before it did so."""
+        link, run = self.link, self.plan.run
+        while not self.asked:
+            with contextlib.suppress(RefusedError):  # what is not ours is replaced
+                shown = await link.insist(lambda: read_board(link))
+                if shown is None or (run not in shown.runs and shown.past.get(run) != "restored"):
+                    return
+            if time.monotonic() - self.heard > SILENCE:
+                await link.insist(lambda: change_board(link, lambda board: board.without(run, self.ledger.stopped)))
+                return
+            await asyncio.sleep(0.2)
 
     def leave(self) -> None:
         """Stop serving; the run goes on when somebody serves it again."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError
 from offbeat.deploy import encoding, identity, wire
-from offbeat.deploy.board import Board, change_board, find_run, read_board
+from offbeat.deploy.board import Board, change_board, ending, find_run, read_board
 from offbeat.deploy.broker import Broker
 from offbeat.deploy.connection import FAILURES
 from offbeat.deploy.doctor import trouble
@@ -88,6 +88,9 @@ async def stop_run(link: Link, run: str) -> str:
     if await _is_served(link, run):
         await ask_server(link, run, "append", wire.say(wire.Halted(run, "stopped")))
         return f"{run} is stopped; its server writes the results"
+    board = await _board(link)
+    if run not in board.runs and (why := board.past.get(run, "")):
+        return f"{run} {ending(why)} already, and nobody serves it"
     await change_board(link, lambda board: board.without(run, "stopped"))
     return (
         f"{run} is off the board, and sites leave it; nobody served it. `offbeat serve --out` with its folder goes on"

@@ -173,6 +173,7 @@ class Participant:
         self.creds = read_creds(keys)
         self.state = state / self.creds.federation / self.creds.client
         self.done: set[tuple[str, int]] = set()  # runs, and how often they were restored, that are over for us
+        self.once_done = False  # one of them is, or was taken off the board, and may come back
         self.seen = BoardSerial(self.state, self.creds.server_sign)
         self.said, self.said_at = "", 0.0
 
@@ -244,7 +245,7 @@ class Participant:
                     await bulletin.look()
                 continue
             error = await self._run(link, bulletin, run)
-            if not link.refused.is_set() and (error or (self.once and self.done)):
+            if not link.refused.is_set() and (error or (self.once and self.once_done)):
                 return error
         return ""
 
@@ -253,7 +254,7 @@ class Participant:
         runs = {} if bulletin.board is None else bulletin.board.runs
         left = {run: charter for run, charter in runs.items() if _life(run, charter) not in self.done}
         if not left:
-            return "", "there is no other run yet" if self.done else "this federation has no active run"
+            return "", "there is no other run yet" if self.once_done else "this federation has no active run"
         against = {run: self.partner.objection(charter, self.creds.client) for run, charter in left.items()}
         fit = [run for run in left if not against[run]]
         if not fit:
@@ -273,6 +274,7 @@ class Participant:
             watch.cancel()
         if not client.leaving:
             self.done.add(_life(run, charter))
+            self.once_done = True
             self._say(f"{run} {ending(client.stopped) if not error else 'is over for this client'}; {client.tally}")
         return error
 
@@ -293,7 +295,7 @@ class Participant:
             if link.client.is_connected and silent > SILENT:
                 since = f"the server of {run} has been silent for {silent:.0f} s"
                 self._once(f"{since}. Waiting until it is served again", "warning", about=f"silent {run}")
-            elif self.said:
+            elif self.said and run in bulletin.heard:
                 self._say(f"the server of {run} is there again")
                 self.said = ""
             if silent > GONE and self._choose(bulletin)[0] not in ("", run):
@@ -301,7 +303,7 @@ class Participant:
                 break
             gone = 0.0 if bulletin.board is None or run in bulletin.board.runs else gone or now
             if gone and now - gone > GONE:
-                self.done.add(_life(run, charter))
+                self.once_done = True
                 why = "" if bulletin.board is None else bulletin.board.past.get(run, "")
                 self._say(f"leaves {run}, which {ending(why)}; {client.tally}", "warning")
                 break
