@@ -18,7 +18,7 @@ import offbeat as ob
 from offbeat.core.events import Job
 from offbeat.data.base import Dataset
 from offbeat.simulate import execute
-from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.arena import Arenas
 
 ROOM = {10: 0.9, 20: 0.45, 40: 0.2, 80: 0.07}  # seconds that a client has between two visits, about
 STEP = 0.0017  # seconds of a step of the fastest; the slowest takes five times as long

@@ -36,9 +36,10 @@ import torch
 from offbeat.core.errors import DivergedError
 from offbeat.data import Dataset
 from offbeat.data.folder import root
-from offbeat.experiment.experiment import Experiment, algorithm_tables, load
+from offbeat.experiment.experiment import Experiment, load
 from offbeat.experiment.intervals import SeedMean, difference, estimate
 from offbeat.experiment.overrides import override
+from offbeat.experiment.tables import algorithm_tables
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.threads import computing

@@ -12,8 +12,8 @@ import torch
 
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Problems, Session
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.threads import use

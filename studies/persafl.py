@@ -26,8 +26,9 @@ from typing import Any
 
 import offbeat
 from offbeat.core.errors import DivergedError
-from offbeat.experiment.experiment import Experiment, algorithm_tables
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.overrides import override
+from offbeat.experiment.tables import algorithm_tables
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.threads import computing

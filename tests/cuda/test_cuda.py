@@ -20,7 +20,7 @@ from offbeat.data.base import Dataset
 from offbeat.data.splits import Dirichlet
 from offbeat.local import Adam, AdamW
 from offbeat.local.schedules import CosineDecay
-from offbeat.simulate.lazy import LazyArena
+from offbeat.simulate.arena import LazyArena
 from offbeat.timing import Exponential, OnOff, Times
 
 try:

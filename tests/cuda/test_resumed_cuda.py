@@ -15,8 +15,8 @@ from offbeat.core.vectors import materialise
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.session import Session
 from offbeat.simulate.abreast import Abreast, abreast
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.world import World

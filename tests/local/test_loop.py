@@ -23,8 +23,8 @@ from offbeat.core.events import Job
 from offbeat.core.local import Work
 from offbeat.data.readers import load
 from offbeat.local.loop import _Turn
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor, Ready
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.pool import Pool
 
 CLOCK = timing.Times(timing.Exponential(rate=1.0))

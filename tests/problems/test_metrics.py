@@ -17,7 +17,8 @@ from torch import Tensor
 
 from offbeat.core.errors import SettingError
 from offbeat.core.metric import Metric, all_metrics
-from offbeat.problems.metrics import NAMED, Accuracy, Score, TopK, Whole, scores
+from offbeat.problems.metrics import Accuracy, Score, TopK, Whole
+from offbeat.problems.scoring import NAMED, scores
 
 DRAW = torch.Generator().manual_seed(0)
 N = 500

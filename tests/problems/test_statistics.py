@@ -20,7 +20,7 @@ from offbeat.core.server import Model
 from offbeat.core.vectors import materialise
 from offbeat.local import MAML, SGD, Adam, AdamW, Gradient, Moreau, Prox
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.arena import Arenas
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 

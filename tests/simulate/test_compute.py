@@ -20,8 +20,8 @@ from offbeat.core.random import SAMPLE, key
 from offbeat.core.until import Until
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
+from offbeat.simulate.arena import Arena, Arenas
 from offbeat.simulate.execute import Executor, Ready
-from offbeat.simulate.lazy import Arena, Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.timing import Exponential, Times
 from offbeat.timing.base import Durations

@@ -20,8 +20,9 @@ from offbeat.core.until import Until
 from offbeat.core.vectors import dot, materialise, norm, stacked
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
-from offbeat.simulate import lazy
-from offbeat.simulate.lazy import Arena, Arenas, LazyArena, LazyVector
+from offbeat.simulate import arena as arenas
+from offbeat.simulate.arena import Arena, Arenas, LazyArena
+from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 
@@ -244,7 +245,7 @@ def test_growing_keeps_all_values_and_what_is_still_to_be_done(kind: type[Arena]
 def test_large_matrices_grow_by_a_quarter(kind: type[Arena], monkeypatch: pytest.MonkeyPatch) -> None:
     space = arena(kind)
     begin, wanted = len(space.matrix), 3 * len(space.matrix)
-    monkeypatch.setattr(lazy, "_LARGE", 2 * space.matrix.numel() * space.matrix.element_size())
+    monkeypatch.setattr(arenas, "_LARGE", 2 * space.matrix.numel() * space.matrix.element_size())
     kept = [vector for at in range(wanted) for vector in space.keep(values(1, seed=at))]
     assert torch.equal(stacked(kept), torch.cat([values(1, seed=at) for at in range(wanted)]))
     assert len(space.matrix) == (2 * begin) * 5 // 4 * 5 // 4  # not 4 · begin

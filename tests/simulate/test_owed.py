@@ -18,8 +18,8 @@ from offbeat.core.vectors import materialise
 from offbeat.local.sgd import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate import compute
+from offbeat.simulate.arena import Arenas, LazyArena
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas, LazyArena
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare

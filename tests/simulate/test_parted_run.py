@@ -44,7 +44,7 @@ from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD, Adam, Scaffold
 from offbeat.local.compress import QSGD, LargestK, Signs
 from offbeat.problems.supervised import Supervised
-from offbeat.simulate.lazy import Arenas
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.pool import Pool
 from offbeat.simulate.run import prepare

@@ -28,8 +28,8 @@ from offbeat.local import SGD, Prox
 from offbeat.local.moreau import Moreau
 from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare

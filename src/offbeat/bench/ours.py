@@ -43,8 +43,8 @@ from offbeat.data.samples import Samples
 from offbeat.experiment.run import run
 from offbeat.local.sgd import SGD
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.choose import executor as named_executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import prepare

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from offbeat.bench.session import BenchRow, Report, Standing
-from offbeat.problems.metrics import NAMED
+from offbeat.problems.scoring import NAMED
 
 HEAD = ("", "updates/s", "CPU-ms", "peak MB", "check", "offbeat's speed is")
 

@@ -21,9 +21,9 @@ from offbeat.data.base import Dataset
 from offbeat.data.samples import Samples, Stored
 from offbeat.models.flat import Flat, ModelParts
 from offbeat.problems.given import given
-from offbeat.problems.metrics import Metrics, scores
 from offbeat.problems.objective import Loss
 from offbeat.problems.parted import parted
+from offbeat.problems.scoring import Metrics, scores
 from offbeat.problems.supervised import Supervised
 
 Rows = Sequence[int] | npt.NDArray[np.int64]

@@ -45,8 +45,9 @@ from offbeat.privacy import attack, rules
 from offbeat.privacy.attack import Kind, own_attack
 from offbeat.privacy.dp_sgd import DPSGD
 from offbeat.privacy.rules import Rule
-from offbeat.problems.metrics import NAMED, Score
+from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Objective
+from offbeat.problems.scoring import NAMED
 from offbeat.theory.schedules import Theorem7, Theorem8
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay

@@ -11,8 +11,9 @@ from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.core.vectors import even
-from offbeat.experiment.experiment import Experiment, algorithm_tables
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.overrides import join_path, label as label_of, put, split_path
+from offbeat.experiment.tables import algorithm_tables
 from offbeat.report.grid import brief
 from offbeat.watch.results import Result
 

@@ -21,8 +21,9 @@ import torch
 from offbeat.core.errors import DivergedError
 from offbeat.core.vectors import Vector, materialise
 from offbeat.data.samples import Stored
-from offbeat.experiment.experiment import Experiment, Spec, algorithm_tables
+from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.session import Session
+from offbeat.experiment.tables import algorithm_tables
 from offbeat.local.descent import Descent
 from offbeat.problems.supervised import Supervised
 from offbeat.simulate.loop import Simulation

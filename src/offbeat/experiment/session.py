@@ -14,9 +14,9 @@ from offbeat.models.gpu import room
 from offbeat.privacy.attack import attackers
 from offbeat.privacy.poison import poisoned
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import prepare

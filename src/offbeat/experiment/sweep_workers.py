@@ -23,8 +23,8 @@ from offbeat.experiment.grid import Point
 from offbeat.experiment.session import Problems, Session
 from offbeat.models.gpu import room, share
 from offbeat.simulate.abreast import Abreast, abreast
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
 from offbeat.simulate.run import Evaluate

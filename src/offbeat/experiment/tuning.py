@@ -19,12 +19,13 @@ from typing import Any
 
 from offbeat.core.errors import Checked, Count, FolderError, SettingError
 from offbeat.experiment import folder as folders, ranking, sweep
-from offbeat.experiment.experiment import Experiment, algorithm_tables, is_label
+from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.intervals import SeedMean, estimate
 from offbeat.experiment.overrides import plain, put, split_path
 from offbeat.experiment.results import Results
 from offbeat.experiment.samplers import Axis, SamplerName, Settings, Values, axis, sampler
+from offbeat.experiment.tables import algorithm_tables, is_label
 from offbeat.report import toml
 from offbeat.watch.files import EXPERIMENT, RUNS, json_text, write_json, write_text
 from offbeat.watch.results import Result

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from offbeat.core.errors import SettingError, nearest, unknown
 from offbeat.experiment import schema
-from offbeat.experiment.experiment import algorithm_tables
 from offbeat.experiment.overrides import label, override, read_table
+from offbeat.experiment.tables import algorithm_tables
 
 Scale = Literal["quick", "full"]
 Pairs = Sequence[tuple[Any, Any]]

@@ -33,11 +33,12 @@ from offbeat.problems.check import check, check_scores, one_line
 from offbeat.problems.compiled import Compiled
 from offbeat.problems.evaluation import Evaluation, Measured
 from offbeat.problems.given import given
-from offbeat.problems.metrics import Metrics, Score, scores
+from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Loss, Objective, cross_entropy, total
 from offbeat.problems.parted import parted
 from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
+from offbeat.problems.scoring import Metrics, scores
 from offbeat.problems.shards import Shards
 from offbeat.problems.shares import Weighted, test_shares, weights
 

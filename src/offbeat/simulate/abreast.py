@@ -23,7 +23,8 @@ from offbeat.core.events import Send
 from offbeat.core.local import Local
 from offbeat.core.state import State, copied, exchange
 from offbeat.core.vectors import Vector, materialise
-from offbeat.simulate.lazy import ApartError, Arenas, LazyArena, LazyVector, WideArena
+from offbeat.simulate.arena import ApartError, Arenas, LazyArena, WideArena
+from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.world import World
 

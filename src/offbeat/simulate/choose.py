@@ -16,8 +16,8 @@ from offbeat.core.events import Job
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.execute import Executor, Ready
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.pool import Pool
 from offbeat.simulate.world import World
 

@@ -21,8 +21,9 @@ from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key
 from offbeat.core.until import Until
 from offbeat.core.vectors import Payload
+from offbeat.simulate.arena import Arena, LazyArena
 from offbeat.simulate.execute import Executor, Ready, Result
-from offbeat.simulate.lazy import Arena, LazyArena, LazyVector
+from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.world import ARRIVE, Flight, World, made
 
 _ALL = 1 << 60

@@ -20,7 +20,8 @@ from offbeat.core.local import Carry, Local, Work, Wrapper, batch_size
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
-from offbeat.simulate.lazy import Arena, LazyVector, WideArena
+from offbeat.simulate.arena import Arena, WideArena
+from offbeat.simulate.lazy import LazyVector
 from offbeat.simulate.world import made
 
 Result = tuple[Payload, Payload]  # (upload, new memory)

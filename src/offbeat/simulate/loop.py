@@ -21,10 +21,10 @@ from offbeat.core.vectors import Vector, materialise, stacked
 from offbeat.core.watcher import Measurement, Watcher
 from offbeat.privacy.attack import Adversary, Plot
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.arena import Arena, Arenas
 from offbeat.simulate.compiling import worth
 from offbeat.simulate.compute import Computing, Team
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arena, Arenas
 from offbeat.simulate.personal import Personal, PersonalProblem, counted, measured_metrics, personal_models, summarise
 from offbeat.simulate.traffic import SimulatedTraffic
 from offbeat.simulate.view import WorldView

@@ -17,8 +17,8 @@ from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import stacked
 from offbeat.simulate.abreast import Abreast, Over, Repeated, but_for_step_size
+from offbeat.simulate.arena import ApartError
 from offbeat.simulate.compute import Computing, Team, compute
-from offbeat.simulate.lazy import ApartError
 from offbeat.simulate.loop import Simulation
 
 _AT_ONCE = 64  # models that are evaluated together

@@ -14,9 +14,9 @@ from offbeat.core.until import Until
 from offbeat.core.watcher import Watcher
 from offbeat.privacy.attack import Adversary, Attack, attackers, forgeable
 from offbeat.privacy.hurry import Hurried
+from offbeat.simulate.arena import Arenas
 from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
-from offbeat.simulate.lazy import Arenas
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import Personal, PersonalProblem, judged, measured_metrics
 from offbeat.simulate.world import World

@@ -17,8 +17,8 @@ from offbeat.core.errors import SettingError, WorkerError, at_least
 from offbeat.core.local import Local
 from offbeat.core.problem import Problem
 from offbeat.core.vectors import Payload
+from offbeat.simulate.arena import Arena
 from offbeat.simulate.execute import Errors, Executor, Group, Ready, Result, faults, train
-from offbeat.simulate.lazy import Arena
 from offbeat.simulate.pack import Arrays, arrays, tensors
 
 Wire = tuple[Ready, bytes, Arrays, Arrays]  # a job without its vectors, its local trainer, its payload, its memory
