@@ -221,9 +221,10 @@ def _with_derived(entry: PaperEntry, cells: Mapping[str, Cell]) -> dict[str, Cel
 
 def _cell_data(cell: ComparedCell) -> dict[str, Any]:
     ours, theirs = cell.ours, cell.paper
+    numbers = {"mean": ours.mean, "min": ours.low, "max": ours.high, "seeds": ours.seeds, "beyond": ours.beyond}
     return {
         "cell": cell.name,
-        "ours": {"mean": ours.mean, "min": ours.low, "max": ours.high, "seeds": ours.seeds, "beyond": ours.beyond},
+        "ours": {**numbers, "spread": None if ours.spread is None else list(ours.spread)},
         "paper": {"mean": theirs.mean, "min": theirs.low, "max": theirs.high, "beyond": theirs.beyond},
         "shows": cell.shows,
         "shown": shown(ours),
