@@ -105,6 +105,7 @@ def focal(output: Tensor, target: Tensor) -> Tensor:
 LABELS = torch.randint(3, (N,), generator=G)
 REAL = torch.randn(N, generator=G)
 SEVERAL = (torch.rand(N, 4, generator=G) > 0.5).float()
+SOME = torch.where(torch.arange(N * 4).view(N, 4) % 3 == 0, -100.0, SEVERAL)
 TEXT = torch.randint(TOKENS, (N, PLACES), generator=G)
 HOLES = torch.where(torch.rand(N, PLACES, generator=G) > 0.3, TEXT, -100)
 HOLES[:, 0] = TEXT[:, 0]
@@ -139,6 +140,7 @@ CASES = {
     "huber": Case({"x": X, "y": REAL.double()}, lambda: net(1), "huber", "each"),
     "mse of several": Case({"x": X, "y": SEVERAL}, lambda: net(4), "mse", "each"),
     "multi-label": Case({"x": X, "y": SEVERAL}, lambda: net(4), "bce", "each"),
+    "multi-label, some unknown": Case({"x": X, "y": SOME}, lambda: net(4), "bce", "each"),
     "binary, bool": Case({"x": X, "y": SEVERAL[:, 0] > 0.5}, lambda: net(1), "bce", "each"),
     "two inputs": Case({"left": X, "right": X[:, :3], "y": REAL}, TwoInputs, "mse", "each", inputs=("left", "right")),
     "classes of two inputs": Case(

@@ -50,6 +50,23 @@ def test_a_client_may_bring_columns_and_its_own_test_samples() -> None:
     assert sums["rmse"][0] == pytest.approx(loss)
 
 
+def test_the_loss_that_a_client_reports_is_that_of_what_its_samples_count() -> None:
+    """Of tokens, known labels or weights: as in a simulation."""
+
+    def known(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        there = target >= 0
+        return ((output - target) ** 2 * there).sum(1), there.sum(1)
+
+    x, y, module = torch.rand(8, 3), torch.rand(8, 4), nn.Linear(3, 4)
+    y[2:, 1:] = -100.0
+    problem = ClientProblem("own", module, 1, dataset(((x, y), (x, y)), module, known), loss=known)
+    total, loss, _ = problem.claim(problem.initial())
+    assert total == 8
+    assert loss / total == pytest.approx(problem.measure(problem.initial().unsqueeze(0))[0]["loss"], rel=1e-5)
+    nothing = ((x, y), (x, torch.full_like(y, -100.0)))
+    assert ClientProblem("own", module, 1, dataset(nothing, module, known), loss=known).claim(problem.initial())[0] == 0
+
+
 def test_a_site_that_names_no_loader_is_told_to() -> None:
     problem = {"data": "own", "shape": [2], "classes": 2, "clients": 1, "model": "linear"}
     table = {"until": {"time": 1.0}, "problem": problem, "algorithm": {"fedasync": {"local": {"sgd": {"lr": 0.1}}}}}

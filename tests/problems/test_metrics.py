@@ -144,6 +144,23 @@ def test_places_that_do_not_count_are_left_out() -> None:
         assert whole == pytest.approx(part)
 
 
+@pytest.mark.parametrize("name", ["accuracy", "hamming", "f1", "auroc", "auprc", "ece", "dice"])
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_labels_that_are_unknown_do_not_count(name: str, kind: torch.dtype) -> None:
+    outputs, labels = torch.randn(60, 3, generator=DRAW), (torch.rand(60, 3, generator=DRAW) < 0.4).to(kind)
+    gaps = labels.clone()
+    gaps[:20], gaps[20:40, 1], gaps[:, 2] = -100, -100, -100
+    score = NAMED[name]()
+    known = [
+        score.state(outputs[some, label], labels[some, label])
+        for some, label in ((slice(20, 60), 0), (slice(40, 60), 1))
+    ]
+    apart = [score.value(each) for each in known]
+    together = score.value(sum(known[1:], known[0]))
+    expected = sum(apart) / 2 if name in ("f1", "auroc", "auprc") else together
+    assert value(score, outputs, gaps) == pytest.approx(expected)
+
+
 def test_without_samples_there_is_no_value() -> None:
     for name, output, target, _ in [*EXACT, *BINNED]:
         assert isnan(value(NAMED[name](), output[:0], target[:0]))

@@ -130,12 +130,19 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: split((changed(X, (17, 2), np.nan), Y)),
         "'x': sample 17 is not finite; fill it in or leave it out",
     ),
+    "nan of a client": (
+        lambda: split({"north": (X, REAL), "coast": (X, changed(REAL, 4, np.nan))}),
+        "'y': sample 4 of client 'coast' is not finite; fill it in or leave it out, or write -100 for a label that is",
+    ),
     "metric of numbers": (
         lambda: split((X, Y), metrics=["rmse"]),
         r"the metric rmse fails on outputs \[2, 3\] and y int64 \[2\]: it takes one output for each number",
     ),
     "mse of classes": (lambda: split((X, Y), loss="mse"), 'for classes use the loss "cross-entropy"'),
-    "bce": (lambda: split((X, Y), 1, loss="bce"), r"'y' runs from 0 to 2; labels of bce are in \[0, 1\]"),
+    "bce": (
+        lambda: split((X, Y), 1, loss="bce"),
+        r"'y' has the label 2; labels of bce are in \[0, 1\], or -100 where unknown",
+    ),
     "nan target": (
         lambda: split((X, changed(REAL, 7, np.nan)), 1, test=(X, REAL)),
         "'y': training sample 7 is not finite",

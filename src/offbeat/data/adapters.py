@@ -87,12 +87,14 @@ def dataset(
     if isinstance(train, Stored) and target in train.masks and target in chosen:
         target = "labels"
     if isinstance(train, Stored) and _together(train, chosen, forward):
-        _finite(train, chosen, "training " if tested else "")  # while the columns still have the user's names
-        _finite(tested, chosen, "test ")
+        said, sizes = ("training ", "test ") if tested else ("", ""), owners or ((), ())
+        _finite(train, chosen, said[0], given, sizes[0])  # while the columns still have the user's names
+        _finite(tested, chosen, said[1], given, sizes[1])
         train, tested = _grouped(train, chosen), tested and _grouped(tested, chosen)
         chosen = ("x",)
     if tested is None:
-        _finite(train, (*chosen, target))  # here a sample still has the number that the user knows
+        # Here a sample still has the number that the user knows.
+        _finite(train, (*chosen, target), "", given, owners[0] if owners else (), target)
         whose = _codes(train, client) if owner is None and client else owner
         kept, held = _held_out(len(train), whose, holdout)
         train, tested = train.part(kept), train.part(held)
@@ -253,12 +255,28 @@ def _held_out(count: int, owner: npt.NDArray[np.int64] | None, share: float) -> 
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _finite(given: Samples | None, names: Iterable[str], said: str = "") -> None:
+def _finite(
+    given: Samples | None,
+    names: Iterable[str],
+    said: str,
+    clients: Iterable[Any],
+    sizes: Sequence[int],
+    target: str = "",
+) -> None:
+    """clients, sizes: whose samples they are, one client's after the other's; no sizes: one owner's."""
     if not isinstance(given, Stored):
         return
     for name in names:
-        if (place := given.not_finite(name)) is not None:
-            raise DataError(f"{name!r}: {said}sample {place} is not finite; fill it in or leave it out")
+        if (place := given.not_finite(name)) is None:
+            continue
+        whose = ""
+        for client, size in zip(clients, sizes, strict=False):
+            if place < size:
+                whose = f" of client {client!r}"
+                break
+            place -= size
+        unknown = ', or write -100 for a label that is unknown (loss "bce")' if name == target else ""
+        raise DataError(f"{name!r}: {said}sample {place}{whose} is not finite; fill it in or leave it out{unknown}")
 
 
 def _codes(train: Samples, name: str) -> npt.NDArray[np.int64]:

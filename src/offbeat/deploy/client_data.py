@@ -127,14 +127,16 @@ class ClientProblem(ModelOnly):
         return [self.inner.evaluation.own(w, self.inner.evaluation.tested) for w in models]
 
     def claim(self, vector: Vector) -> tuple[int, float, dict[str, list[float]]]:
-        """(samples, summed loss, sums by metric) of a model on the held-out samples."""
+        """(samples, their mean loss times their number, sums by metric) of a model on the held-out samples."""
         if not self.held:
             return 0, 0.0, {}
         evaluation, w = self.inner.evaluation, vector.to(self.inner.device)
         with torch.no_grad():
             states = evaluation.states(w.unsqueeze(0), evaluation.tested)
         sums = {score.name: state[0].tolist() for score, state in zip(self.scores, states, strict=True)}
-        return len(evaluation.tested), evaluation.summed_loss(w, evaluation.tested), sums
+        total, count = evaluation.loss_sums(w, evaluation.tested)
+        held = len(evaluation.tested) if count else 0  # without a label, there is nothing to report
+        return held, held * total / (count or 1.0), sums if held else {}
 
 
 def dataset(

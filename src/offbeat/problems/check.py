@@ -231,9 +231,12 @@ def _target(problem: Supervised, output: Tensor, target: Tensor) -> None:
                 f"loss(output, target, mask)"
             )
         if function is losses.bce:
-            least, most = _range(problem, name)
-            if least < 0 or most > 1:
-                raise DataError(f"{name!r} runs from {least:g} to {most:g}; labels of bce are in [0, 1]")
+            labels = torch.cat([part.flatten() for part in _known(problem, name)])
+            wrong = labels[((labels < 0) | (labels > 1)) & (labels != losses.IGNORED)]
+            if len(wrong):
+                raise DataError(
+                    f"{name!r} has the label {float(wrong[0]):g}; labels of bce are in [0, 1], or -100 where unknown"
+                )
 
 
 def _fit(output: Tensor, target: Tensor) -> str:
@@ -266,10 +269,15 @@ def _classes(problem: Supervised, outputs: int) -> None:
 
 
 def _range(problem: Supervised, name: str) -> tuple[float, float]:
+    found = _known(problem, name)
+    return min(float(part.min()) for part in found), max(float(part.max()) for part in found)
+
+
+def _known(problem: Supervised, name: str) -> list[Tensor]:
+    """A column of the training and the test samples, where it can be told without reading samples one by one."""
     both = (problem.data.train, problem.data.test)
     known = [s for s in both if isinstance(s, Stored) or (isinstance(s, Read) and name in s.known)]
-    found = [samples[name] for samples in known] or [torch.zeros(1)]
-    return min(float(part.min()) for part in found), max(float(part.max()) for part in found)
+    return [samples[name] for samples in known] or [torch.zeros(1)]
 
 
 def _loss(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Any:

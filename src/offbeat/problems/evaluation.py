@@ -104,18 +104,24 @@ class Evaluation:
     def own(self, w: Vector, tested: Tensor) -> float:
         """The task's main metric of one model on these test samples; without metrics, the mean loss."""
         if not self.problem.scores:
-            return float(self.summed_loss(w, tested) / max(len(tested), 1))
+            total, count = self.loss_sums(w, tested)
+            return total / max(count, 1)
         score = self.problem.scores[0]
         if isinstance(score, Whole):
             return score.of(*self._all_outputs(w, tested))
         return score.value(self.states(w.unsqueeze(0), tested)[0][0].cpu())
 
     @_still
-    def summed_loss(self, w: Vector, tested: Tensor) -> float:
-        """The loss of one model on these test samples, added up."""
-        w = self.problem.flat.whole(w)
-        batches = (self.problem.parts(self.problem.test, which) for which in torch.split(tested, self._chunk))
-        return sum((float(self.losses(w.unsqueeze(0), parts).sum()) for parts in batches), 0.0)
+    def loss_sums(self, w: Vector, tested: Tensor) -> tuple[float, float]:
+        """(the loss of one model on these test samples, added up; what they count together)."""
+        p = self.problem
+        w, total, count = p.flat.whole(w), 0.0, 0.0
+        for which in torch.split(tested, self._chunk):
+            parts = p.parts(p.test, which)
+            total += float(self.losses(w.unsqueeze(0), parts).sum())
+            counts = self._alone(w, p.objective.apart, parts)[1].sum() if p.objective.form == "counted" else len(which)
+            count += float(counts)
+        return total, count
 
     def _all_outputs(self, w: Vector, tested: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs of one model for these test samples, and their targets."""

@@ -4,7 +4,8 @@ Outputs are a model's scores, as a loss takes them. They are compared with
 
     a class a sample, or one for each place of a sample (−100 does not count): scores [b, classes], [b, …, classes] or
         [b, classes, …], of which the largest counts and whose softmax is a probability;
-    one or several labels of 0 or 1: a score for each, which counts as 1 from 0 on and whose sigmoid is a probability;
+    one or several labels of 0 or 1 (−100 does not count): a score for each, which counts as 1 from 0 on and whose
+        sigmoid is a probability;
     numbers: one output for each.
 """
 
@@ -115,22 +116,25 @@ def fitting(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return output.reshape(shape).double(), target.reshape(shape).double()
 
 
-def binary(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(scores, whether a label is 1) [n, labels]."""
+def binary(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(scores, whether a label is 1, whether it is known) [n, labels]."""
     scores, labels = fitting(output, target)
-    return scores, labels > 0.5
+    return scores, labels > 0.5, labels != IGNORED
 
 
-def probabilities(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(probabilities, whether it is so) [n, labels]; of two classes that of the second, of more one for each."""
+def probabilities(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(probabilities, whether it is so, whether that is known) [n, labels]; of two classes that of the second, of more
+    one for each."""
     if not classes(output, target):
-        scores, labels = binary(output, target)
-        return scores.sigmoid(), labels
+        scores, labels, known = binary(output, target)
+        return scores.sigmoid(), labels, known
     scores, labels = by_class(output, target)
     share = scores.double().softmax(dim=1)
     if share.shape[1] == 2:
-        return share[:, 1:], labels.unsqueeze(1) == 1
-    return share, functional.one_hot(labels, share.shape[1]).bool()
+        share, right = share[:, 1:], labels.unsqueeze(1) == 1
+    else:
+        right = functional.one_hot(labels, share.shape[1]).bool()
+    return share, right, torch.ones_like(right)
 
 
 def _sums(*parts: Tensor | float) -> Tensor:
@@ -156,8 +160,8 @@ class Accuracy(Mean):
         if classes(output, target):
             scores, labels = by_class(output, target)
             return _sums((scores.argmax(dim=1) == labels).sum(), labels.numel())
-        scores, labels = binary(output, target)
-        return _sums(((scores >= 0) == labels).sum(), labels.numel())
+        scores, labels, known = binary(output, target)
+        return _sums((((scores >= 0) == labels) & known).sum(), known.sum())
 
 
 class TopK(Mean):
@@ -202,8 +206,8 @@ class F1(Score):
             count, guess = scores.shape[1], scores.argmax(dim=1)
             sums = [torch.bincount(each, minlength=count) for each in (labels[guess == labels], guess, labels)]
             return torch.stack(sums, dim=1).double().reshape(-1)
-        scores, right = binary(output, target)
-        guess = scores >= 0
+        scores, right, known = binary(output, target)
+        guess = (scores >= 0) & known
         return torch.stack([(guess & right).sum(0), guess.sum(0), right.sum(0)], dim=1).double().reshape(-1)
 
     def value(self, state: Tensor) -> float:
@@ -223,8 +227,8 @@ class Dice(F1):
 
     def state(self, output: Tensor, target: Tensor) -> Tensor:
         if not classes(output, target):  # one mask, whatever its shape
-            scores, right = binary(output, target)
-            guess = scores >= 0
+            scores, right, known = binary(output, target)
+            guess = (scores >= 0) & known
             return _sums((guess & right).sum(), guess.sum(), right.sum())
         return super().state(output, target)[3:]
 
@@ -239,9 +243,9 @@ class ECE(Score):
 
     def state(self, output: Tensor, target: Tensor) -> Tensor:
         """Of each bin: samples, their confidence, how many are right."""
-        share, labels = probabilities(output, target)
+        share, labels, known = probabilities(output, target)
         if share.shape[1] == 1 or not classes(output, target):
-            share, labels = share.reshape(-1, 1), labels.reshape(-1, 1)
+            share, labels = share[known].unsqueeze(1), labels[known].unsqueeze(1)
             share, labels = torch.cat([1 - share, share], dim=1), torch.cat([~labels, labels], dim=1)
         confidence, guess = share.max(dim=1)
         right = labels.gather(1, guess.unsqueeze(1)).squeeze(1).double()
@@ -272,10 +276,10 @@ class OverThresholds(Score):
 
     def state(self, output: Tensor, target: Tensor) -> Tensor:
         """For each label, the samples in each bin: those that are not so, then those that are."""
-        share, labels = probabilities(output, target)
+        share, labels, known = probabilities(output, target)
         at = torch.bucketize(share.contiguous(), _edges().to(share.device), right=True).clamp(max=BINS - 1)
         places = at + BINS * labels + 2 * BINS * torch.arange(share.shape[1], device=share.device)
-        counts = torch.bincount(places.reshape(-1), minlength=2 * BINS * share.shape[1])
+        counts = torch.bincount(places[known], minlength=2 * BINS * share.shape[1])
         return counts.double() + _spoiled(output)
 
     def value(self, state: Tensor) -> float:

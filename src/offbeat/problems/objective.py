@@ -23,7 +23,7 @@ Values: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 Loss: TypeAlias = "str | Callable[..., Values]"
 Form = Literal["each", "counted", "mean", "coupled"]
 
-_IGNORED = -100  # a label that does not count, as in torch and HuggingFace's models
+IGNORED = -100  # a label that does not count, as in torch and HuggingFace's models
 
 
 def _fitting(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,8 +45,8 @@ def cross_entropy(output: Tensor, target: Tensor) -> Values:
         return functional.cross_entropy(output, target, reduction="none")
     if output.shape[:-1] == target.shape:  # a class for each place, the scores last
         output = output.movedim(-1, 1)
-    values = functional.cross_entropy(output, target, reduction="none", ignore_index=_IGNORED)
-    return values.flatten(1).sum(1), (target != _IGNORED).flatten(1).sum(1).to(values.dtype)
+    values = functional.cross_entropy(output, target, reduction="none", ignore_index=IGNORED)
+    return values.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(values.dtype)
 
 
 def next_token(output: Tensor, target: Tensor) -> Values:
@@ -75,8 +75,14 @@ def huber(output: Tensor, target: Tensor) -> Tensor:
 
 
 def bce(output: Tensor, target: Tensor) -> Tensor:
-    """Binary cross-entropy of scores with one or several labels in [0, 1]."""
-    return _each(functional.binary_cross_entropy_with_logits(*_fitting(output, target), reduction="none"))
+    """Binary cross-entropy of scores with one or several labels in [0, 1], of a sample the mean over those that are
+    known: −100 does not count."""
+    output, target = _fitting(output, target)
+    known = target != IGNORED
+    values = functional.binary_cross_entropy_with_logits(output, target * known, reduction="none") * known
+    if values.dim() == 1:
+        return values
+    return values.flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
