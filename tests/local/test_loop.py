@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -306,6 +307,20 @@ def test_a_loop_that_fails_is_named_with_its_client_and_job(function: Callable[.
     with pytest.raises(TrainingError, match=rf"test_loop:{function.__name__}, client \d, job \d+: .*{said}") as raised:
         trained(ob.FedBuff(size=2), local, executor="serial")
     assert "\n" not in str(raised.value)
+
+
+def averages(model: nn.Module, data: Any, job: Any) -> None:
+    mean([])
+
+
+class Averages:
+    __call__ = staticmethod(averages)
+
+
+@pytest.mark.parametrize(("function", "place"), [(averages, "test_loop.py"), (Averages(), "statistics.py")])
+def test_a_failure_is_placed_in_the_users_file_or_else_where_it_happened(function: Any, place: str) -> None:
+    with pytest.raises(TrainingError, match=rf"StatisticsError: .* \({place}, line \d+\)$"):
+        trained(ob.FedBuff(size=2), ob.Loop(function), executor="serial")
 
 
 def test_a_frozen_parameter_that_was_changed_is_not_lost_in_silence() -> None:
