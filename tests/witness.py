@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import floor
@@ -49,6 +49,7 @@ HANDLERS = (
 )
 
 Content = tuple[tuple[str, tuple[float, ...]], ...]
+Ticket = tuple[str, int, int, str, str]  # what a helper needs for the mask of a message
 Number = tuple[int, str, int]  # (client, nonce, seq): one message of one life of a client
 
 
@@ -109,6 +110,7 @@ class Witness:
     acknowledged: set[Number] = field(default_factory=set)  # what a client saw applied
     evaluated: list[tuple[int, Content]] = field(default_factory=list)  # (task, model)
     plain: dict[str, Payload] = field(default_factory=dict)  # what was masked, by the key that was made for it
+    noise: Callable[[int, int, Sequence[Ticket]], Any] = lambda number, task, tickets: 0.0  # that is added to a sum
     lost: set[str] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)  # clients that were cut off for good
     late: float = LATE
@@ -244,6 +246,7 @@ class Fold:
         self.reducer = reducer(replace(plan, server=self._watched(plan.server)), None, [watcher])
         self.calm_events = 0  # events before the calm
         self.opened: list[list[str]] = []  # sums: the keys of their messages
+        self.owners: dict[str, tuple[str, int]] = {}  # whose message each of these is, and of which task
         self.sealed: set[tuple[int, int, int]] = set()  # (client, task, version) of updates that are in sums
         seconds = 0.0
         for i, (entry, self.now) in enumerate(zip(log, times, strict=True)):
@@ -328,7 +331,7 @@ class Fold:
                     self._sealed(given[0])
                     self._arrived(Update(given[0], self.witness.plain[once]))
                 if name == "summed" and given[2]:
-                    self._summed(given[1])
+                    self._summed(*given[:2])
                 for command in handler(this, state, *given) or ():
                     self._models(this, state)
                     if isinstance(command, Send):
@@ -390,11 +393,13 @@ class Fold:
             self.wrong.append(f"client {job.client} is in two sums of version {job.version}")
         self.sealed.add(what)
 
-    def _summed(self, total: Vector) -> None:
+    def _summed(self, task: int, total: Vector) -> None:
         """A sum must be that of what its clients have masked."""
-        (tickets,) = (each for number, each in self.closed.items() if number not in self.ledger.closed)
+        ((number, tickets),) = (each for each in self.closed.items() if each[0] not in self.ledger.closed)
         self.opened.append([ticket[-1] for ticket in tickets])
+        self.owners |= {ticket[-1]: (ticket[0], task) for ticket in tickets}
         expected = sum(vector for ticket in tickets for vector in self.witness.plain[ticket[-1]].values())
+        expected = expected + self.witness.noise(number, task, tickets)
         if total.tolist() != expected.tolist():  # type: ignore[union-attr]
             self.wrong.append(f"a sum is {total.tolist()}, and its clients have sent {expected}")
 

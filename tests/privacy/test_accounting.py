@@ -74,6 +74,8 @@ def test_the_matrix_of_correlated_noise_squares_to_prefix_sums(bands: int) -> No
         (0.9, 1.0, 3, 1e-5),
         (0.03, 0.5, 20, 1e-4),
         (1e-4, 1.0, 100, 1e-5),
+        (0.00483, 4.769, 1447, 5.7e-8),
+        (0.00667, 5.548, 246, 7.1e-8),
         (1.0, 5.0, 10, 1e-5),
     ],
 )

@@ -96,7 +96,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**TASKS, "secure": SECURE, "algorithm": {"fedast": {"size": 4, "allocation": "dynamic"}}},
         "goes by single updates",
     ),
-    "tasks, privacy and secure": ({**TASKS, "privacy": PRIVACY, "secure": SECURE}, "keep one of the two tables"),
     "a buffer of a task beyond the clients": (
         {**TASKS, "secure": {**SECURE, "mode": "cohort"}, "algorithm": {"fedast": {"requests": 26, "size": 13}}},
         "each of the 12 clients is in a sum once",
@@ -119,6 +118,12 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "tasks and privacy": {**TASKS, "privacy": PRIVACY},
     "tasks and secure": {**TASKS, "secure": SECURE},
     "tasks and secure without a helper": {**TASKS, "secure": {**SECURE, "mode": "cohort"}},
+    "tasks, privacy and secure": {**TASKS, "privacy": PRIVACY, "secure": SECURE},
+    "tasks, privacy and secure without a helper": {
+        **TASKS,
+        "privacy": PRIVACY,
+        "secure": {**SECURE, "mode": "cohort", "bits": 18},
+    },
     "dp-sgd and privacy": one(privacy=PRIVACY, **server("fedbuff", size=4, local=DP_SGD)),
     "dp-sgd and secure": one(secure=SECURE, **server("fedbuff", size=4, local=DP_SGD)),
     "dp-sgd and robust": one(robust=ROBUST, **server("fedbuff", size=4, local=DP_SGD)),

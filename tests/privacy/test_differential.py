@@ -14,7 +14,7 @@ from logs import Log, plan
 from scipy import stats
 from worlds import Line, run, through_text
 
-from offbeat.algorithms import AREA, FADAS, MIFA, FedAsync, FedAvg, FedBuff
+from offbeat.algorithms import AREA, FADAS, MIFA, FedAST, FedAsync, FedAvg, FedBuff
 from offbeat.algorithms.buffer import Buffer
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
@@ -406,6 +406,34 @@ def test_a_server_of_ones_own_that_makes_something_else_of_updates_must_say_that
     says = type("Says", (Peeking,), {"releases": True})
     assert guarded(says(size=2), None, PRIVACY, 8).guard is PRIVACY
     assert all(guarded(server, None, PRIVACY, 8).guard is PRIVACY for server in SERVERS.values())
+
+
+def seeing(*names: str) -> dict[str, Any]:
+    """Handlers of one's own, whatever they do."""
+    return {name: lambda self, *given: None for name in names}
+
+
+@pytest.mark.parametrize("name", ["arrived", "aggregate", "collect", "mean", "sealed", "charge"])
+@pytest.mark.parametrize("inner", [FedBuff, AREA, FedAvg, FedAST])
+def test_whoever_sees_updates_otherwise_than_the_class_above_must_say_it_itself(inner: Any, name: str) -> None:
+    own, tasks = type("Own", (inner,), seeing(name)), inner is FedAST
+    given = {"size": 2} if inner is not FedAvg else {}
+    with pytest.raises(SettingError, match="privacy: an update must count in one sum"):
+        guarded(own(**given), None, PRIVACY, 8)
+    with pytest.raises(SettingError, match="could stand in for"):
+        Algorithm(own(**given, guard=PRIVACY), SGD(lr=0.1))
+    if tasks:
+        mine = type("Mine", (FedBuff,), seeing(name))(size=2)
+        with pytest.raises(SettingError, match="privacy: an update must count in one sum"):
+            guarded(FedAST(size=2, aggregate=mine), None, PRIVACY, 8)
+    says = type("Says", (own,), {"releases": True})
+    assert guarded(says(**given), None, PRIVACY, 8).guard is PRIVACY  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("given", [{"allocation": "dynamic"}, {"aggregate": FedAsync()}, {"aggregate": MIFA()}])
+def test_tasks_whose_updates_would_count_elsewhere_are_refused_in_python_too(given: Any) -> None:
+    with pytest.raises(SettingError, match="could stand in for"):
+        Algorithm(FedAST(size=2, guard=PRIVACY, **given), SGD(lr=0.1))
 
 
 @pytest.mark.parametrize("server", [FedAsync(guard=PRIVACY), MIFA(guard=PRIVACY), FedAsync(guard=Robust(Median()))])

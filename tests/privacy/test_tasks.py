@@ -12,6 +12,7 @@ from worlds import through_text
 from offbeat.algorithms import AREA, FedAST
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
+from offbeat.core.sums import Secure
 from offbeat.core.until import Until
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
@@ -32,10 +33,12 @@ TASKS: dict[str, Any] = {
 }
 
 
-def simulated(server: Any, timing: Times, watchers: Any = (), world: Any = None, updates: int = 10**6) -> Any:
+def simulated(
+    server: Any, timing: Times, watchers: Any = (), world: Any = None, updates: int = 10**6, secure: Any = None
+) -> Any:
     problems = [Quadratic(8, dim=2, seed=seed) for seed in range(2)]
     until = Until(time=3000.0, updates=updates)
-    algorithm = Algorithm(guarded(server, None, PRIVACY, 8), SGD(lr=0.05))
+    algorithm = Algorithm(guarded(server, None, PRIVACY, 8), SGD(lr=0.05), secure=secure)
     return prepare(problems, algorithm, timing, until, watchers=watchers, world=world, executor="serial")
 
 
@@ -57,6 +60,25 @@ def test_each_task_has_a_ledger_that_its_events_confirm(name: str, timing: Times
     assert world.stopped or timing is ROUGH
     if name != "ratio" and timing is UNEVEN:
         assert set(world.finished.values()) == {"privacy budget"}
+
+
+@pytest.mark.parametrize("mode", ["helper", "cohort"])
+@pytest.mark.parametrize("name", ["fedbuff", "area"])
+def test_each_task_has_a_ledger_under_secure_sums(name: str, mode: Any) -> None:
+    history, secure = History(keep_events=True), Secure(cohort=3, mode=mode, bits=12)
+    server = FedAST(requests=10, size=3) if name == "fedbuff" else FedAST(requests=10, size=3, aggregate=AREA(size=3))
+    run = simulated(server, UNEVEN, [history], secure=secure)
+    world = run.run()
+    assert set(world.finished.values()) == {"privacy budget"}
+    for task, model in enumerate(run.server.models(world.server)):
+        rows = [row.client for row in history.events if row.event == "Arrived" and row.task == task]
+        past = model.contributions
+        assert (past.count, past.sealed, past.closed) == (Counter(rows), True, 0)
+        assert max(past.count.values()) == 4
+        assert past.releases == len(rows) // 3 == model.version > 5
+        assert all(len({*rows[at : at + 3]}) == len(rows[at : at + 3]) for at in range(0, len(rows), 3))
+    kept = run.server.report(world.server)["privacy"]
+    assert PRIVACY.spent(4) < kept["spent"] <= kept["limit"] == pytest.approx(PRIVACY.spent(8))
 
 
 def test_the_total_over_tasks_composes_and_is_no_less_than_any_task_s() -> None:
@@ -112,9 +134,8 @@ FILE: dict[str, Any] = {
 }
 
 
-def test_a_file_with_several_tasks_runs_and_secure_sums_with_it_are_refused() -> None:
-    Experiment.parse(FILE)
-    with pytest.raises(SettingError, match="keep one of the two tables"):
-        Experiment.parse({**FILE, "secure": {"cohort": 3}}).algorithms  # noqa: B018
+def test_a_file_with_several_tasks_is_taken_with_secure_sums_or_without_and_other_servers_are_not() -> None:
+    assert Experiment.parse(FILE).algorithms
+    assert Experiment.parse({**FILE, "secure": {"cohort": 3}}).algorithms
     with pytest.raises(SettingError, match="use fedast"):
         Experiment.parse({**FILE, "algorithm": {"sync-st": {}}}).algorithms  # noqa: B018

@@ -22,7 +22,7 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.problem import Problem
-from offbeat.core.server import SPENT, Combines, Commands, Model, Stepping, View
+from offbeat.core.server import SPENT, Combines, Commands, Model, Stepping, View, releasing
 from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 from offbeat.local.sgd import SGD
@@ -180,6 +180,10 @@ class FedAST(Stepping[FedASTState]):
     @property
     def combines(self) -> Combines:  # type: ignore[override]
         return self.inner(0).combines
+
+    @property
+    def releases(self) -> bool:  # type: ignore[override]
+        return self.allocation == "static" and releasing(self.inner(0))
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ class FedBuff(Buffered):
 
     weight: Staleness = field(default_factory=Equal)
 
+    releases: ClassVar[bool] = True
+
     def counts(self, update: Update, staleness: int) -> tuple[float, Vector]:
         return self.weight(staleness), update["delta"]
 

@@ -12,7 +12,7 @@ from offbeat.core.guard import Guard
 from offbeat.core.local import Local
 from offbeat.core.optimiser import Sparing
 from offbeat.core.problem import Pairing, Problem
-from offbeat.core.server import Server, Stepping
+from offbeat.core.server import Server, Stepping, releasing
 from offbeat.core.sums import Encoded, Secure, SumBound, encoded
 
 
@@ -51,8 +51,10 @@ class Algorithm:
     def _check_guard(self) -> None:
         """Raise for a guard that the server would not ask: nothing would be noised, or combined."""
         guard, server = self._guard, self.server
-        needed = "releases" if guard is not None and guard.limits else "combines"
-        if guard is not None and not server.several and not getattr(server, needed):
+        if guard is None:
+            return
+        stands = isinstance(server, Stepping) and (releasing(server) if guard.limits else bool(server.combines))
+        if not stands and (guard.limits or not server.several):
             raise SettingError(
                 f"guard: {type(server).__name__} does not make its steps of sums or tables that "
                 f"{type(guard).__name__} could stand in for; use fedbuff, fadas, fedavg or area"
@@ -126,11 +128,6 @@ class Algorithm:
         if self._guard is not None and not self._guard.limits:
             raise SettingError(
                 "secure and robust: a robust rule compares single updates, which no server is shown; keep one of them"
-            )
-        if self._guard is not None and self.server.several:
-            raise SettingError(
-                "secure and privacy: with several tasks, what a client spends over all of them has not been verified "
-                "under secure sums; keep one of the two tables, or train the tasks one at a time"
             )
         name, order = type(self.server).__name__, type(self.server).__mro__
 

@@ -34,6 +34,8 @@ from offbeat.core.state import State
 from offbeat.core.vectors import Payload, Vector
 
 Commands: TypeAlias = Iterator[Command]
+# where a server has a client's update before it, or says that a client is in a sum
+SEEING = ("arrived", "absorb", "aggregate", "collect", "mean", "sealed", "charge")
 SPENT = "privacy budget"  # why a run is over in which too few clients may still contribute
 Combines: TypeAlias = Literal["", "buffer", "table"]
 
@@ -394,6 +396,19 @@ class Stepping(Server[S]):
             model.replace(vector)
         else:
             model.optimise(self.server, vector - model.vector)
+
+
+def releasing(server: Stepping[Any]) -> bool:
+    """Whether each update goes into one sum that is released, and into nothing else.
+
+    The class must say so itself that makes something of updates: what it has inherited was said of another.
+    """
+    order = type(server).__mro__
+
+    def depth(what: str) -> int:
+        return next((n for n, each in enumerate(order) if what in vars(each)), len(order))
+
+    return server.releases and depth("releases") <= min(map(depth, SEEING))
 
 
 def answers(server: Server[Any], state: Any, event: Event, view: View) -> Commands:

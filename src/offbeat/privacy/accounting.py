@@ -134,7 +134,7 @@ def steps_within(rate: float, multiplier: float, epsilon: float, delta: float) -
 
 
 def _composed_epsilon(rate: float, multiplier: float, steps: int, delta: float, removed: bool) -> float:
-    spacing = min(_COARSEST, max(_FINEST, rate / 10))  # losses are of the order of the rate
+    spacing = min(_COARSEST, max(_FINEST, rate / (10 * max(1.0, multiplier))))  # losses are of the order of rate/z
     losses, masses, certain = _one_step(rate, multiplier, removed, delta / steps, spacing)
     down, up = (_reach(sign * losses, masses, steps, _STRAY * delta) for sign in (-1.0, 1.0))
     first, last = -ceil(down / spacing) - 1, ceil(up / spacing) + 1

@@ -11,7 +11,7 @@ from offbeat.algorithms.criteria import fixed
 from offbeat.algorithms.fedast import FedAST
 from offbeat.algorithms.fedavg import FedAvg
 from offbeat.core.errors import SettingError
-from offbeat.core.server import Server, Stepping
+from offbeat.core.server import Server, Stepping, releasing
 from offbeat.privacy.differential import Privacy
 from offbeat.privacy.robust import Robust
 
@@ -41,7 +41,7 @@ def _private(server: Server[Any], privacy: Privacy, clients: int) -> Server[Any]
     name = type(server).__name__
     if server.several:
         return _private_tasks(server, privacy, clients)
-    if not isinstance(server, Stepping) or not _releases(server) or len(server.reads) != 1:
+    if not isinstance(server, Stepping) or not releasing(server) or len(server.reads) != 1:
         raise SettingError(
             f"privacy: an update must count in one sum and never again, and {name} uses it otherwise; use fedbuff, "
             "fadas, fedavg or area"
@@ -71,21 +71,16 @@ def _private_tasks(server: Server[Any], privacy: Privacy, clients: int) -> Serve
             f'privacy: allocation = "{server.allocation}" goes by the variance of updates without noise, and everybody '
             'sees who is given work; use allocation = "static"'
         )
+    if not releasing(server):
+        raise SettingError(
+            f"privacy: an update must count in one sum and never again, and {name} may use it otherwise; if it does "
+            "not, let it declare releases = True"
+        )
     given = server.size if server.size is not None else max(1, round(server.total / server.ratio))
     sizes = (given,) if isinstance(given, int) else tuple(given.values() if isinstance(given, Mapping) else given)
     for m, size in enumerate(sizes):
         _private(server.inner(m, size), privacy, clients)  # as if it were alone
     return replace(server, guard=privacy)
-
-
-def _releases(server: Stepping[Any]) -> bool:
-    """Whether the class says so itself that makes something of updates: what it has inherited was said of another."""
-    order = type(server).__mro__
-
-    def depth(what: str) -> int:
-        return next((n for n, each in enumerate(order) if what in vars(each)), len(order))
-
-    return server.releases and depth("releases") <= min(map(depth, ("arrived", "absorb", "aggregate")))
 
 
 def sum_size(server: Stepping[Any], clients: int) -> int | None:
