@@ -197,6 +197,41 @@ def test_headers_of_a_piece_do_not_pass_for_the_broker_s(place: Place, header: s
     place.play(act)
 
 
+def test_a_megabyte_of_headers_is_not_read_and_hides_nothing(place: Place) -> None:
+    """It would take a third of a second of the server's time, also on signs of life that are over a budget."""
+
+
+    def forged(many: int) -> bytes:
+        lines = b"".join(b"a%d: b\r\n" % number for number in range(many))
+        return b"NATS/1.0\r\nNats-Sequence: 7\r\n" + lines + b"Nats-Subject: x\r\n\r\n"
+
+    long = forged(6000)  # as long as a stream keeps
+
+    async def act(scene: Scene) -> None:
+        run, thief = scene.run, scene.thief
+        found = await thief.client._process_headers(forged(100_000))
+        assert found is not None
+        assert len(found) < 1000
+        assert "Nats-Sequence" not in found
+        for what in ("beat", "ask"):
+            await raw(thief, f"{what}.{run}", forged(100_000), b"x")
+        await raw(thief, f"up.{run}", long, b"x")
+        await until(lambda: scene.server.refused == {"malformed": 2})
+        envelope = scene.says("hello", epoch=1, nonce="n")
+        await raw(thief, f"part.{run}", long, envelope)
+        while not (number := await scene.admin.end(f"PART-{run}")):
+            await asyncio.sleep(0.02)
+        await scene.up(PARTED + scene.sealed(write_parts([number], len(envelope), digest_of(envelope)), "parts"))
+        await until(lambda: scene.server.ledger.clients[2].present)
+        await raw(thief, f"mirror.{run}", long, write("copy", CopyPiece("n", "c", 0, 1), b"state"))
+        asking = Asking(thief, run)
+        await asking.listen()
+        assert await asking.ask("copy", "n", patience=60) == b"state"
+        await scene.goes_on()
+
+    place.play(act)
+
+
 def test_a_message_that_looks_like_the_broker_s_heartbeat_is_a_message(place: Place) -> None:
     async def act(scene: Scene) -> None:
         await scene.up(scene.says("hello", epoch=1, nonce="n"), headers={"Status": "100"})

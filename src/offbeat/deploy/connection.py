@@ -47,6 +47,7 @@ _REFUSALS = 5  # in a row, of a key that was accepted before: a broker that has 
 _NO_TLS = "it does not begin with TLS, which tls:// requires; its tls block needs `handshake_first`"
 _ASKS_FOR_TLS = "a broker with TLS has an address that begins with tls://"
 _SILENT = f"it says nothing; {_ASKS_FOR_TLS}"
+_HEADERS = 4096  # bytes of headers that are read: ours and the broker's have some hundreds
 LEAST = 1 << 16  # bytes of a message that a broker has to take
 _NARROW = f"it takes no messages of {LEAST >> 10} KB, which a run needs; raise its max_payload"
 REFUSED = "it refuses these keys"
@@ -192,7 +193,15 @@ class _Client(Client):
         return bytes(super()._connect_command())
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
-        """Headers come from whoever has sent a message, and an error here would end all reading from the broker."""
+        """Headers come from whoever has sent a message, and an error here would end all reading from the broker.
+
+        A megabyte of them would take a third of a second before anybody could be charged for it: of long ones only the
+        end counts, where the broker has put its own.
+        """
+        if headers and len(headers) > _HEADERS:
+            first, _, rest = bytes(headers).partition(b"\r\n")
+            _, _, last = rest[-_HEADERS:].partition(b"\r\n")
+            headers = first[:_HEADERS] + b"\r\n" + last
         try:
             found: dict[str, str] | None = await super()._process_headers(headers)
             return found
