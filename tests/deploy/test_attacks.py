@@ -200,7 +200,6 @@ def test_headers_of_a_piece_do_not_pass_for_the_broker_s(place: Place, header: s
 def test_a_megabyte_of_headers_is_not_read_and_hides_nothing(place: Place) -> None:
     """It would take a third of a second of the server's time, also on signs of life that are over a budget."""
 
-
     def forged(many: int) -> bytes:
         lines = b"".join(b"a%d: b\r\n" % number for number in range(many))
         return b"NATS/1.0\r\nNats-Sequence: 7\r\n" + lines + b"Nats-Subject: x\r\n\r\n"

@@ -259,7 +259,9 @@ async def always(*_: Any) -> bool:
     return True
 
 
-GUESSED = Mistake([(Mending, "_named", nothing), (Mending, "_asked_for", nothing), (Mending, "_nobody_else", always)])
+GUESSED = Mistake(
+    [(Mending, "_named", nothing), (Mending, "_asked_for", nothing), (Mending, "_unseen_by_others", always)]
+)
 
 
 def test_a_server_does_not_take_its_own_record_for_one_of_another_server_that_was_lost() -> None:

@@ -40,7 +40,7 @@ def test_a_run_in_a_folder_is_the_run_in_memory_and_can_be_opened(tmp_path: Path
 def test_its_worker_processes_end_with_it(tmp_path: Path) -> None:
     done = ob.run(PROBLEM, AREA, CLOCK, ob.Until(updates=8), executor="processes", out=tmp_path / "out")
     assert isinstance(done.simulation.executor, Workers)
-    assert done.simulation.executor.hired == []
+    assert done.simulation.executor.started == []
 
 
 STOPPED = """

@@ -17,7 +17,7 @@ from offbeat.watch.results import Result
 
 
 class Scripted:
-    """Workers that ask, save, end a run or die, one word of their script at a time; those hired later just work."""
+    """Workers that ask, save, end a run or die, one word of their script at a time; those started later just work."""
 
     def __init__(self, *scripts: str, later: str = "next done " * 20) -> None:
         self.later = later.split()
@@ -27,11 +27,11 @@ class Scripted:
         self.got: list[tuple[int, Any]] = []
         self.closed = False
 
-    def hire(self, orders: Orders, worker: int) -> None:
+    def start(self, orders: Orders, worker: int) -> None:
         self.at[worker] = iter(self.scripts[worker] if worker < len(self.scripts) else self.later)
         self.runs[worker] = []
 
-    def hear(self, seconds: float) -> Iterator[tuple[int, Message]]:
+    def receive(self, seconds: float) -> Iterator[tuple[int, Message]]:
         for worker in list(self.at):
             word = next(self.at[worker], "left")
             if word == "next":
@@ -52,30 +52,30 @@ class Scripted:
         else:
             self.runs[worker] += [point.number for point, _ in what]
 
-    def dismiss(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         del self.at[worker]
 
     def close(self) -> None:
         self.closed = True
 
 
-def done(crew: Scripted, folder: Path, runs: int, stop: Any = lambda: False) -> list[int | None]:
+def done(pool: Scripted, folder: Path, runs: int, stop: Any = lambda: False) -> list[int | None]:
     points = [Point(number, "area", 0, {}, {}) for number in range(runs)]
-    orders = Orders(str(folder), "cpu", False, len(crew.scripts), runs, apart=True)
+    orders = Orders(str(folder), "cpu", False, len(pool.scripts), runs, apart=True)
     bundles = [[point] for point in points]
-    return [value.number for kind, value in dispatch(crew, orders, bundles, stop) if kind == "done"]
+    return [value.number for kind, value in dispatch(pool, orders, bundles, stop) if kind == "done"]
 
 
 def test_every_run_is_done_once_by_whoever_has_room(tmp_path: Path) -> None:
-    crew = Scripted("next done next done", "next next done done next done")
-    assert sorted(done(crew, tmp_path, 5)) == [0, 1, 2, 3, 4]
-    assert crew.closed
+    pool = Scripted("next done next done", "next next done done next done")
+    assert sorted(done(pool, tmp_path, 5)) == [0, 1, 2, 3, 4]
+    assert pool.closed
 
 
 def test_what_a_dead_worker_had_goes_on_from_its_last_save(tmp_path: Path) -> None:
-    crew = Scripted("next save die", "next done next done next done")
-    assert sorted(done(crew, tmp_path, 3)) == [0, 1, 2]
-    again = [(worker, what[0][1]) for worker, what in crew.got if what and what != STOP and what[0][0].number == 0]
+    pool = Scripted("next save die", "next done next done next done")
+    assert sorted(done(pool, tmp_path, 3)) == [0, 1, 2]
+    again = [(worker, what[0][1]) for worker, what in pool.got if what and what != STOP and what[0][0].number == 0]
     assert again == [(0, {}), (again[1][0], {"checkpoint": b"0"})]
 
 
@@ -84,9 +84,9 @@ def test_all_workers_may_die_if_others_can_be_had(tmp_path: Path) -> None:
 
 
 def test_a_run_that_costs_three_workers_their_lives_ends_the_sweep(tmp_path: Path) -> None:
-    crew = Scripted("next done next die", "next done", later="next die")
+    pool = Scripted("next done next die", "next done", later="next die")
     with pytest.raises(FolderError, match=r"a worker process died \(killed by SIGKILL\); finished runs are kept"):
-        done(crew, tmp_path, 4)
+        done(pool, tmp_path, 4)
 
 
 def test_workers_that_die_before_they_ask_end_the_sweep(tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ def test_workers_that_die_before_they_ask_end_the_sweep(tmp_path: Path) -> None:
 
 
 def test_when_it_is_stopped_runs_are_saved_and_not_handed_out_again(tmp_path: Path) -> None:
-    crew = Scripted("next next next", "next next next")
+    pool = Scripted("next next next", "next next next")
     answers = iter([False, True])
-    assert done(crew, tmp_path, 9, lambda: next(answers, True)) == []
+    assert done(pool, tmp_path, 9, lambda: next(answers, True)) == []
     assert pack_folder(place_of(tmp_path, 0)) == {"checkpoint": b"0"}
-    assert sum(what == STOP for _, what in crew.got) == 2
+    assert sum(what == STOP for _, what in pool.got) == 2
 
 
 def test_a_folder_is_as_it_was_packed(tmp_path: Path) -> None:

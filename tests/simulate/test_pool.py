@@ -62,7 +62,7 @@ def same_but_for_its_executor(a: World, b: World) -> bool:
 
 
 def pids(pool: Pool) -> list[int]:
-    return [worker.process.pid for worker in pool.hired if isinstance(worker, Process)]
+    return [worker.process.pid for worker in pool.started if isinstance(worker, Process)]
 
 
 # The same as without it
@@ -255,7 +255,7 @@ algorithm = ob.Algorithm(ob.FedBuff(size=2), ob.SGD(lr=0.1, batch=8))
 for count in range(int(sys.argv[1])):
     ob.run(problem, algorithm, Times(Exponential(1.0)), ob.Until(updates=10), executor=pool)
     if count == 0:
-        print(*[worker.process.pid for worker in pool.hired], flush=True)
+        print(*[worker.process.pid for worker in pool.started], flush=True)
 """
 
 

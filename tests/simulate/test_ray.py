@@ -42,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
 def where(cluster: Cluster) -> list[int]:
     import ray
 
-    pids: list[int] = ray.get([w.actor.pid.remote() for w in cluster.hired if isinstance(w, Actor)])
+    pids: list[int] = ray.get([w.actor.pid.remote() for w in cluster.started if isinstance(w, Actor)])
     return pids
 
 

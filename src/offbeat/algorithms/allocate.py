@@ -60,7 +60,7 @@ def divide(total: int, weights: Mapping[int, float]) -> dict[int, int]:
 
 
 def divide_in(total: int, weights: Mapping[int, float], packet: int) -> dict[int, int]:
-    """In packets: one for each, then one after the other for whoever is furthest below its part.
+    """In packets: one for each, then one after the other for the task that is furthest below its part.
 
     That is how the authors of FedAST divide requests in their demonstration. If the total is no multiple of a packet,
     what is left goes the same way.

@@ -52,7 +52,7 @@ class AsGrad(Stepping[AsGradState]):
         if state.buffer.count == self.size:
             self.step(state.model, -self.lr, state.buffer.take_mean())
             yield from self._release(state, view)
-        elif not view.flying:  # nobody is at work who could fill the buffer
+        elif not view.flying:  # no job in flight can fill the buffer
             yield from self._release(state, view)
 
     def lost(self, state: AsGradState, job: Job, reason: str, view: View) -> Commands:

@@ -59,7 +59,7 @@ class DecoupledDiLoCo(Outer[DecoupledState]):
     def lost(self, state: DecoupledState, job: Job, reason: str, view: View) -> Commands:
         if view.flying or view.present(job.client):
             yield from self.next(state, job.client, view)
-        else:  # nobody is at work who could be waited for
+        else:  # no job in flight to wait for
             yield from self._merge(state, view)
 
     def joined(self, state: DecoupledState, client: int, view: View) -> Commands:

@@ -76,7 +76,7 @@ class DeFedAvg(Stepping[DeFedAvgState]):
         times = state.drawn.pop(job.client, 0)
         if view.present(job.client):
             yield from hand_out(state.model, (job.client,), hold=True)
-        yield from self._draw(state, times, view)  # somebody else in its place
+        yield from self._draw(state, times, view)  # other clients in its place
 
     def joined(self, state: DeFedAvgState, client: int, view: View) -> Commands:
         yield from hand_out(state.model, (client,), hold=True)

@@ -51,7 +51,7 @@ class Flow(Stepping[S]):
         yield from self.next(state, client, view)
 
     def next(self, state: S, client: int, view: View) -> Commands:
-        """Work for whoever follows this client: itself, or idle clients until enough are at work."""
+        """Work for the client that follows this one: itself, or idle clients until enough are busy."""
         if self.guard is not None and self.guard.limits:
             yield from self.refill(state, client, view)
         elif self.concurrency is not None:

@@ -23,7 +23,7 @@ class RennalaState(AtWork):
 class Rennala(Restarting[RennalaState]):
     """Minibatch SGD whose batch comes from the fast clients: a client may contribute many of its gradients, or none.
 
-    Collect S gradients at the newest model, from anybody; then w ← w − lr · mean. A gradient at an older model is
+    Collect S gradients at the newest model, from any clients; then w ← w − lr · mean. A gradient at an older model is
     ignored, and its client goes on with the newest. The rule is that of the authors' code.
 
     size: gradients per server step, S. The theory has max(1, ⌈σ²/ε⌉), where σ² is the variance of a gradient and ε the

@@ -45,7 +45,7 @@ class Restarting(Flow[S]):
         yield from super().lost(state, job, reason, view)
 
     def restart(self, state: S, oldest: int) -> Commands:
-        """With `stop`, whoever works from a version before `oldest` is stopped and begins again with the newest."""
+        """With `stop`, clients that work from a version before `oldest` are stopped and begin again with the newest."""
         model = state.model
         while self.stop and state.at_work:
             client, version = next(iter(state.at_work.items()))

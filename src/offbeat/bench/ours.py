@@ -96,10 +96,10 @@ def one(material: Material, executor: str = "auto", compile: bool = False) -> Wo
 
 def _half(material: Material) -> Material:
     """The same with half precision."""
-    return replace(material, problems=[_again(problem) for problem in material.problems])
+    return replace(material, problems=[_in_bf16(problem) for problem in material.problems])
 
 
-def _again(problem: Problem) -> Supervised:
+def _in_bf16(problem: Problem) -> Supervised:
     assert isinstance(problem, Supervised)
     shards = [problem.shards[client] for client in range(problem.clients)]
     given: Any = {"device": str(problem.device), "measured": problem.measured, "name": problem.name}

@@ -376,12 +376,12 @@ def delete(
 ) -> None:
     """Delete a run from the broker: log, updates, assignments, models and clients' copies."""
 
-    def sure() -> None:
+    def confirm() -> None:
         if not yes:
             text = f"Delete everything that the broker has of {run}? It cannot be replayed or continued"
             typer.confirm(text, abort=True)
 
-    _admin().delete(run, keys, nats, sure)
+    _admin().delete(run, keys, nats, confirm)
     print(f"{run} is deleted")
 
 

@@ -22,7 +22,7 @@ time, a deployment from its log. What happens then is decided here, by the rules
    A run that ends after so many updates ends when the sums that are closed by then are open.
 11. A client is in one sum of each version of a model: two sums of one model that differ in one client would show that
    client's update. So a client that has sent an update of the present model waits for the next one (`view.barred`), as
-   long as its sum is not open. If nobody is at work any more, a sum is closed with fewer updates, of `secure.cohort`
+   long as its sum is not open. If no job is in flight any more, a sum is closed with fewer updates, of `secure.cohort`
    clients at least. A sum that is lost leaves its clients waiting; the run is over if these are all that there are.
 """
 
@@ -76,7 +76,7 @@ class Traffic(Protocol[F]):
 
     @property
     def absent(self) -> list[F]:
-        """Jobs that nobody is there to do, as if in flight."""
+        """Jobs for clients that are not there, as if in flight."""
 
     def send(self, send: Send) -> None:
         """Put a job on its way."""
@@ -247,7 +247,7 @@ class Course(Generic[F]):
         self.handle(Sealed(job), flight, staleness, result)
 
     def _look_at_sums(self, secure: Secure) -> None:
-        """Close the sums that are full, or for which nobody is at work."""
+        """Close the sums that are full, or that no job in flight can fill."""
         state = self.state
         for task in [*state.cohorts]:
             cohort = state.cohorts.get(task)
@@ -263,7 +263,7 @@ class Course(Generic[F]):
             self._end_if_all_wait(task)
 
     def _stands_still(self, task: int) -> bool:
-        """Whether nobody is at work on a task, and no sum of it waits to be opened."""
+        """Whether no job of a task is in flight, and no sum of it waits to be opened."""
         return self.ready(task) == self.flying(task) and all(each.task != task for each in self.state.closed.values())
 
     def flying(self, task: int) -> int:

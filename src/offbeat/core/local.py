@@ -59,25 +59,25 @@ class Work:
         return self._mean(lambda step: self.oracle.gradient(w, step, sample))
 
     def descend(self, w: Vector) -> Vector:
-        """w − lr · gradient(w), for those who want the gradient for nothing else: some problems have a quicker way."""
-        there: Callable[[Vector, float | Vector, int], Vector] | None = getattr(self.oracle, "descend", None)
-        if there is None or self.accumulate > 1:
+        """w − lr · gradient(w), where the gradient is needed for nothing else: some problems have a quicker way."""
+        shortcut: Callable[[Vector, float | Vector, int], Vector] | None = getattr(self.oracle, "descend", None)
+        if shortcut is None or self.accumulate > 1:
             return descend(w, self.lr, self.gradient(w))
-        return there(w, self.lr, self.step)
+        return shortcut(w, self.lr, self.step)
 
     def descend_often(self, w: Vector, steps: int) -> Vector | None:
         """What so many calls of `descend` come to, from the first step on; None: the problem has no quicker way."""
-        there: Callable[[Vector, float | Vector, int], Vector | None] | None
-        there = getattr(self.oracle, "descend_often", None)
-        return None if there is None or self.accumulate > 1 else there(w, self.lr, steps)
+        shortcut: Callable[[Vector, float | Vector, int], Vector | None] | None
+        shortcut = getattr(self.oracle, "descend_often", None)
+        return None if shortcut is None or self.accumulate > 1 else shortcut(w, self.lr, steps)
 
     def renewed(self, w: Vector) -> Vector:
         """The same vectors with the running statistics after this step's mini-batch, if the model has any in them.
 
         They are set, not stepped: a gradient is 0 there, and what a step made of them is overwritten.
         """
-        there: Callable[[Vector], Vector] | None = getattr(self.oracle, "renewed", None)
-        return w if there is None else there(w)
+        shortcut: Callable[[Vector], Vector] | None = getattr(self.oracle, "renewed", None)
+        return w if shortcut is None else shortcut(w)
 
     def full_gradient(self, w: Vector) -> Vector:
         """Gradients at w over the clients' whole data."""

@@ -37,7 +37,7 @@ class Metric:
 
 
 LOSS = Metric("loss")
-PERSONAL = ("personal", "personal_worst")  # of clients' own models: the mean, and that of the worst tenth
+PERSONAL = ("personal", "personal_worst")  # of clients' own models: the mean, and the mean of the worst tenth
 
 
 @dataclass(frozen=True)

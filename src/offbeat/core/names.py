@@ -1,7 +1,7 @@
 """What an experiment file can name: members of a base, from offbeat, from installed packages, or from the user's files.
 
 A name with a colon, `package.module:Class`, is imported. Modules are looked for as Python does, and then in the folders
-of `search`: that of the experiment file and the working folder. Other packages announce names through entry points.
+of `search`: the experiment file's and the working folder. Other packages announce names through entry points.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _check_kind(base: Any, kind: type, said: str) -> None:
 
 
 def imported(name: Any) -> bool:
-    """Whether a name is that of something to be imported."""
+    """Whether a name says what to import."""
     return isinstance(name, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name) is not None
 
 
@@ -172,7 +172,7 @@ _PATHS = ("file", "path", "folder", "texts", "huggingface")  # settings whose te
 def all_imported(table: Any) -> Iterator[str]:
     """Every name in a table that would be imported, and every file and folder that would be read, as file:PATH.
 
-    Whoever gets a table from somebody else looks here first.
+    To be checked before a table from another party is used.
     """
     if isinstance(table, Mapping):
         for key, value in table.items():

@@ -61,7 +61,7 @@ class Model(State):
         return staleness
 
     def step(self, lr: float, direction: Vector) -> None:
-        """x ← x + lr · direction, as a new vector: whoever was sent the old one keeps it unchanged."""
+        """x ← x + lr · direction, as a new vector: the old one, which clients may have been sent, is unchanged."""
         self.replace(self.vector + lr * direction)
 
     def replace(self, vector: Vector) -> None:

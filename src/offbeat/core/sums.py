@@ -286,7 +286,7 @@ def encoded(local: Local, secure: Secure, size: int) -> Local:
 
 def words(vector: Vector, unit: float) -> Vector:
     """The whole numbers of a message, modulo 2^32."""
-    largest = RING // 2 - 1  # beyond which only somebody goes who does not encode at all
+    largest = RING // 2 - 1  # only a client that does not encode at all goes beyond it
     return torch.round(materialise(vector).double() / unit).clamp(-largest, largest).to(torch.int32)
 
 

@@ -212,7 +212,7 @@ def _cycled(classes: list[Indices], size: int, clients: int, alpha: float, rng: 
 
 
 def _topped_up(parts: list[Indices], least: int, rng: Rng) -> list[Indices]:
-    """The same clients after those with too few samples took some, one by one, from whoever is largest."""
+    """The same clients, after those with too few samples took some, one by one, from the largest."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes < least):
         taken = []

@@ -26,7 +26,7 @@ from offbeat.watch.files import OWNER
 
 LATE = 4.0  # seconds
 PAST = 100  # runs that are over whose end the board tells
-WRONG_LAST = 10071  # the broker's code: somebody else has written
+WRONG_LAST = 10071  # the broker's code: another writer was first
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Board:
         return replace(self.without(run), runs={**self.without(run).runs, run: dict(charter)}, closed=False, past=past)
 
     def term(self, run: str) -> int:
-        """The last term in which somebody led this run, as far as the board says."""
+        """The last term in which this run had a leader, as far as the board says."""
         return int(self.runs.get(run, {}).get("term", 0))
 
     def without(self, run: str, why: str = "") -> Board:

@@ -63,14 +63,14 @@ class Broker:
         self._wait(self.process, before, patience)
 
     def _wait(self, process: subprocess.Popen[bytes], before: int, patience: float) -> None:
-        """Until it takes connections, as it says itself: on its port, somebody else may answer.
+        """Until its log says that it takes connections: on its port, another program may answer.
 
         before: bytes of its log that are of earlier ones.
         """
         until, log = time.monotonic() + patience, self.folder / "broker.log"
         while time.monotonic() < until:
             if process.poll() is not None:
-                self._check_port()  # somebody may have been faster
+                self._check_port()  # another program may have taken the port
                 raise OffbeatError(f"the broker ended with {process.returncode}; see {log}")
             with log.open("rb") as said:
                 said.seek(before)
@@ -118,7 +118,7 @@ class Broker:
                 return lock
             except BlockingIOError:
                 broker, _, parent = os.pread(lock, 64, 0).decode(errors="replace").partition(" ")
-                if time.monotonic() > until or _lives(parent):
+                if time.monotonic() > until or _is_running(parent):
                     os.close(lock)
                     raise _in_use(self.folder, broker) from None
                 time.sleep(0.05)
@@ -168,7 +168,7 @@ def _listener(port: int) -> str:
     return ""
 
 
-def _lives(process: str) -> bool:
+def _is_running(process: str) -> bool:
     return process.isdigit() and Path(f"/proc/{process}").exists()
 
 

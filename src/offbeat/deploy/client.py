@@ -41,7 +41,7 @@ from offbeat.timing.base import Clock
 log = logging.getLogger("offbeat.deploy")
 
 TICK = 0.2  # seconds
-LOOK = 2.0  # seconds between two looks at what the broker has, as long as there is nothing
+LOOK = 2.0  # seconds between polls of the broker while nothing has arrived
 KEY = 32  # bytes of the models' key before an assignment
 QUICK = 0.004  # a job that took less the last time is done at once: handing it to a thread would take as long
 
@@ -269,7 +269,7 @@ class RunClient:
         said = str(getattr(error, "description", "") or "")
         if ("resource" in said or "storage" in said) and said != self.trouble:
             self.trouble, who = said, self.party.client
-            advice = "whoever operates it has to free space on its disk or raise its limits"
+            advice = "its operator has to free space on its disk or raise its limits"
             log.warning("%s: the broker has no room for what this client sends (%s); %s", who, said, advice)
 
     # Doing
@@ -429,7 +429,7 @@ class RunClient:
             return None
         with self.computing:
             vectors, moved = training.result()
-        # Of interrupted work, what its whole steps took: the part of a step that was in vain would make it look slow.
+        # Of interrupted work only completed steps are timed: an abandoned step would make the client look slow.
         until = stepped if 0 < training.steps < job.steps else time.monotonic()
         spent = self.spent[job.task] = until - began
         if upload:

@@ -153,7 +153,7 @@ class ClientCore:
         if found is None and early:
             return self._recover(assignment)  # another copy was let in meanwhile, whose state pushed out this one's
         if found is None and not self.remembers:
-            return self._anew(None, assignment)
+            return self._begin_without_memory(None, assignment)
         if found is None:
             return self._exit("the disk was lost and no copy of this client's memory is left; retire this client")
         if found.nonce != (assignment.nonce or assignment.known_nonce):
@@ -161,9 +161,9 @@ class ClientCore:
         if self.state is not None:
             found = found.beside(self.state)
         if not self.remembers:
-            return self._anew(found.after(assignment), assignment)
+            return self._begin_without_memory(found.after(assignment), assignment)
         if assignment.restored:
-            self.state = _doubted(found, assignment)
+            self.state = _charged_in_doubt(found, assignment)
             return self._move(assignment)
         if not found.agrees(assignment):
             if found.settled > assignment.last:
@@ -171,7 +171,7 @@ class ClientCore:
             if early:
                 return self._recover(assignment)  # it was read before the last verdict: another copy was at work
             return self._exit("the disk was lost and the copy of this client's memory is too old; retire this client")
-        return self._renew(_doubted(found.after(assignment), assignment), assignment)
+        return self._renew(_charged_in_doubt(found.after(assignment), assignment), assignment)
 
     def fetched(self, name: str, data: bytes | None, now: float) -> list[Effect]:
         """A model, or None if it is not there any more."""
@@ -230,9 +230,9 @@ class ClientCore:
         self.now, self.answering = now, False
         if self.state is None or self.assignment is None:
             return []
-        loss, diverged = (answer.loss, False) if _told(answer.loss) else (0.0, True)
-        sums = {name: list(each) for name, each in answer.sums.items() if all(map(_told, each))}
-        personal = {name: value for name, value in answer.personal.items() if _told(value)}
+        loss, diverged = (answer.loss, False) if _sendable(answer.loss) else (0.0, True)
+        sums = {name: list(each) for name, each in answer.sums.items() if all(map(_sendable, each))}
+        personal = {name: value for name, value in answer.personal.items() if _sendable(value)}
         said = (number, answer.total, loss, diverged, sums, personal)
         header = wire.Judged(self.run, self.client, self.state.epoch, *said)
         tell = effects.Tell(wire.say(header), f"{self.state.nonce}.judged.{number}")
@@ -281,13 +281,13 @@ class ClientCore:
             return []
         if self.state is not None and assignment.turned_away == (self.state.nonce, "removed"):
             return self._exit(
-                "this client was removed from the run for good, by whoever operates its server; ask them, or take part "
+                "this client was removed from the run for good by its operator; ask them, or take part "
                 "under another name"
             )
         if self.state is not None and assignment.turned_away == (self.state.nonce, "balks"):
             return self._exit(
                 "this client is left out of the run: by silence or by shares that others could not open, it has kept "
-                "cohorts from giving a sum; ask whoever operates the server"
+                "cohorts from giving a sum; ask the operator of the server"
             )
         if self.state is None:
             return self._first(assignment)
@@ -298,7 +298,7 @@ class ClientCore:
                     "fenced: another copy of this client has taken over; only one may run. If no other does, "
                     "move this one's state folder away and start it again"
                 )
-            return self._first(assignment)  # somebody was faster; ask again, with a larger epoch
+            return self._first(assignment)  # another copy was first; ask again, with a larger epoch
         after = before.after(assignment)
         if after.settled > assignment.last:
             return self._speak()  # an old assignment; the answer to what we say will be a newer one
@@ -342,10 +342,10 @@ class ClientCore:
             memory = {task: first for task, first in enumerate(self.firsts) if first}
             return self._renew(ClientState(self.run, self.client, 0, "", memory=memory), assignment)
         if not self.remembers and self.part is None:
-            return self._anew(None, assignment)
+            return self._begin_without_memory(None, assignment)
         return self._recover(assignment)
 
-    def _anew(self, found: ClientState | None, assignment: Assignment) -> list[Effect]:
+    def _begin_without_memory(self, found: ClientState | None, assignment: Assignment) -> list[Effect]:
         """Begin without a memory; what others wait for is answered in the next epoch, too."""
         state = ClientState(self.run, self.client, assignment.epoch, "", settled=assignment.last)
         for kept in filter(None, (found, self.state)):
@@ -369,7 +369,7 @@ class ClientCore:
         for name in assignment.memory.values():
             if name not in self.models:
                 return [effects.Interrupt(False), *self._get(name)]
-        given = {task: _but_spent(self.models[name]) for task, name in assignment.memory.items()}
+        given = {task: _without_budgets(self.models[name]) for task, name in assignment.memory.items()}
         if self.state is None and assignment.known_nonce and not self._all_in(given):
             return [effects.Interrupt(False), *self._recover(assignment)]
         own = self.state.memory if self.state is not None else {}
@@ -592,7 +592,7 @@ class ClientCore:
         return []
 
     def _evaluate(self, assignment: Assignment) -> list[Effect]:
-        """Begin the next evaluation that is asked for, beside whatever job is at work."""
+        """Begin the next evaluation that is asked for, in parallel with the running job."""
         for number, task, name in assignment.judge if not self.answering else ():
             if number > self.judging:
                 if name not in self.models:
@@ -634,7 +634,7 @@ def _place(assignment: Assignment) -> tuple[str, tuple[int, int]]:
     return assignment.nonce or assignment.known_nonce, assignment.last
 
 
-def _doubted(state: ClientState, assignment: Assignment) -> ClientState:
+def _charged_in_doubt(state: ClientState, assignment: Assignment) -> ClientState:
     """The same with one job more spent: the copy that we replace may have sent a result that nobody will settle."""
     largest = {task: kept[STEPS_SPENT][1].item() for task, kept in state.memory.items() if STEPS_SPENT in kept}
     asked = {task: [job.steps for job, _ in assignment.jobs if job.task == task] for task in largest}
@@ -653,11 +653,11 @@ def _charged_more(state: ClientState, more: Mapping[int, float], name: str = STE
     return replace(state, memory=memory)
 
 
-def _but_spent(given: Payload) -> Payload:
+def _without_budgets(given: Payload) -> Payload:
     """What a server says that a client is to remember; what that has spent of its own budget is not for it to say."""
     return {name: vector for name, vector in given.items() if name not in BUDGETS}
 
 
-def _told(number: float) -> bool:
+def _sendable(number: float) -> bool:
     """Whether a number can be sent."""
     return isfinite(number) and abs(number) <= 1e30

@@ -102,7 +102,7 @@ class ClientState(ClientStateHeader):
         return self.seq, self.settled, *within, self.answers
 
     def beside(self, own: ClientState) -> ClientState:
-        """This copy, as far as our own disk does not know better: whoever handed it out may have chosen an old one.
+        """This copy, as far as our own disk does not know better: the broker may have returned an old one.
 
         What was spent stays spent. Of a sum that the disk has been in, it knows itself whether it was answered for.
         """

@@ -296,7 +296,7 @@ class Connection:
             log.warning("cannot connect to %s: %s; trying again", self.url, self.trouble)
 
     def _explain(self, error: Exception) -> tuple[str, bool]:
-        """(what is wrong, whether trying again is in vain)."""
+        """(what is wrong, whether trying again is pointless)."""
         text = plain(str(error)) or type(error).__name__  # a broker's own words may be meant for a terminal
         if isinstance(error, ssl.SSLCertVerificationError):
             return _certificate_trouble(error), True

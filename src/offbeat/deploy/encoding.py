@@ -148,7 +148,7 @@ def unpack(data: bytes | memoryview, limit: int = LIMIT) -> Message:
 
 
 def read_json(data: bytes) -> Any:
-    """Plain data from JSON that somebody sent: numbers are finite and exact, keys are there once, text can be written.
+    """Plain data from JSON that was received: numbers are finite and exact, keys are unique, text can be written.
 
     Raises `RefusedError`.
     """

@@ -6,7 +6,7 @@ The rules, before the code:
    federation, run, client and direction. The key that a broker's nonce is signed with signs nothing else.
 2. A signature covers the kind of the message, federation, run, client and the SHA-256 of everything sealed, so that no
    message can be taken for another one. What is sealed has the same words as associated data.
-3. What a client and the server say to each other is signed by whoever says it and sealed for the other (`Channel`).
+3. What a client and the server say to each other is signed by its sender and sealed for its receiver (`Channel`).
    What is for everybody is signed by the server (`sign`). Models are sealed once for all clients of a run
    (`ModelSeal`); the digest in the signed assignment vouches for their bytes. What is kept for oneself is only
    sealed (`PrivateSeal`).
@@ -84,7 +84,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Theirs:
-    """Somebody else's public keys."""
+    """The other party's public keys."""
 
     sign: bytes
     seal: bytes

@@ -19,7 +19,7 @@ from offbeat.deploy.logs import note
 from offbeat.deploy.questions import channel_of
 from offbeat.deploy.uplink import Uplink
 
-LOOK = 2.0  # seconds between two looks at what the broker has
+LOOK = 2.0  # seconds between polls of the broker
 
 
 class RunHelper:

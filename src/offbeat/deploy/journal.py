@@ -4,7 +4,7 @@ The rules, before the code:
 
 1. Only servers write to the log. A record holds a client's envelope as it came, or the server's own message, sealed;
    its number is its place in the stream. It names the digest of the record before it and is signed by the server, so
-   that a record that is missing, changed, exchanged or added by somebody else is noticed by whoever reads on.
+   that a record that is missing, changed, exchanged or added by another party is noticed when the log is read.
 2. A record is added with the number of the last record that its writer knows. The broker refuses it if there is a
    newer one: a server that does not know the newest record cannot add one. Records are sent before those ahead of them
    are acknowledged, and a number does not say whose record it is; so each term has a subject of its own, and a record
@@ -91,7 +91,7 @@ class Body(NamedTuple):
     """Where a large envelope lies: beside the log, in so many pieces. digest: its `digest_of`.
 
     number: of those that were stored in the record's term. No two records name the same body, also not if a message
-    came twice: whoever removes an old record's body cannot take a newer one's with it, however late it does so.
+    came twice: removing an old record's body can never remove a newer one's, however late it happens.
     """
 
     digest: str
@@ -413,7 +413,7 @@ class Appender:
     async def _add(
         self, sender: str, keys: MemberKeys | None, body: Body | None, content: bytes, data: bytes, then: Any
     ) -> None:
-        """Also if whoever adds it is cancelled meanwhile: a record that was begun is under way, or there is a hole."""
+        """Completes even if its caller is cancelled: a record that was begun must be sent, or the log has a hole."""
         await asyncio.shield(asyncio.ensure_future(self._send(sender, keys, body, content, data, then)))
 
     async def _send(

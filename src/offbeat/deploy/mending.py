@@ -75,7 +75,7 @@ class Mending:
     # For others
 
     async def leave_last(self) -> None:
-        """If the broker has lost the last record that we know of, whoever reads on misses it."""
+        """If the broker has lost the last record that we know of, other readers miss it."""
         if self.chain.seq and await self.stream.read(self.chain.seq) is None:
             await self.leave(self.chain.seq)
 
@@ -110,7 +110,7 @@ class Mending:
             found is None
             and audit.fits(guess)
             and not self.asked()
-            and await insist(partial(self._nobody_else, seq, sent))
+            and await insist(partial(self._unseen_by_others, seq, sent))
         ):
             await insist(partial(self._guessed, seq, guess))
             found = await self._copy(seq, audit)
@@ -136,7 +136,7 @@ class Mending:
                 return record.prev
         return None
 
-    async def _nobody_else(self, seq: int, sent: Mapping[int, bytes]) -> bool:
+    async def _unseen_by_others(self, seq: int, sent: Mapping[int, bytes]) -> bool:
         """Whether no other server can have acted on a record of this number, with which the log's end is lost."""
         missing = range(seq, await self.stream.end() + 1)
         lost = [number for number in missing if number in sent and await self.stream.read(number) is None]

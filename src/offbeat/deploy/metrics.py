@@ -115,7 +115,7 @@ class Health:
 
 
 def application(server: RunServer, health: Health) -> WSGIApplication:
-    """`/metrics` for Prometheus, `/healthz` and `/readyz` for whoever starts processes again."""
+    """`/metrics` for Prometheus, `/healthz` and `/readyz` for a process supervisor."""
     registry = CollectorRegistry()
     registry.register(RunCollector(server))
     ProcessCollector(registry=registry)

@@ -1,7 +1,7 @@
 """Noise of a real run: nobody can take it off who does not have the servers' secret, and every server gets the same.
 
 The secret is 32 bytes from the operating system, drawn when the run begins. It is in the log, in an entry that is
-sealed for the servers; so whoever leads later, and whoever folds the log again with a server's key, adds the same
+sealed for the servers; so a later leader, and anyone who replays the log with a server's key, adds the same
 noise. The numbers are a function of the secret, of the number of the release and of the vector that they hide: two
 different vectors never have the same noise, also not where two histories of a run exist because a disk was put back,
 and two releases of equal vectors do not look equal.

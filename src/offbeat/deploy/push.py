@@ -21,7 +21,7 @@ _AT_ONCE = 64
 async def push(folder: Path, url: str, clients: Sequence[str] | None = None, system: Path | None = None) -> int:
     """Give accounts to the broker and the roster to the server; gives the number of accounts.
 
-    Whoever was revoked or removed loses open connections, too.   clients: which may have changed; None: any.
+    Clients that were revoked or removed also lose open connections.   clients: which may have changed; None: any.
     system: credentials of the broker's system account, in the format of NATS; None: the folder's own.
     """
     roster = identity.read_roster(folder)

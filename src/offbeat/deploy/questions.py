@@ -28,7 +28,7 @@ from offbeat.deploy.link import Kept, Link, as_json
 if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loaded
     from offbeat.deploy.effects import Progress
 
-SERVER = "server"  # stands where a client's account stands in the subjects of whoever holds the server's keys
+SERVER = "server"  # takes the place of a client's account in the subjects of a holder of the server's keys
 FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
 REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
@@ -313,7 +313,7 @@ def channel_of(creds: Creds, run: str) -> Channel:
 async def ask_server(
     link: Link, run: str, what: str = "status", piece: bytes = b"", seq: int = 0, tries: int = 4
 ) -> bytes:
-    """One question to whoever serves this run; an entry that is to be added is added once."""
+    """One question to the server that leads this run; an entry that is to be added is added once."""
     asking, question = Asking(link, run), Question(what, secrets.token_hex(8), time.time(), seq=seq)
     await asking.listen()
     try:

@@ -18,9 +18,9 @@ class Roll:
 
     def __init__(self, link: Link, core: ServerCore, roster: Roster) -> None:
         self.link, self.core, self.plan = link, core, core.plan
-        self._go_by(roster)
+        self._adopt(roster)
 
-    def _go_by(self, roster: Roster) -> None:
+    def _adopt(self, roster: Roster) -> None:
         self.roster = roster
         self.core.roster = roster.to_json() if self.plan.pairwise else None
 
@@ -37,7 +37,7 @@ class Roll:
         newest = max(self.roster.serial + 1, self.core.ledger.roster)
         if roster.federation != self.roster.federation or roster.serial < newest:
             return False
-        self._go_by(roster)
+        self._adopt(roster)
         return True
 
     def senders(self) -> dict[str, MemberKeys]:

@@ -119,7 +119,7 @@ class RunServer:
         self.appender: Appender | None = None
         self.gate = Gate(self.scribe, self.roll.senders(), plan.limits.size)
         self.gate.refused.update(extra.get("refused", {}))
-        self.inbox = Inbox(link, plan.run, self._came, WAITING * len(plan.roster) + 64)
+        self.inbox = Inbox(link, plan.run, self._receive, WAITING * len(plan.roster) + 64)
         self.intake: Intake | None = None
         self.waiting = asyncio.Event()
         self.ready = False  # the whole log is folded, and clients are served
@@ -202,7 +202,7 @@ class RunServer:
             await asyncio.sleep(0.2)
 
     def leave(self) -> None:
-        """Stop serving; the run goes on when somebody serves it again."""
+        """Stop serving; the run continues when it is served again."""
         self.asked = True
         self.waiting.set()
 
@@ -321,7 +321,7 @@ class RunServer:
             while not self.asked and not self._over():
                 await self._round(tasks)
             if not self.asked:
-                await self._farewell(tasks)
+                await self._wait_for_clients(tasks)
                 await answering.finish()
                 await link.insist(lambda: change_board(link, lambda board: board.without(run, self.ledger.stopped)))
                 await link.insist(lambda: link.js.purge_stream("MODEL", subject=f"model.{run}.*.*"))
@@ -352,7 +352,7 @@ class RunServer:
         task.add_done_callback(lambda _: self.waiting.set())
         return task
 
-    async def _came(self, message: Any) -> None:
+    async def _receive(self, message: Any) -> None:
         assert self.intake is not None
         await self.intake.take(message)
 
@@ -438,7 +438,7 @@ class RunServer:
         pulse = Pulse(self.chain.term, self.name, self.chain.seq, self.pulses, self.clock.now(), leaving)
         await self.link.say(f"pulse.{self.plan.run}", write_pulse(self.link.creds, self.plan.run, pulse))
 
-    async def _farewell(self, tasks: Sequence[asyncio.Task[None]], patience: float = 6.0) -> None:
+    async def _wait_for_clients(self, tasks: Sequence[asyncio.Task[None]], patience: float = 6.0) -> None:
         """Wait until the clients that are there know that the run is over."""
         until = time.monotonic() + patience
         while time.monotonic() < until:
@@ -454,10 +454,10 @@ class RunServer:
         roster = {"roster": self.named} if "roster" in self.charter else {}
         charter = {**self.charter, **roster, "life": self.ledger.life}
 
-        def with_ours(board: Board) -> Board:
+        def with_this_run(board: Board) -> Board:
             return board.with_run(run, {**charter, "term": max(self.chain.term, board.term(run))})
 
-        await change_board(self.link, with_ours)
+        await change_board(self.link, with_this_run)
 
     async def _look_up(self, clock: float) -> None:
         """Now and then: whether clients were added, removed or given other keys."""

@@ -130,7 +130,7 @@ class ServerCore:
         if self.ledger.asked != asked:  # an evaluation has begun: the next one is asked for in the same words
             for each in [each for each in self.pending if isinstance(each, wire.Asked)]:
                 del self.pending[each]
-        if before != self._standing(entry.sender):  # it is new, and not said again by somebody else
+        if before != self._standing(entry.sender):  # it is new, not a copy sent by another party
             self._hear(self.reducer.index[entry.sender], clock)
         effects = [effect for client in self._changes(entry, clock) for effect in self.post(client, clock)]
         return [*effects, *self._consult(clock)] if self._closed() != closed else effects

@@ -1,4 +1,4 @@
-"""A run as it stands, in plain data, for whoever asks."""
+"""The state of a run as plain data, for `offbeat status` and others that ask."""
 
 from __future__ import annotations
 

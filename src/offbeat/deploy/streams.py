@@ -47,7 +47,7 @@ class BrokerLog:
         found = self.open[token] = loop.create_future()
         self.before = expected, found
         clock = loop.call_later(patience(), self._fail, token, UncertainError("the broker has not answered in time"))
-        found.add_done_callback(lambda done: _heard_of(done, clock))
+        found.add_done_callback(lambda done: _collect(done, clock))
         if before is not None and (before.cancelled() or before.exception()):
             self._fail(token, UncertainError("the record before it was not acknowledged"))
             return found
@@ -58,7 +58,7 @@ class BrokerLog:
                 headers["Nats-Expected-Last-Subject-Sequence"] = str(own)
             await client.publish(f"{self.subject}.{term}", raw, reply=f"{self.inbox}.{token}", headers=headers)
         except FAILURES as error:
-            self._fail(token, _uncertain(error))
+            self._fail(token, _as_uncertain(error))
         return found
 
     def _fail(self, token: str, error: UncertainError) -> None:
@@ -88,14 +88,14 @@ class BrokerLog:
         except NotFoundError:
             return None
         except FAILURES as error:
-            raise _uncertain(error) from None
+            raise _as_uncertain(error) from None
         return bytes(raw.data or b"")
 
     async def end(self) -> int:
         try:
             info = await self.link.js.stream_info(self.stream)
         except FAILURES as error:
-            raise _uncertain(error) from None
+            raise _as_uncertain(error) from None
         self.replicated = (info.config.num_replicas or 1) > 1
         return int(info.state.last_seq)
 
@@ -107,13 +107,13 @@ class BrokerLog:
         return set((await ask(b'{"deleted_details":true}'))["state"].get("deleted") or ())
 
 
-def _heard_of(done: asyncio.Future[int], clock: asyncio.TimerHandle) -> None:
+def _collect(done: asyncio.Future[int], clock: asyncio.TimerHandle) -> None:
     clock.cancel()
     if not done.cancelled():
-        done.exception()  # whoever has sent it may not ask any more
+        done.exception()  # asyncio warns of errors that nobody retrieves, and the sender may have given up
 
 
-def _uncertain(error: BaseException) -> UncertainError:
+def _as_uncertain(error: BaseException) -> UncertainError:
     if isinstance(error, APIError):
         return _refusal(error.err_code or 0, error.code or 0, str(error.description))
     return UncertainError(str(error) or type(error).__name__)

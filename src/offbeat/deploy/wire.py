@@ -153,7 +153,7 @@ class Opening(RunHeader):
     """The first entry of a log: the version of its messages, the limits, and in its body `roster` who may take part.
 
     limits: `Limits.plain`.   The roster is JSON: [name, account, sign, seal] of each client, in the order of their
-    numbers, beginning with `first`: that of a large federation comes in several entries.
+    numbers, beginning with `first`; a large roster comes in several entries.
     """
 
     version: Count
@@ -282,7 +282,7 @@ class Counted(RunHeader):
 
 @dataclass(frozen=True)
 class Halted(RunHeader):
-    """The run ends from outside: its time is over, or somebody stopped it."""
+    """The run is ended from outside: its time is over, or an operator stopped it."""
 
     reason: Text
 

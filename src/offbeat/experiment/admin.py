@@ -66,7 +66,7 @@ def _ended(why: str) -> str:
 
 
 async def served_runs(link: Link, runs: Collection[str], patience: float | None = None) -> set[str]:
-    """Those of these runs that somebody serves now: whoever leads one answers. A pulse may be an old one."""
+    """Those of these runs that are being served now: their leaders answer, whereas a pulse may be old."""
     answers = await asyncio.gather(*(_answers(link, run, patience or PATIENCE) for run in runs))
     return {run for run, answered in zip(runs, answers, strict=True) if answered}
 
@@ -107,7 +107,7 @@ async def delete_run(link: Link, run: str, sure: Callable[[], object] = bool) ->
 
 
 async def _is_served(link: Link, run: str) -> bool:
-    """Whether somebody serves this run; an error if the broker has none of this name."""
+    """Whether this run is being served; an error if the broker has none of this name."""
     board, streams = await asyncio.gather(_board(link), _streams(link))
     known = sorted({name.removeprefix("LOG-") for name in streams if name.startswith("LOG-")} | set(board.runs))
     if run not in known:
@@ -188,9 +188,9 @@ def _administer(keys: Path, url: str, action: Callable[[Link], Awaitable[T]]) ->
     creds = server_creds(keys)
 
     async def act() -> T:
-        async with connected(creds, url, asleep(keys, creds, url)) as link:
-            with _in_words():
-                return await _aloud(action(link), "still at work")
+        async with connected(creds, url, stopped_broker(keys, creds, url)) as link:
+            with _one_line_errors():
+                return await _say_if_slow(action(link), "still at work")
 
     return asyncio.run(act())
 
@@ -203,8 +203,8 @@ def server_creds(keys: Path) -> identity.Creds:
     return creds
 
 
-def asleep(keys: Path, creds: identity.Creds, url: str) -> Broker | None:
-    """The broker of `serve --embedded`, if its store is beside these keys and nobody runs it."""
+def stopped_broker(keys: Path, creds: identity.Creds, url: str) -> Broker | None:
+    """The broker of `serve --embedded`, if its store is in the folder of these keys and it is not running."""
     store = keys.parent / "broker"
     return Broker(store, keys.parent) if store.exists() and trouble(creds, url) is not None else None
 
@@ -233,24 +233,24 @@ async def connected(
 async def _ask(creds: identity.Creds, url: str) -> dict[str, Any]:
     """How the run that is being served stands."""
     async with connected(creds, url) as link:
-        with _in_words():
+        with _one_line_errors():
             run = str((await find_run(link))["run"])
             late = f"the server of {run} does not answer yet; waiting"
-            found: dict[str, Any] = json.loads(await _aloud(ask_server(link, run), late))
+            found: dict[str, Any] = json.loads(await _say_if_slow(ask_server(link, run), late))
     return found
 
 
 async def _append(creds: identity.Creds, url: str, kind: str, header: dict[str, Any]) -> None:
     """Have the server that leads the run add an entry to its log."""
     async with connected(creds, url) as link:
-        with _in_words():
+        with _one_line_errors():
             run = str((await find_run(link))["run"])
             order = ask_server(link, run, "append", encoding.pack(kind, {"run": run, **header}))
-            await _aloud(order, f"the server of {run} does not answer yet; waiting")
+            await _say_if_slow(order, f"the server of {run} does not answer yet; waiting")
 
 
-async def _aloud(action: Awaitable[T], late: str) -> T:
-    """What this gives; if it takes more than a moment, that is said."""
+async def _say_if_slow(action: Awaitable[T], late: str) -> T:
+    """The result of this action, with a message if it takes more than a moment."""
     saying = asyncio.get_running_loop().call_later(SOON, note, late, "warning")
     try:
         return await action
@@ -259,8 +259,8 @@ async def _aloud(action: Awaitable[T], late: str) -> T:
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
-    """Within, what the broker or the disk does not do is an error of one line."""
+def _one_line_errors() -> Iterator[None]:
+    """Within, a failure of the broker or the disk is an error of one line."""
     try:
         yield
     except FAILURES as error:

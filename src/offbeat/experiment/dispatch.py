@@ -2,7 +2,7 @@
 
 A worker asks for the next run when it has room. Nothing is shared but what workers and dispatcher tell each other: what
 a worker that dies had in hand is handed out again and goes on from where it was saved last, and what a run computes
-does not depend on who has it, so the end is the same. A `Crew` says how workers are started and talked to.
+does not depend on who has it, so the end is the same. A `WorkerPool` says how workers are started and talked to.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ ATTEMPTS = 3  # workers that a run may cost, and that may die in a row before th
 _TURN = 0.2  # seconds until the user is asked again whether to stop
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Workers of one kind, known by their numbers."""
 
-    def hire(self, orders: Orders, worker: int) -> None:
+    def start(self, orders: Orders, worker: int) -> None:
         """Start one."""
 
-    def hear(self, seconds: float) -> Iterable[tuple[int, Message]]:
+    def receive(self, seconds: float) -> Iterable[tuple[int, Message]]:
         """What workers have said, after at most so long; ("died", how) of one that is no longer there."""
 
     def send(self, worker: int, what: Any) -> None:
         """Tell one something; nothing happens if it is no longer there."""
 
-    def dismiss(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         """One that has left or died."""
 
     def close(self) -> None:
         """End all."""
 
 
-class Hands:
+class Handout:
     """Who has which runs, and which are left: in bundles, each of which goes to one worker."""
 
     def __init__(self, bundles: Sequence[Sequence[Point]]) -> None:
@@ -89,50 +89,50 @@ class Hands:
 
 
 def dispatch(
-    crew: Crew, orders: Orders, bundles: Sequence[Sequence[Point]], stop: Callable[[], bool]
+    pool: WorkerPool, orders: Orders, bundles: Sequence[Sequence[Point]], stop: Callable[[], bool]
 ) -> Iterator[Message]:
     """Have the runs done, and tell what workers tell."""
-    hands, asked, failure, starts = Hands(bundles), False, "", 0
-    hired = orders.workers
-    alive = set(range(hired))
+    handout, asked, failure, starts = Handout(bundles), False, "", 0
+    started = orders.workers
+    alive = set(range(started))
     how = f"finished runs are kept, continue with `offbeat resume {orders.folder}`"
     try:
         for worker in alive:
-            crew.hire(orders, worker)
-        while hands.busy:
+            pool.start(orders, worker)
+        while handout.busy:
             if (stop() or failure) and not asked:
                 asked = True
-                hands.left.clear()
+                handout.left.clear()
                 for worker in alive:
-                    crew.send(worker, STOP)
-            for worker, (kind, value) in crew.hear(_TURN):
+                    pool.send(worker, STOP)
+            for worker, (kind, value) in pool.receive(_TURN):
                 if kind == "next":
                     starts = 0
-                    crew.send(worker, [(point, _files(orders, point)) for point in hands.take(worker)])
+                    pool.send(worker, [(point, _files(orders, point)) for point in handout.take(worker)])
                 elif kind == "files":
                     number, files = value
                     unpack_folder(place_of(Path(orders.folder), number), files)
                 elif kind in ("left", "died"):
                     alive.discard(worker)
-                    crew.dismiss(worker)
+                    pool.remove(worker)
                     died = kind == "died"
                     starts += died
-                    if not hands.gone(worker, again=not asked) or starts >= ATTEMPTS:
+                    if not handout.gone(worker, again=not asked) or starts >= ATTEMPTS:
                         failure = failure or f"a worker process died ({value}); {how}"
                     elif not died:
                         failure = failure or value
-                    if hands.left and not failure and (died or not alive):
-                        crew.hire(orders, hired)
-                        alive.add(hired)
-                        hired += 1
+                    if handout.left and not failure and (died or not alive):
+                        pool.start(orders, started)
+                        alive.add(started)
+                        started += 1
                 else:
                     if kind == "done":
-                        hands.done(worker, value.number)
+                        handout.done(worker, value.number)
                     yield kind, value
         if failure:
             raise FolderError(failure)
     finally:
-        crew.close()
+        pool.close()
 
 
 def _files(orders: Orders, point: Point) -> dict[str, bytes]:
@@ -145,11 +145,11 @@ class Processes:
     def __init__(self) -> None:
         self.children: dict[int, Child] = {}
 
-    def hire(self, orders: Orders, worker: int) -> None:
+    def start(self, orders: Orders, worker: int) -> None:
         env = visible(worker, orders.gpus, os.environ) if orders.device == "cuda" else {}
         self.children[worker] = Child("offbeat.experiment.sweep_workers:child", (asdict(orders), worker), env)
 
-    def hear(self, seconds: float) -> Iterator[tuple[int, Message]]:
+    def receive(self, seconds: float) -> Iterator[tuple[int, Message]]:
         speakers = {child.connection: worker for worker, child in self.children.items()}
         for pipe in wait(list(speakers), timeout=seconds):
             worker = speakers[pipe]  # type: ignore[index]
@@ -162,7 +162,7 @@ class Processes:
         with suppress(OSError):  # it is gone, which hearing will show
             self.children[worker].connection.send(what)
 
-    def dismiss(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         self.children.pop(worker).end()
 
     def close(self) -> None:

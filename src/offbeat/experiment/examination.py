@@ -1,6 +1,6 @@
 """`offbeat doctor`: everything that a run needs, looked at before it runs.
 
-PyTorch is imported for the last part alone, so that what is wrong with keys and broker is said at once.
+PyTorch is imported for the last part only, so that problems with keys and broker are reported at once.
 """
 
 from __future__ import annotations

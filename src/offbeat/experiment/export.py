@@ -33,7 +33,7 @@ def export(run: Path, file: Path, to: Format = "safetensors") -> dict[str, Vecto
 
     to: "safetensors": the trained parameters by name; those of several tasks in one file, their names before.
         "state-dict": all that `load_state_dict` takes, frozen parameters and buffers included, likewise as safetensors,
-        since a pickle would run code in whoever loads it; of several tasks, a file each. "hf": a folder for
+        since loading a pickle runs code; of several tasks, a file each. "hf": a folder for
         `from_pretrained`, of models that have `save_pretrained`; adapters become part of their layers' weights.
     """
     if to not in get_args(Format):

@@ -11,7 +11,7 @@ from offbeat.deploy.broker import Broker
 from offbeat.deploy.identity import SERVER, read_creds, read_roster
 from offbeat.deploy.logs import Level, logged
 from offbeat.experiment import folder as folders, serving
-from offbeat.experiment.admin import URL, asleep, server_creds
+from offbeat.experiment.admin import URL, server_creds, stopped_broker
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, read
 from offbeat.experiment.folder import open_run
@@ -136,7 +136,7 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
     options = DeployOptions(made.unit, False, Limits(**made.limits), made.dtype)
     with contextlib.closing(Session(experiment)) as session:
         plan = plan_of(session, spec, made.run, identity.roster, options, creds.federation)
-    broker = Broker(run.parent / "broker", place) if keys is None else asleep(keys, creds, url)
+    broker = Broker(run.parent / "broker", place) if keys is None else stopped_broker(keys, creds, url)
     found = asyncio.run(serving.replay(plan, made.position, creds, url, broker))
     if found != made.fingerprint:
         raise OffbeatError(f"{run}: the log gives another state ({found[:16]}, not {made.fingerprint[:16]})")

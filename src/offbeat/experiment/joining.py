@@ -116,7 +116,7 @@ class Bulletin:
         self.pulses: dict[str, Pulses] = defaultdict(Pulses)
 
     async def open(self) -> None:
-        """Listen from now on, and look at what is there already."""
+        """Listen from now on, and read what is already there."""
         await self.link.listen("board", self._posted)
         await self.link.listen("pulse.*", self._pulse)
         self.link.reconnected.append(self.look)
@@ -204,7 +204,7 @@ class Participant:
                     if not link.trouble and (found := await asyncio.to_thread(doctor.trouble, self.creds, self.url)):
                         self._once(f"{found.line}. Trying again", "warning")
                 connecting.result()
-            except OffbeatError as error:  # waiting alone will not help, but somebody may
+            except OffbeatError as error:  # waiting alone will not help, but an operator may
                 self._once(f"{await self._reason(link, error)}. Trying again", "warning")
                 await self._within(self.leaving.wait(), 2.0)
                 continue

@@ -36,7 +36,7 @@ class Logbook:
         return [run for run in self.so_far.values() if run.history]
 
     def note(self, runs: Sequence[Result]) -> None:
-        """How far these have come; whoever reads the folder sees it, also after a crash."""
+        """How far these have come, for readers of the folder, also after a crash."""
         self.so_far |= {run.number: run for run in runs}
         write_text(self.unfinished, _lines(self.under_way))
 

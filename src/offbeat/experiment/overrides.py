@@ -85,7 +85,7 @@ def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
     """Put a value into a table in place. In [[algorithm]] and [[task]], a key is an index, a label or a name, and `*`
     means all of them.
 
-    said: how the user put it.
+    said: the setting as the user wrote it, for errors.
     """
     _put(table, split_path(path), value, said, top=True)
 
@@ -106,7 +106,7 @@ def label(table: Any) -> str:
 
 
 def _put(node: Any, path: Sequence[str], value: Any, said: str, top: bool = False, tables: bool = False) -> None:
-    """top: the node is the whole table.   tables: it is that of algorithms or tasks, by label."""
+    """top: the node is the whole table.   tables: the node is the table of algorithms or of tasks, by label."""
     head, rest = path[0], path[1:]
     if isinstance(node, list):
         chosen = [each for at, each in enumerate(node) if head in ("*", str(at), label(each))]

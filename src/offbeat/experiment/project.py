@@ -1,4 +1,4 @@
-"""`offbeat new`: a folder with an experiment of one's own that runs at once."""
+"""`offbeat new`: a project folder with an experiment that runs as it is."""
 
 from __future__ import annotations
 

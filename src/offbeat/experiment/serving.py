@@ -386,11 +386,11 @@ async def claim(link: Link, experiment: Experiment, spec: Spec, place: Path, cha
     """Put a run that begins on the board; an error if another server has begun the same one a moment ago."""
     run = str(charter["run"])
 
-    def unless_there(board: Board) -> Board:
+    def with_run(board: Board) -> Board:
         return board.with_run(run, charter) if same_run(board.runs.values(), experiment, spec) is None else board
 
     await link.insist(link.make_board)
-    board = await link.insist(lambda: change_board(link, unless_there))
+    board = await link.insist(lambda: change_board(link, with_run))
     found = same_run(board.runs.values(), experiment, spec)
     if found is not None and found.run != run:
         (place / REAL_RUN).unlink()

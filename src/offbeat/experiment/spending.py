@@ -181,7 +181,7 @@ def _claim(epsilon: float, delta: float) -> str:
 
 
 def _careless(delta: float, many: int, of: str) -> list[str]:
-    """Said of a δ with which somebody's data might as well be shown."""
+    """A warning about a δ so large that publishing one client's data would satisfy it."""
     if delta * many < 1.0:
         return []
     return [f"  delta = {delta:g} is not below one over the {many} {of}: to show one at random would keep to it"]

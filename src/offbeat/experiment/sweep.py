@@ -15,7 +15,7 @@ import torch
 
 from offbeat.core.errors import InterruptedRunError, SettingError
 from offbeat.experiment import folder as folders, mps, ranking, sweep_workers
-from offbeat.experiment.dispatch import Crew, Processes, dispatch
+from offbeat.experiment.dispatch import Processes, WorkerPool, dispatch
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid, Point, bundles
 from offbeat.experiment.logbook import Logbook
@@ -150,25 +150,25 @@ def work(folder: Path, grid: Grid, options: Options, progress: bool = True) -> R
 def _workers(
     folder: Path, device: str, options: Options, left: Sequence[Point]
 ) -> tuple[Orders, Callable[[Callable[[], bool]], Iterator[Message]]]:
-    """What workers are told, and how these runs are done by them until somebody says stop."""
-    crew: Crew
+    """The orders for workers, and a function that has them do these runs until it is told to stop."""
+    pool: WorkerPool
     gpus = max(1, torch.cuda.device_count()) if device == "cuda" else 1
     if options.ray is None or not left:
         room = min(8 * gpus, max(gpus, cores() // 2)) if device.startswith("cuda") else cores()
-        crew = Processes()
+        pool = Processes()
     else:
         from offbeat.experiment.sweep_ray import Actors
 
-        crew = actors = Actors(options.ray, device)
+        pool = actors = Actors(options.ray, device)
         room, gpus = actors.workers, max(1, actors.gpus)
     most = ABREAST if device.startswith("cuda") else 1
     parts = bundles(left, most)
-    apart, many = not isinstance(crew, Processes), min(options.workers or room, max(1, len(parts)))
+    apart, many = not isinstance(pool, Processes), min(options.workers or room, max(1, len(parts)))
     save, sweeps = sweep_workers.SAVE, options.sweeps
     orders = Orders(str(folder), device, options.events, many, len(parts), gpus, apart, save, sweeps)
     if many == 1 and not apart:
         return orders, lambda stop: alone(orders, parts, stop)
-    return orders, lambda stop: dispatch(crew, orders, parts, stop)
+    return orders, lambda stop: dispatch(pool, orders, parts, stop)
 
 
 def _sum_up(folder: Path, grid: Grid, results: Sequence[Result], totals: SweepTotals) -> Results:

@@ -22,7 +22,7 @@ _SHOWN = 20  # lines of the live table
 class SweepDisplay:
     """A table in a terminal; elsewhere a line a run, and one a minute about how far it is.
 
-    results: of the runs that have ended; whoever ends one adds it there.
+    results: of the runs that have ended; the caller adds each as it ends.
     """
 
     def __init__(self, runs: int, results: Sequence[Result], best: str | None, progress: bool = True) -> None:

@@ -42,7 +42,7 @@ class Mailbox:
         return not self.letters.empty()
 
 
-class Seat:
+class WorkerActor:
     """What runs on the cluster. path: where to look for modules.   data: the data folder, where none is named."""
 
     def __init__(self, path: Sequence[str], data: str | None, orders: Mapping[str, Any], worker: int) -> None:
@@ -62,7 +62,7 @@ class Seat:
             found.append(self.box.said.get())
         return found
 
-    def hear(self, what: Any) -> None:
+    def receive(self, what: Any) -> None:
         """Something for the worker."""
         self.box.letters.put(what)
 
@@ -72,7 +72,10 @@ class Seat:
 
 
 class Actors:
-    """A `Crew` of Ray's actors. address: of a cluster, HOST:PORT, or "auto".   workers: how many there is room for."""
+    """A `WorkerPool` of Ray's actors.
+
+    address: of a cluster, HOST:PORT, or "auto".   workers: how many there is room for.
+    """
 
     def __init__(self, address: str, device: str) -> None:
         self.began = connect(address)
@@ -85,20 +88,20 @@ class Actors:
                 raise WorkerError(f"device = {device!r}: the Ray cluster has no GPU; use 'cpu'")
             beside = max(1, min(_SHARED, cpus // self.gpus // 2))
             self.workers, each = beside * self.gpus, {"num_cpus": 1, "num_gpus": 1 / beside}
-        self.maker: Any = loaded().remote(max_restarts=0, max_concurrency=4, **each)(Seat)
+        self.maker: Any = loaded().remote(max_restarts=0, max_concurrency=4, **each)(WorkerActor)
         self.actors: dict[int, Any] = {}
         self.asked: dict[Any, int] = {}  # by what will be answered, the worker
         self.heard = time.monotonic()
         self.up = False
 
-    def hire(self, orders: Orders, worker: int) -> None:
+    def start(self, orders: Orders, worker: int) -> None:
         self.actors[worker] = self.maker.remote(sys.path, os.environ.get(VARIABLE), asdict(orders), worker)
         self._ask(worker)
 
     def _ask(self, worker: int) -> None:
         self.asked[self.actors[worker].listen.remote()] = worker
 
-    def hear(self, seconds: float) -> Iterator[tuple[int, Message]]:
+    def receive(self, seconds: float) -> Iterator[tuple[int, Message]]:
         ready, _ = loaded().wait(list(self.asked), num_returns=1, timeout=seconds)
         if not ready and not self.up and time.monotonic() - self.heard > _PATIENCE:
             raise WorkerError(f"ray: no worker was given room within {_PATIENCE:g} s; is the cluster busy?")
@@ -116,15 +119,15 @@ class Actors:
 
     def send(self, worker: int, what: Any) -> None:
         if worker in self.actors:
-            self.actors[worker].hear.remote(what)
+            self.actors[worker].receive.remote(what)
 
-    def dismiss(self, worker: int) -> None:
+    def remove(self, worker: int) -> None:
         self.asked = {reference: who for reference, who in self.asked.items() if who != worker}
         loaded().kill(self.actors.pop(worker))
 
     def close(self) -> None:
         for worker in list(self.actors):
-            self.dismiss(worker)
+            self.remove(worker)
         if self.began:
             loaded().shutdown()
             self.began = False

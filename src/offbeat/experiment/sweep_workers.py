@@ -48,7 +48,7 @@ STOP = "stop"
 _CACHE = 8e6  # bytes of vectors that runs on a CPU work on together
 _SECONDS = 0.5  # between two reports of progress
 _NOTE = 15.0  # seconds between two notes of how far runs have come
-SAVE = 300.0  # seconds between two savings of all that is at work: on a GPU that may be gigabytes
+SAVE = 300.0  # seconds between saves of all running runs: on a GPU that may be gigabytes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Orders:
 
 
 class Pipe(Protocol):
-    """A worker's way to whoever hands out runs."""
+    """A worker's connection to the dispatcher."""
 
     def send(self, what: Any, /) -> None:
         """Say something."""
@@ -108,11 +108,11 @@ class SweepWorker:
         self.largest = 0.0  # of the runs so far, in bytes of vectors
 
     def steps(self) -> Iterator[None]:
-        """Until there is nothing left to do, or somebody says stop: then what is unfinished is saved."""
+        """Until there is nothing left to do, or the dispatcher says stop: then what is unfinished is saved."""
         first = next(self.bundles, None)
         if first is None:
             return
-        self.program = Program(self._makers(first), self._over, self._fair)
+        self.program = Program(self._makers(first), self._over, self._fair_share)
         told = noted = saved = time.perf_counter()
         for active in self.program.rounds():
             if self.stop():
@@ -136,14 +136,14 @@ class SweepWorker:
         self.tell(("share", (self.worker, done, updates)))
 
     @property
-    def _fair(self) -> int:
+    def _fair_share(self) -> int:
         """How many runs this worker may take at once, so that the others have work, too."""
         return -(-self.orders.runs // self.orders.workers)
 
     def _width(self, size: float) -> int:
         """How many runs of this size, in bytes of vectors, are at work at once: on a CPU those that its cache holds,
         on a GPU as many as fit."""
-        return max(1, min(self._fit(size), self._fair))
+        return max(1, min(self._fit(size), self._fair_share))
 
     def _fit(self, size: float) -> int:
         if not self.orders.device.startswith("cuda"):

@@ -106,7 +106,7 @@ class Descent(Local):
         return None if w is None else {"w": w}
 
     def pull(self, w: Vector, work: Work) -> Vector | None:
-        """What a step goes against besides the gradient and the decay; None for nothing."""
+        """What a step descends besides the gradient and the decay; None: nothing."""
         return None
 
     def along(self, carry: Carry, gradient: Vector, work: Work, pull: Vector | None = None) -> Carry:

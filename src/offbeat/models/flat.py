@@ -123,7 +123,7 @@ class Flat:
         self.random = any(layer.training and drops(layer) for layer in module.modules())
         self._still = self._together = False
         self.attends = False  # whether it uses PyTorch's fused attention, as far as is known
-        self.seen: set[str] | None = None  # if somebody looks: the constants that a call put others in place of
+        self.seen: set[str] | None = None  # if recorded: the constants that a call replaced
         # where a module keeps its parameters, if putting others there is all that it takes
         plain = all(type(layer).__setattr__ is nn.Module.__setattr__ for layer in module.modules())
         named = [*zip(self._names, range(len(self._names)), strict=True)]

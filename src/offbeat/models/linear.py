@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class ClosedForm(ABC):
-    """A model whose gradient is known, so that nobody has to differentiate: many models at once, without overhead."""
+    """A model whose gradient is known, so that nothing is differentiated: many models at once, without overhead."""
 
     @abstractmethod
     def gradient(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

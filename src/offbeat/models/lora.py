@@ -91,10 +91,10 @@ class Adapted(nn.Module):
     @property
     def matrix(self) -> Tensor:
         """The base's weights as [outputs, inputs]."""
-        return self.weight.detach().T if self._turned else self.weight.detach()
+        return self.weight.detach().T if self._transposed else self.weight.detach()
 
     @property
-    def _turned(self) -> bool:
+    def _transposed(self) -> bool:
         return type(self.base).__name__ == _TRANSPOSED
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Adapted(nn.Module):
         matrix = self.matrix + self.scale * self.b @ self.a
         if self.lengths is not None:
             matrix = (self.lengths / self._norms())[:, None] * matrix
-        self.weight.copy_(matrix.T if self._turned else matrix)
+        self.weight.copy_(matrix.T if self._transposed else matrix)
         return self.base
 
 

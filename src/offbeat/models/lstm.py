@@ -54,33 +54,33 @@ class _Recurrence(torch.autograd.Function):
     """One LSTM layer of n models: (what its inputs give to the gates [n, length, batch, 4h], weights [n, 4h, h]) to
     its outputs [n, length, batch, h].
 
-    Whatever does not depend on the step before is done for all steps at once, also on the way back: the weights'
+    Whatever does not depend on the step before is done for all steps at once, also backward: the weights'
     gradient is one product at the end. On a GPU with Triton a step is one kernel.
     """
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, weights: Tensor) -> Tensor:
-        outputs, cells, active = _ways(gates.device)[0](gates, weights)
+        outputs, cells, active = _passes(gates.device)[0](gates, weights)
         ctx.save_for_backward(outputs, cells, active, weights)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
         outputs, cells, active, weights = ctx.saved_tensors
-        by_gates = _ways(cells.device)[1](slopes[0], weights, cells, active)
+        by_gates = _passes(cells.device)[1](slopes[0], weights, cells, active)
         return by_gates, by_gates[:, 1:].flatten(1, 2).mT @ outputs[:, :-1].flatten(1, 2)
 
 
-def _ways(device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
-    """What goes there and back through all steps."""
+def _passes(device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
+    """The forward and the backward pass through all steps."""
     if not kernels(device):
-        return _there, _back
+        return _forward, _backward
     from offbeat.models import lstm_gpu  # imports Triton
 
-    return lstm_gpu.there, lstm_gpu.back
+    return lstm_gpu.forward, lstm_gpu.backward
 
 
-def _there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs, cells, activations of the gates) of all steps."""
     *rest, batch, width = gates.shape
     h = width // 4
@@ -98,7 +98,7 @@ def _there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return outputs, cells, active
 
 
-def _back(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
+def _backward(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
     """The slope by the gates from that by the outputs."""
     i, f, g, o = active.chunk(4, -1)
     tanh, before = cells.tanh(), torch.cat([torch.zeros_like(cells[:, :1]), cells[:, :-1]], 1)

@@ -1,4 +1,4 @@
-"""An LSTM layer of many models at once as GPU kernels: one a time step on the way there, one on the way back.
+"""An LSTM layer of many models at once as GPU kernels: one per time step forward, one backward.
 
 A step is a matrix product for every model and a dozen small operations. Here a block of hidden units gets its four
 gates from the product and goes through the rest of the step where it is.
@@ -24,7 +24,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _there(
+def _forward(
     gates, w, outputs, cells, active, t,
     T: tl.constexpr, B: tl.constexpr, H: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -66,7 +66,7 @@ def _there(
 
 
 @triton.jit
-def _back(
+def _backward(
     slope, w, cells, active, by_cell, by_gates, t,
     T: tl.constexpr, B: tl.constexpr, H: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, PRECISION: tl.constexpr,
@@ -110,7 +110,7 @@ def _back(
     tl.store(by_gates + four + 3 * H, out * tanh * o * (1 - o), inside)
 
 
-def there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs, cells, activations of the gates) of all steps; weights [n, 4h, h]."""
     n, length, batch, width = gates.shape
     gates, weights, h = gates.contiguous(), weights.contiguous(), width // 4
@@ -118,18 +118,18 @@ def there(gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     active = torch.empty_like(gates)
     grid, tiles = _grid(h, n, batch), _tiles(batch)
     for t in range(length):
-        _there[grid](gates, weights, outputs, cells, active, t, length, batch, h, **tiles)
+        _forward[grid](gates, weights, outputs, cells, active, t, length, batch, h, **tiles)
     return outputs, cells, active
 
 
-def back(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
+def backward(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
     """The slope by the gates from that by the outputs."""
     n, length, batch, h = slope.shape
     slope, weights = slope.contiguous(), weights.mT.contiguous()  # [n, h, 4h]
     by_gates, by_cell = torch.empty_like(active), slope.new_empty(n, batch, h)
     grid, tiles = _grid(h, n, batch), _tiles(batch)
     for t in reversed(range(length)):
-        _back[grid](slope, weights, cells, active, by_cell, by_gates, t, length, batch, h, **tiles)
+        _backward[grid](slope, weights, cells, active, by_cell, by_gates, t, length, batch, h, **tiles)
     return by_gates
 
 

@@ -23,9 +23,9 @@ class ResNet18(nn.Module):
         super().__init__()
         if groups < 1 or 64 % groups:
             raise SettingError(f"groups = {groups}: has to divide the 64 channels of the first layers")
-        self._lay(shape, classes, partial(nn.GroupNorm, groups), "resnet18-gn")
+        self._build(shape, classes, partial(nn.GroupNorm, groups), "resnet18-gn")
 
-    def _lay(self, shape: Sequence[int], classes: int, norm: Norm, name: str) -> None:
+    def _build(self, shape: Sequence[int], classes: int, norm: Norm, name: str) -> None:
         if len(shape) != 3:
             raise SettingError(f"{name} takes images [channels, height, width], the data are {list(shape)}")
         self.stem = nn.Sequential(nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), norm(64))
@@ -47,7 +47,7 @@ class BatchNormResNet18(ResNet18):
 
     def __init__(self, shape: Sequence[int], classes: int) -> None:
         nn.Module.__init__(self)
-        self._lay(shape, classes, nn.BatchNorm2d, "resnet18")
+        self._build(shape, classes, nn.BatchNorm2d, "resnet18")
 
 
 class _Block(nn.Module):

@@ -219,7 +219,7 @@ def _time_to(quantity: Quantity, runs: Sequence[Result]) -> Cell:
 
 
 def _around(time: float, own: Sequence[float | None], per: float) -> tuple[float, float] | None:
-    """The interval of a time on the mean curve: as wide as that of the seeds' own times, if all have one."""
+    """The interval of a time on the mean curve: as wide as the interval of the seeds' own times, if all have one."""
     known = [t / per for t in own if t is not None]
     if len(known) < 2 or len(known) < len(own):
         return None

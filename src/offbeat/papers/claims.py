@@ -46,7 +46,7 @@ def _of_these(cell: Cell) -> Interval:
 
 
 def term(value: Any, cells: Mapping[str, Cell], of: Callable[[Cell], Interval] = _of_these) -> Interval:
-    """The interval a term lies in.   of: that of a cell, by default its mean over these seeds."""
+    """The interval a term lies in.   of: the interval of a cell, by default of its mean over these seeds."""
     if isinstance(value, int | float):
         return float(value), float(value)
     if isinstance(value, str):

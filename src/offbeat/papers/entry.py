@@ -255,7 +255,7 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str = "full") -> PaperEntry:
-    """The reproduction of this name; a name that ends in .toml is that of a file of your own."""
+    """The reproduction of this name; a name that ends in .toml is the path of a file of your own."""
     if scale not in get_args(Scale):
         raise unknown("scale", scale, get_args(Scale))
     own = name.endswith(".toml")

@@ -89,7 +89,7 @@ def _smallest(holds: Callable[[float], bool], most: float) -> float:
 
 
 def toeplitz(bands: int) -> list[float]:
-    """The first coefficients of (1 − x)^(−1/2): the lower-triangular matrix whose square is that of prefix sums."""
+    """The first coefficients of (1 − x)^(−1/2): the lower-triangular matrix whose square sums prefixes."""
     found = [1.0]
     for k in range(1, bands):
         found.append(found[-1] * (2 * k - 1) / (2 * k))
@@ -151,7 +151,7 @@ def _composed_epsilon(rate: float, multiplier: float, steps: int, delta: float, 
 def _one_step(
     rate: float, multiplier: float, removed: bool, delta: float, spacing: float
 ) -> tuple[Numbers, Numbers, float]:
-    """(privacy losses on the grid, their probabilities, that of a loss without bound) of one step."""
+    """(privacy losses on the grid, their probabilities, the probability of an unbounded loss) of one step."""
 
     def hockey_stick(epsilon: Numbers) -> Numbers:
         """δ of the pair (mixture, normal law) or, if a sample is added, of (normal law, mixture)."""

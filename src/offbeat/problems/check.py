@@ -356,6 +356,6 @@ def _shape(tensor: Tensor) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error of somebody else's."""
+    """The first line of an error raised by the user's code or by a library."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"

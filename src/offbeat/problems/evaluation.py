@@ -34,7 +34,7 @@ _SCORES = 1 << 24, 1 << 27  # numbers among the outputs at a time, at most
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _still(method: Method) -> Method:
+def _evaluating(method: Method) -> Method:
     """A method of an evaluation that differentiates nothing and in which models are not in training."""
 
     @wraps(method)
@@ -63,7 +63,7 @@ class Evaluation:
         self.tested = torch.from_numpy(tested).to(device)
         self.warned = False
 
-    @_still
+    @_evaluating
     def measure(self, models: Vector) -> list[Mapping[str, float]]:
         """The metrics on the test samples, and the global objective on the training samples."""
         models = self.problem.flat.whole(models)
@@ -100,7 +100,7 @@ class Evaluation:
             s.name: s.of(*all_) if all_ and isinstance(s, Whole) else s.value(next(sums)) for s in self.problem.scores
         }
 
-    @_still
+    @_evaluating
     def own(self, w: Vector, tested: Tensor) -> float:
         """The task's main metric of one model on these test samples; without metrics, the mean loss."""
         if not self.problem.scores:
@@ -111,7 +111,7 @@ class Evaluation:
             return score.of(*self._all_outputs(w, tested))
         return score.value(self.states(w.unsqueeze(0), tested)[0][0].cpu())
 
-    @_still
+    @_evaluating
     def loss_sums(self, w: Vector, tested: Tensor) -> tuple[float, float]:
         """(the loss of one model on these test samples, added up; what they count together)."""
         p = self.problem
@@ -129,7 +129,7 @@ class Evaluation:
         outputs = [self._outputs(w.unsqueeze(0), parts)[0] for parts in batches]
         return torch.cat(outputs), torch.cat([parts[self.problem.objective.target] for parts in batches])
 
-    @_still
+    @_evaluating
     def states(self, models: Vector, tested: Tensor) -> list[Tensor]:
         """By metric that is a function of sums, what these test samples add up to for each model, [v, size]."""
         models = self.problem.flat.whole(models)
@@ -149,7 +149,7 @@ class Evaluation:
             return torch.stack([sums.sum(), counts.sum()]).double()
         return score.state(output, parts[self.problem.objective.target])
 
-    @_still
+    @_evaluating
     def exact(self, model: Vector) -> float:
         """The global objective on all training samples."""
         return float(self._objective(self.problem.flat.whole(model).unsqueeze(0), *self._weighed("all")))
@@ -213,7 +213,7 @@ class Evaluation:
         weights = weights[used] / present
         return torch.from_numpy(used).to(p.device), torch.from_numpy(weights).to(p.device, torch.float32)
 
-    @_still
+    @_evaluating
     def _counts(self, order: Ints) -> npt.NDArray[np.float64]:
         """What samples count in their client's part, such as texts by their tokens, whatever the model."""
         p = self.problem

@@ -192,7 +192,7 @@ class Hamming(Mean):
 
 
 class F1(Score):
-    """F1, the mean over all classes that occur, or over several labels; of one label, that of being 1."""
+    """F1, the mean over all classes that occur, or over several labels; for one label, the F1 of being 1."""
 
     name, higher, share, signed = "f1", True, True, False
 

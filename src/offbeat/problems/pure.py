@@ -34,7 +34,7 @@ def check(problem: Supervised, call: Callable[..., Any], batch: Sequence[Tensor]
     before, counts = _states(device), _numbers(problem.flat.module)
     first, _, again = value(batch), value(other), value(batch)
     drawn = [kind for kind, state in _states(device).items() if state != before[kind]]
-    if drawn and not (drawn == ["torch"] and _in_vain(lambda: value(batch), device)):
+    if drawn and not (drawn == ["torch"] and _without_effect(lambda: value(batch), device)):
         raise ModelError(f"the model draws from the global random state of {drawn[0]}, {_REMEDY}")
     if not torch.allclose(first, again, rtol=1e-4, equal_nan=True):
         raise ModelError(
@@ -86,7 +86,7 @@ class _Forced(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _in_vain(value: Callable[[], Tensor], device: torch.device) -> bool:
+def _without_effect(value: Callable[[], Tensor], device: torch.device) -> bool:
     """Whether all draws are of torch.rand and change nothing: layers that are dropped with probability 0."""
     before, found = _states(device), list[Tensor]()
     for forced in (0.0, 1.0 - 2.0**-24):

@@ -66,7 +66,7 @@ class Replay:
         key = (size, kind)
         known = key in self.hasty
         if not known:
-            self.hasty[key] = self._hasty([pad(a, size) for a in arguments])
+            self.hasty[key] = self._launch_bound([pad(a, size) for a in arguments])
         if not self.hasty[key]:
             return self.function(*arguments)
         if known and key not in self.captured:
@@ -84,7 +84,7 @@ class Replay:
     def _fit(self, arguments: Sequence[Tensor]) -> int:
         return fit(self.function, arguments)
 
-    def _hasty(self, inputs: list[Tensor]) -> bool:
+    def _launch_bound(self, inputs: list[Tensor]) -> bool:
         """Whether the GPU is done with a call before the next could be launched: then it waits for launches."""
         self.function(*inputs)  # once before, so that libraries have set themselves up
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

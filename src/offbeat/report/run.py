@@ -91,7 +91,7 @@ class RecordedRun:
 
     def clients(self) -> Columns | None:
         """One row per client."""
-        wanted = self.result and not self.error and not self._bare
+        wanted = self.result and not self.error and not self._without_events
         return self._table(CLIENTS) if wanted else None
 
     def underway(self) -> Columns | None:
@@ -100,7 +100,7 @@ class RecordedRun:
 
     def events(self) -> Columns | None:
         """One row per event, from all readable parts."""
-        if self._bare:
+        if self._without_events:
             return None
         names = sorted(path.name for path in (self.path / EVENTS).glob("part-*.parquet"))
         if not names:
@@ -119,7 +119,7 @@ class RecordedRun:
             self.warnings.append(line)
 
     @property
-    def _bare(self) -> bool:
+    def _without_events(self) -> bool:
         return self.curve is not None and not (self.path / EVENTS).is_dir()
 
     def _table(self, name: str, like: str = "", others: pa.DataType | None = None) -> Columns | None:

@@ -80,12 +80,12 @@ class Abreast(Simulation):
             first.seed,
             first.every,
             [watcher for run in several for watcher in run.watchers],
-            _beside([run.world for run in several], {}),
+            _side_by_side([run.world for run in several], {}),
             terms=first.terms,
             arenas=arenas.wide(len(several)),
         )
         assert self.rows is not None
-        firsts = _beside([run.computing.firsts for run in several], {})
+        firsts = _side_by_side([run.computing.firsts for run in several], {})
         self.computing.firsts = exchange(firsts, self.rows.adopt)
         self.computing.abreast = [run.computing for run in several]
         self.send, self._send_one = self._send_all, self.send
@@ -231,7 +231,7 @@ def but_for_step_size(local: Local) -> Hashable:
     return (type(local), repr(sorted(shown.items(), key=lambda item: item[0])), repr(sorted(inner.items())))
 
 
-def _beside(values: Sequence[Any], seen: dict[tuple[int, ...], tuple[Any, Any]]) -> Any:
+def _side_by_side(values: Sequence[Any], seen: dict[tuple[int, ...], tuple[Any, Any]]) -> Any:
     """Several trees that differ in their vectors alone as one, with these side by side."""
     first = values[0]
     if isinstance(first, torch.Tensor) or hasattr(first, "tensor"):
@@ -242,16 +242,16 @@ def _beside(values: Sequence[Any], seen: dict[tuple[int, ...], tuple[Any, Any]])
     if isinstance(first, State):
         found = copy.copy(first)
         for f in fields(first):  # type: ignore[arg-type]
-            setattr(found, f.name, _beside([getattr(value, f.name) for value in values], seen))
+            setattr(found, f.name, _side_by_side([getattr(value, f.name) for value in values], seen))
         return found
     if isinstance(first, dict):
         if any([*value] != [*first] for value in values):
             raise ApartError("the runs begin differently")
-        return {key: _beside([value[key] for value in values], seen) for key in first}
+        return {key: _side_by_side([value[key] for value in values], seen) for key in first}
     if isinstance(first, list) or type(first) is tuple:
         if any(len(value) != len(first) for value in values):
             raise ApartError("the runs begin differently")
-        return type(first)(_beside(each, seen) for each in zip(*values, strict=True))
+        return type(first)(_side_by_side(each, seen) for each in zip(*values, strict=True))
     if any(value != first for value in values):
         raise ApartError("the runs begin differently")
     return first

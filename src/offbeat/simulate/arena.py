@@ -130,7 +130,7 @@ class LazyArena(Arena):
         self.debtors: dict[int, Callable[[], None]] = {}  # who owes rows: how they are made to pay
 
     def owe(self) -> LazyVector:
-        """A row whose value will be known later, through `keep`; somebody is among the `debtors` until then."""
+        """A row whose value will be known later, through `keep`; until then its producer is among the `debtors`."""
         out = self.free.pop() if self.free else self._more()
         self.open.add(out)
         return LazyVector(self, out)

@@ -30,7 +30,7 @@ def worth(problems: Sequence[Problem], locals_: Sequence[Local], world: World, u
         return False, "how long the run will be is not known"
     left = cost = 0.0
     for problem, local in zip(problems, locals_, strict=True):
-        if hindrance := _hindrance(problem, local):
+        if hindrance := _why_not(problem, local):
             return False, hindrance
         assert isinstance(problem, Supervised)
         clients = min(_STACK, problem.clients)
@@ -52,7 +52,7 @@ def _expected(world: World, until: Until) -> float | None:
     return min(found, default=None)
 
 
-def _hindrance(problem: Problem, local: Local) -> str:
+def _why_not(problem: Problem, local: Local) -> str:
     """Why there is nothing to weigh; empty: there is."""
     if not isinstance(problem, Supervised):
         return f"{problem.name} is no network"

@@ -1,11 +1,11 @@
-"""When results are computed: not before somebody needs one, and then all at once.
+"""When results are computed: not before one is needed, and then all at once.
 
 A job's inputs are fixed when it is sent, so its result may be computed at any time up to its arrival. When an arrival
 needs a result, a stacking executor computes with it every job that is sure to arrive, of all runs that were
 given to it; jobs that are held, lost or replaced are not among them and are never computed.
 
 Where arithmetic is lazy, an arrival does not need its result yet: the server is given a row in which it will stand, and
-goes on. The result is needed when a job is sent whose model depends on it, or when somebody reads the value; until then
+goes on. The result is needed when a job is sent whose model depends on it, or when its value is read; until then
 more jobs become certain, and batches grow. This is for jobs that send one vector and keep nothing.
 """
 
@@ -126,7 +126,7 @@ class Computing:
             raise self.error
 
     def wanted(self, flight: Flight | None) -> list[int]:
-        """The jobs that are to be computed now, if this flight is the one that somebody waits for."""
+        """The jobs that are to be computed now, given that this flight's result is needed."""
         if not self.executor.eager and flight is not None:
             return self._chain(flight.job.id)
         numbers = list(self.world.todo)

@@ -56,8 +56,8 @@ class Executor:
         self.stacked, self.memory, self.reason = stacked, memory, reason
         self.eager = stacked  # computes all that can be, as soon as one result is needed
         self.ahead = 0  # how many of the jobs that will be needed next it wants to hear of
-        self.late: list[Callable[[], Errors]] = []  # looks at what a GPU has been told to compute last
-        self.earlier: list[Callable[[], Errors]] = []  # … and at what it was told before that
+        self.late: list[Callable[[], Errors]] = []  # checks of what a GPU was last told to compute
+        self.earlier: list[Callable[[], Errors]] = []  # … and of what it was told before that
 
     @property
     def name(self) -> str:
@@ -239,7 +239,7 @@ def _shares(rows: Payload, kept: Mapping[int, Sequence[Any]], count: int) -> lis
 
 
 class _Keys:
-    """The keys of some jobs as an array, worked out when somebody draws."""
+    """The keys of some jobs as an array, computed at the first draw."""
 
     __slots__ = ("found", "ready")
 

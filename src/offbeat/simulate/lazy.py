@@ -10,11 +10,11 @@ same as if each had been done at once.
 Elementwise functions that optimisers need (`OPERATIONS`) are noted in the same way. Any other function of torch sees
 the value, as a plain tensor, and gives one.
 
-A row that nobody holds any longer is used again; a lazy one only after the next `materialise`: until then what was
+A row that is no longer referenced is used again; a lazy one only after the next `materialise`: until then what was
 noted may still read it. So in between every row is written once, and nothing has to be ordered but by what it reads.
 
-A lazy row may also be owed: handed out before anybody has computed what belongs there (`owe`). What is noted about it
-waits. Whoever reads the value of such a row makes those pay who owe it.
+A lazy row may also be owed: handed out before its value has been computed (`owe`). What is noted about it
+waits. Reading the value of such a row computes it first.
 """
 
 from __future__ import annotations

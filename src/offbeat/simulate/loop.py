@@ -100,7 +100,7 @@ class Simulation(Course[Flight]):
             self.send, self._sends = self._send_watched, self.send
             for task in range(len(problems)):
                 self.world.plots.setdefault(task, Plot())
-        # Measurements may wait for each other unless somebody acts on them.
+        # Measurements may be collected unless the server or a goal acts on them.
         self.at_once = _AT_ONCE
         self.prompt = self.listens or any(self.goals)
         if world is None:

@@ -60,7 +60,7 @@ class Process(Worker):
         with _alive():
             send(self.connection, ("job", ticket.problem, ticket.wire()))
 
-    def hear(self) -> Answer | BaseException | None:
+    def receive(self) -> Answer | BaseException | None:
         """What it has to say."""
         try:
             return cast("Answer | BaseException | None", receive(self.connection))
@@ -90,16 +90,16 @@ class Pool(Workers):
     def __init__(self, workers: int | None = None, attempts: int = 3, reason: str = "") -> None:
         super().__init__(cores() if workers is None else workers, attempts, reason)
         self.shared = Shared()
-        self._end = weakref.finalize(self, _close, self.hired, self.shared)  # also when Python ends
+        self._end = weakref.finalize(self, _close, self.started, self.shared)  # also when Python ends
 
-    def hire(self) -> Process:
+    def start_worker(self) -> Process:
         return Process(self.shared)
 
-    def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
-        speakers = {worker.connection: worker for worker in cast("list[Process]", self.hired)}
+    def receive(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
+        speakers = {worker.connection: worker for worker in cast("list[Process]", self.started)}
         for connection in wait(list(speakers)):
             worker = speakers[cast("Connection", connection)]
-            yield worker, worker.hear()
+            yield worker, worker.receive()
 
     def close(self) -> None:
         super().close()

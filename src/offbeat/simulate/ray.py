@@ -81,7 +81,7 @@ class Actor(Worker):
     def give(self, ticket: Ticket) -> None:
         self.answers.append(self.actor.work.remote(ticket.problem, ticket.wire()))
 
-    def hear(self) -> Answer | BaseException | None:
+    def receive(self) -> Answer | BaseException | None:
         """Its first answer, which is there."""
         ray = loaded()
         try:
@@ -116,20 +116,20 @@ class Cluster(Workers):
         self.began = False  # whether Ray was started here
         self.maker: Any = None
 
-    def hire(self) -> Worker:
+    def start_worker(self) -> Worker:
         if self.maker is None:
             self._connect()
         return Actor(self.maker.remote(sys.path), self.stored)
 
-    def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
+    def receive(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
         ray = loaded()
-        speakers = {worker.answers[0]: worker for worker in cast("list[Actor]", self.hired) if worker.answers}
-        up = any(worker.up for worker in self.hired)
+        speakers = {worker.answers[0]: worker for worker in cast("list[Actor]", self.started) if worker.answers}
+        up = any(worker.up for worker in self.started)
         ready, _ = ray.wait(list(speakers), num_returns=1, timeout=None if up else _PATIENCE)
         if not ready:
             raise WorkerError(f"ray: no worker was given a CPU within {_PATIENCE:g} s; is the cluster busy?")
         for reference in ready:
-            yield speakers[reference], speakers[reference].hear()
+            yield speakers[reference], speakers[reference].receive()
 
     def close(self) -> None:
         super().close()

@@ -85,7 +85,7 @@ class Workers(Executor):
         at_least(1, workers=workers)
         self.attempts = attempts
         self.resize(workers)
-        self.hired: list[Worker] = []
+        self.started: list[Worker] = []
         self.tickets: dict[tuple[Any, int], Ticket] = {}
         self.queue: list[Ticket] = []  # not handed out yet
         self.problems: list[Problem] = []
@@ -101,11 +101,11 @@ class Workers(Executor):
     # What a kind of worker has to say
 
     @abstractmethod
-    def hire(self) -> Worker:
+    def start_worker(self) -> Worker:
         """Start one."""
 
     @abstractmethod
-    def hear(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
+    def receive(self) -> Iterable[tuple[Worker, Answer | BaseException | None]]:
         """Wait until there is news: (worker, the answer or the error of its first job, None: it is up).
 
         A `DeadError` is a worker that is no longer there."""
@@ -120,7 +120,7 @@ class Workers(Executor):
         for which in [w for w in self.tickets if w[0] is not run or w[1] not in todo]:
             self._drop(which)
         queue = [self._ticket(run, problem, local, ready) for problem, local, ready in jobs]
-        given = {id(ticket) for worker in self.hired for ticket in worker.tickets}
+        given = {id(ticket) for worker in self.started for ticket in worker.tickets}
         nearest = [ticket for ticket in queue if not ticket.over and id(ticket) not in given]
         there = {id(ticket) for ticket in nearest}
         self.queue = nearest + [ticket for ticket in self.queue if id(ticket) not in there]
@@ -129,7 +129,7 @@ class Workers(Executor):
         results: list[Result] = []
         errors: Errors = []
         due = [self._ticket(run, problem, local, ready) for run, ready in group]
-        given = {id(ticket) for worker in self.hired for ticket in worker.tickets}
+        given = {id(ticket) for worker in self.started for ticket in worker.tickets}
         known = {id(ticket) for ticket in self.queue} | given
         self.queue[:0] = [ticket for ticket in due if not ticket.over and id(ticket) not in known]
         for (run, ready), ticket in zip(group, due, strict=True):
@@ -142,9 +142,9 @@ class Workers(Executor):
 
     def close(self) -> None:
         """End all workers; the next job starts new ones."""
-        for worker in self.hired:
+        for worker in self.started:
             worker.close()
-        self.hired.clear()
+        self.started.clear()
         self.tickets.clear()
         self.queue.clear()
         self.problems.clear()
@@ -183,7 +183,7 @@ class Workers(Executor):
     def _await(self, ticket: Ticket) -> Result:
         while not ticket.over:
             self._feed()
-            for worker, news in self.hear():
+            for worker, news in self.receive():
                 self._take(worker, news)
         if ticket.error is not None:
             raise ticket.error
@@ -192,10 +192,10 @@ class Workers(Executor):
 
     def _feed(self) -> None:
         """Hand out what is waiting, first to those who have nothing."""
-        while len(self.hired) < self.workers:
-            self.hired.append(self.hire())
+        while len(self.started) < self.workers:
+            self.started.append(self.start_worker())
         for depth in range(_DEPTH):
-            for worker in list(self.hired):
+            for worker in list(self.started):
                 if self.queue and worker.up and len(worker.tickets) == depth:
                     ticket = self.queue.pop(0)
                     worker.tickets.append(ticket)
@@ -205,13 +205,13 @@ class Workers(Executor):
                             worker.known.add(ticket.problem)
                         worker.give(ticket)
                     except DeadError as error:
-                        self._bury(worker, error)
+                        self._worker_died(worker, error)
 
     def _take(self, worker: Worker, news: Answer | BaseException | None) -> None:
         if news is None:
             worker.up, self.failed = True, 0
         elif isinstance(news, DeadError):
-            self._bury(worker, news)
+            self._worker_died(worker, news)
         else:
             ticket = worker.tickets.pop(0)
             if isinstance(news, BaseException):
@@ -220,11 +220,11 @@ class Workers(Executor):
                 upload, memory = news
                 ticket.result = tensors(upload), tensors(memory)
 
-    def _bury(self, worker: Worker, error: DeadError) -> None:
+    def _worker_died(self, worker: Worker, error: DeadError) -> None:
         """A worker has died: its jobs are handed out again, unless the one at work has cost too many lives."""
-        if worker not in self.hired:
+        if worker not in self.started:
             return
-        self.hired.remove(worker)
+        self.started.remove(worker)
         how = worker.close() or str(error)
         if not worker.up:
             self.failed += 1

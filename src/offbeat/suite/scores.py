@@ -27,7 +27,7 @@ def scores(run: Result, task: SuiteTask, clients: int) -> dict[str, float | None
     area: the mean of the task's metric over the time of the run.   worst: mean over the worst tenth of the clients of
     the metric on their own test samples, at the end.   bytes: of all updates that had arrived at the target, both ways.
     client_seconds: time that clients were busy by then, added up.
-    Some metrics, such as R², have no lower bound. The first evaluation is that of the untrained model: a run that ends
+    Some metrics, such as R², have no lower bound. The first evaluation is of the untrained model: a run that ends
     below it has diverged, and in the area no evaluation counts less.
     """
     if run.error is not None or run.worsened(task.metric):

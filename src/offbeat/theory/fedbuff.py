@@ -1,7 +1,7 @@
 """FedBuff, theorem 1 of Toghani and Uribe: β = 1/K and η = 1/(Q·sqrt(L·T)).
 
 Symbols: L smoothness of each f_i, Q local steps, τ largest staleness, n clients, σ²/b variance of a mini-batch,
-γ² = (1/n) Σ|∇f_i − ∇f|², gap = f(w_0) − f*. The theorem assumes that whoever reports is uniform among the clients.
+γ² = (1/n) Σ|∇f_i − ∇f|², gap = f(w_0) − f*. The theorem assumes that reports come from clients drawn uniformly.
 """
 
 from __future__ import annotations

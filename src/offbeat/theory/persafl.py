@@ -2,7 +2,7 @@
 
 Symbols: L smoothness, Q local steps, τ largest staleness, σ_g²/b variance of a mini-batch, γ_g heterogeneity of
 gradients, σ_h, γ_h of Hessians, ρ Lipschitz constant of Hessians, G largest gradient, gap = f(w_0) − f*. β = 1.
-All three assume that whoever reports is uniform among the clients.
+All three assume that reports come from clients drawn uniformly.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Cyclic:
 
 
 class Alternating:
-    """Presence by independent exponential stays and absences; edges are drawn as far as somebody has asked.
+    """Presence by independent exponential stays and absences; edges are drawn only as far as needed.
 
     The edges kept are a cache: they are a function of (seed, client) and can be drawn again at any time.
     """

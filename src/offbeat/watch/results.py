@@ -192,7 +192,7 @@ class Result:
 
     @property
     def remark(self) -> str:
-        """What whoever started the run should know besides its numbers; "" if nothing."""
+        """A warning to print with the result; "" if there is none."""
         if not self.cut:
             return ""
         return (
@@ -285,7 +285,7 @@ class Result:
     def module(self, task: int | str = 0, problem: Problem | None = None, client: int | None = None) -> nn.Module:
         """The trained `torch.nn.Module` of a task, by number or name, in evaluation mode.
 
-        problem: what it was trained on, for a run of Python objects; that of a file is made from it once more.
+        problem: what it was trained on, for a run of Python objects; for a file's run it is built again from the file.
         client: with what this client of a simulation keeps of the model.
         """
         number = _task(self.tasks, task)

@@ -1,4 +1,4 @@
-"""Masks: what a client adds to its numbers so that they look like noise to whoever cannot take it off again.
+"""Masks: what a client adds to its numbers so that they look like noise to anyone who cannot remove it.
 
 The rules, before the code:
 

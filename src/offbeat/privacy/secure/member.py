@@ -111,7 +111,7 @@ class CohortMember:
                 raise TicketError("repeated", "others have shared than it said before")
             return self
         if not all(0 <= place < len(call.members) for place in sealed) or me in sealed:
-            raise TicketError("members", "shares of somebody who is not in the cohort")
+            raise TicketError("members", "shares of a client that is not in the cohort")
         if len(sealed) + 1 < max(call.threshold, call.context.cohort):
             raise TicketError("cohort", f"only {len(sealed) + 1} have shared")
         opened = {place: self._opened(place, each) for place, each in sorted(sealed.items())}

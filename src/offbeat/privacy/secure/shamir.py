@@ -1,7 +1,7 @@
 """Shamir's secret sharing: any t of n shares give a secret of 32 bytes, and fewer say nothing about it.
 
 A secret is the value at 0 of a polynomial of degree t − 1 over the integers modulo a prime; the share of number x, from
-1 on, is its value at x. The other coefficients are drawn by whoever calls, uniformly below the prime.
+1 on, is its value at x. The caller draws the other coefficients uniformly below the prime.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def derive(secret: bytes, info: bytes) -> bytes:
 
 
 def stream(key: bytes, size: int) -> bytes:
-    """So many bytes under a key that is used for nothing else."""
+    """So many bytes under a key that has no other use."""
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 
 
