@@ -13,7 +13,8 @@ FAILED = ("Lost", CANCELLED)  # jobs that ended without arriving
 class EventRow(NamedTuple):
     """One line of the event log. Fields that an event has no use for are −1 or nan.
 
-    A job that the server has cancelled has a line, too, with the number of the event that cancelled it and after its line.
+    A job that the server has cancelled has a line, too, after the line of the event that cancelled it and with its
+    number.
     """
 
     number: int
