@@ -248,6 +248,41 @@ def test_a_failing_local_trainer_is_reported_with_its_line(executor: str, where:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+class Controlled(FedAsync):
+    """Sends a second vector to every client."""
+
+    def arrived(self, state: Any, update: Any, view: Any) -> Any:
+        for command in super().arrived(state, update, view):
+            assert isinstance(command, Send)
+            yield command._replace(payload={**command.payload, "control": command.payload["model"]})
+
+
+class Secretive(SGD):
+    def final(self, carry: Any, work: Any) -> Any:
+        upload, memory = super().final(carry, work)
+        return {**upload, "change": upload["delta"]}, memory
+
+
+class Curious(SGD):
+    def step(self, carry: Any, work: Any) -> Any:
+        return {"w": carry["w"] if work.jobs[0].number == 0 else work.payload["control"]}
+
+
+class Declared(Secretive, Curious):
+    sends = ("delta", "change")
+    needs = ("model", "control")
+
+
+@pytest.mark.parametrize("executor", ["serial", "batched"])
+def test_a_message_that_is_timed_by_what_a_class_declares_holds_nothing_else(executor: str) -> None:
+    rest = Scripted([[5.0, 1.0], [2.0, 1.0]]), Until(time=7.0)
+    with pytest.raises(TrainingError, match=r"Secretive sends 'delta', 'change', and its class says 'delta'; .* sends"):
+        run(Line([1.0, 1.0]), FedAsync(), Secretive(lr=0.5), *rest, executor=executor)
+    with pytest.raises(TrainingError, match=r"KeyError: 'control' .*; the server sends it: .* needs = \('model', 'con"):
+        run(Line([1.0, 1.0]), Controlled(), Curious(lr=0.5), *rest, executor=executor)
+    assert Declared(lr=0.5).wire(10) == (80, 80)
+
+
 @pytest.mark.parametrize("executor", ["serial", "batched"])
 def test_a_result_that_is_not_finite_names_the_client_the_job_and_the_step_size(executor: str) -> None:
     problem = Line([1.0, float("nan"), 1.0])

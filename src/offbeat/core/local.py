@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from offbeat.core.compressor import Compressor
-from offbeat.core.errors import Checked, Count, Positive, SettingError, Share
+from offbeat.core.errors import Checked, Count, Positive, SettingError, Share, TrainingError
 from offbeat.core.events import Job
 from offbeat.core.problem import Countable, Numbers, Oracle, Problem
 from offbeat.core.random import bits, box_muller, draw, finer, system_bits, unit
@@ -277,6 +277,20 @@ class Local(Checked):
     def wire(self, dim: int) -> tuple[int, int]:
         """Bytes of a download and of an upload, which the timing model turns into time."""
         return 4 * dim * len(self.needs), 4 * dim * (len(self.sends) - len(self.notes)) + 4 * len(self.notes)
+
+
+def check_upload(local: Local, upload: Payload) -> None:
+    """Raise unless a local trainer sends what it says: messages are timed and counted by that."""
+    if upload.keys() != set(local.sends):
+        raise TrainingError(
+            f"{local.label} sends {', '.join(map(repr, upload)) or 'nothing'}, and its class says "
+            f"{', '.join(map(repr, local.sends)) or 'nothing'}; declare it there, sends = {(*upload,)}"
+        )
+
+
+def needed(local: Local, payload: Payload) -> Payload:
+    """What a client is given of a payload: what its local trainer says that it needs."""
+    return payload if len(payload) == 1 else {name: payload[name] for name in payload if name in local.needs}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from offbeat.core.errors import DivergedError, SpentError
 from offbeat.core.events import Job
-from offbeat.core.local import STEPS_SPENT, Local, Work, allowed_steps, batch_size
+from offbeat.core.local import STEPS_SPENT, Local, Work, allowed_steps, batch_size, check_upload, needed
 from offbeat.core.problem import Problem
 from offbeat.core.random import SAMPLE, key, signed
 from offbeat.core.server import SPENT
@@ -53,7 +53,7 @@ class Training:
         self.job, self.local, self.steps = job, local, 0
         self.go_on, self.made = go_on, 0
         self.work = Work(
-            payload={name: vector.to(device).unsqueeze(0) for name, vector in payload.items()},
+            payload={name: vector.to(device).unsqueeze(0) for name, vector in needed(local, payload).items()},
             memory={name: vector.to(device).unsqueeze(0) for name, vector in memory.items()},
             lr=job.lr,
             steps=job.steps,
@@ -85,6 +85,7 @@ class Training:
         """(upload, memory) after the steps that were made."""
         self.work.steps = self.steps
         upload, memory = self.local.final(self.carry, self.work)
+        check_upload(self.local, upload)
         for name, rows in {**memory, **upload}.items():
             if not bool(torch.isfinite(rows).all()):
                 raise DivergedError(f"{name} is not finite after {self.steps} steps with lr = {self.job.lr:g}")

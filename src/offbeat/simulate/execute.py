@@ -16,7 +16,7 @@ import torch
 
 from offbeat.core.errors import DivergedError, OffbeatError, TrainingError, failure, positive
 from offbeat.core.events import Job
-from offbeat.core.local import Carry, Local, Work, Wrapper, batch_size
+from offbeat.core.local import Carry, Local, Work, Wrapper, batch_size, check_upload, needed
 from offbeat.core.problem import Problem
 from offbeat.core.random import further
 from offbeat.core.vectors import Payload, Vector, even, stacked
@@ -132,7 +132,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
     The longest jobs come first.
     """
     gather: Callable[[Sequence[Any]], Vector] = arena.apart if isinstance(arena, WideArena) else stacked
-    payload = {name: gather([r.payload[name] for r in ready]) for name in ready[0].payload}
+    payload = {name: gather([r.payload[name] for r in ready]) for name in needed(local, ready[0].payload)}
     memory = {name: gather([r.memory[name] for r in ready]) for name in ready[0].memory}
     given = ready
     if isinstance(arena, WideArena):
@@ -142,6 +142,7 @@ def train(problem: Problem, local: Local, arena: Arena | None, ready: Sequence[R
         carry = _walk(problem, local, ready, work, stacked=arena is not None)
         work.step = max(0, ready[0].job.steps - 1)
         upload, stays = local.final(carry, work)
+        check_upload(local, upload)
     except OffbeatError:
         raise
     except Exception as error:
@@ -170,7 +171,10 @@ def _failed(local: Local, ready: Sequence[Ready], error: Exception) -> TrainingE
     file = getattr(sys.modules[type(local).__module__], "__file__", None) or type(local).step.__code__.co_filename
     job = ready[0].job
     where = f"client {job.client}, job {job.id}" if len(ready) == 1 else f"in {len(ready)} jobs at once"
-    return TrainingError(f"{type(local).__name__}, {where}: {failure(error, file)}")
+    said = failure(error, file)
+    if isinstance(error, KeyError) and (hidden := {*error.args} & ready[0].payload.keys()):
+        said += f"; the server sends it: declare in the class what it reads, needs = {(*local.needs, *hidden)}"
+    return TrainingError(f"{type(local).__name__}, {where}: {said}")
 
 
 def apart(ready: Ready) -> Iterator[Ready]:
