@@ -112,3 +112,17 @@ def test_another_version_than_the_one_it_was_begun_with_is_mentioned(folder: Pat
     outcome = offbeat("resume", folder)
     assert outcome.code == 0
     assert f"offbeat: torch 1.0 then, {now} now: the end may differ" in outcome.err
+
+
+def test_a_module_that_was_edited_since_the_run_began_is_mentioned(tmp_path: Path) -> None:
+    (tmp_path / "edited_server.py").write_text("from edited_part import Mine as Mine\n")
+    (tmp_path / "edited_part.py").write_text("import offbeat as ob\n\n\nclass Mine(ob.FedAsync):\n    pass\n")
+    assert run(tmp_path, QUADRATIC.replace('"fedasync"', '"edited_server:Mine"\nlabel = "mine"')).code == 0
+    unchanged = offbeat("resume", tmp_path / "out")
+    assert (unchanged.code, "has changed" in unchanged.err) == (0, False)
+    with (tmp_path / "edited_part.py").open("a") as file:
+        file.write("    several = False\n")
+    outcome = offbeat("resume", tmp_path / "out")
+    assert outcome.code == 0
+    assert "offbeat: the module edited_part has changed since the first run of this folder: the end" in outcome.err
+    assert "edited_server" not in outcome.err

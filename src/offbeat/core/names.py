@@ -199,6 +199,19 @@ def homes(table: Any) -> list[str]:
     return list(found)
 
 
+def sources(table: Any) -> dict[str, Path]:
+    """The files of the modules that a table names, and of those next to them that were imported, by module."""
+    named = {file.parent for name in all_imported(table) if (file := _file(name.partition(":")[0])) is not None}
+    found = {name: file for name in list(sys.modules) if (file := _file(name)) is not None and file.parent in named}
+    return dict(sorted(found.items()))
+
+
+def _file(module: str) -> Path | None:
+    """The source file of a module that was imported, if it has one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+
+
 def searched() -> Sequence[Path]:
     """The folders of the last call of `search`."""
     return tuple(_searched)

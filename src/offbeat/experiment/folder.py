@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -27,6 +28,7 @@ def create(out: Path | str | None, experiment: Experiment, sweep: Mapping[str, A
         content["sweep"] = dict(sweep)
     if modules := names.homes(experiment.table):
         content["modules"] = modules  # where the user's own were found
+        content["code"] = _code(experiment.table)
     return _create(_fresh(Path(RUNS)) if out is None else Path(out), content)
 
 
@@ -92,9 +94,17 @@ def made_with(folder: Path) -> dict[str, str]:
 
 
 def changes(folder: Path) -> list[str]:
-    """Versions that a result may depend on and that are not those the folder was made with."""
+    """Versions and modules that a result may depend on and that are not those the folder was made with."""
     before, now = _saved(folder, "versions"), versions()
-    return [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
+    found = [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
+    written, read = _saved(folder, "code"), _code(_saved(folder, "experiment"))
+    edited = [name for name in written if name in read and written[name] != read[name]]
+    return found + [f"the module {name} has changed since the first run of this folder" for name in edited]
+
+
+def _code(table: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 digests of the user's own modules."""
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in names.sources(table).items()}
 
 
 def _saved(folder: Path, name: str, kind: type[Any] = dict) -> Any:
