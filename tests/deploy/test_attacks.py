@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -31,8 +32,8 @@ from offbeat.deploy.effects import Judgement
 from offbeat.deploy.envelope import digest_of, sign
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.journal import BrokenLogError
-from offbeat.deploy.link import Link
-from offbeat.deploy.questions import Answering, Asking, CopyPiece, Question, ask_server, write
+from offbeat.deploy.link import Kept, Link
+from offbeat.deploy.questions import Answering, Asking, CopyPiece, Question, ask_server, read_answer, write
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.roll import members_of
 from offbeat.experiment.admin import served_runs
@@ -256,6 +257,31 @@ def test_copies_that_make_no_sense_are_no_copies(place: Place) -> None:
         await scene.goes_on()
 
     place.play(act)
+
+
+def test_a_copy_is_handed_back_one_piece_at_a_time_however_many_there_are() -> None:
+    """The broker keeps three copies of each client, and one may be as large as several models."""
+    size, told = 1 << 20, list[int]()
+
+    class Broker:
+        async def kept(self, stream: str, number: int, subject: str = "") -> Kept | None:
+            copy, place = divmod(number - 1, 10)
+            data = write("copy", CopyPiece("n", f"c{copy}", place, 10), bytes([number]) * size)
+            return Kept(number, subject, data) if number <= 30 else None
+
+    async def say(answer: bytes) -> None:
+        told.append(read_answer(answer)[1][0])
+
+    asked: Any = Answering.__new__(Answering)
+    asked.link, asked.run = Broker(), "run"
+    tracemalloc.start()
+    try:
+        asyncio.run(asked._copy(say, "account", Question("copy", "id", nonce="n")))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told == list(range(21, 31))  # the newest
+    assert most < 8 * size
 
 
 def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(

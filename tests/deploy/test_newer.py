@@ -336,6 +336,20 @@ def test_a_backup_that_somebody_has_changed_is_refused_before_anything_is_done(p
                 disk.delattr(tarfile.TarFile, "extractall")  # none of it is unpacked, however large it is
                 with pytest.raises(FolderError, match="was changed"):
                     await backup.restore(scene.admin, bad, place.folder / f"out{number}")
+        moving, whole = place.folder / "moving.tar", tarfile.TarFile.extractall
+
+        def swapped(tar: tarfile.TarFile, *args: Any, **options: Any) -> None:
+            """While it is being restored, somebody writes into the file that was looked at."""
+            with moving.open("r+b") as out:
+                out.write((place.folder / "bad0.tar").read_bytes())
+            with tarfile.open(moving) as now:
+                whole(now, *args, **options)
+
+        moving.write_bytes(file.read_bytes())
+        with pytest.MonkeyPatch.context() as disk:
+            disk.setattr(tarfile.TarFile, "extractall", swapped)
+            with pytest.raises(FolderError, match="was changed or is damaged: MIRROR"):
+                await backup.restore(scene.admin, moving, place.folder / "swapped")
         assert await scene.admin.end(f"LOG-{scene.run}") >= scene.server.ledger.position
         await scene.goes_on()
 

@@ -23,7 +23,7 @@ from offbeat.deploy.envelope import Channel, Ours, PrivateSeal, Theirs, derive
 from offbeat.deploy.gate import USELESS, Gate
 from offbeat.deploy.identity import Creds
 from offbeat.deploy.journal import UncertainError
-from offbeat.deploy.link import Kept, Link, as_json
+from offbeat.deploy.link import Link, as_json
 
 if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loaded
     from offbeat.deploy.effects import Progress
@@ -210,9 +210,9 @@ class Answering:
         self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
-        """Hand a client its own copy back; the broker keeps the last few, in pieces."""
+        """Hand a client its own copy back, one piece at a time; the broker keeps the last few copies."""
         stream, subject, at = f"MIRROR-{self.run}", f"mirror.{account}.{self.run}", 1
-        found: dict[str, dict[int, Kept]] = {}
+        found: dict[str, dict[int, int]] = {}  # name -> which piece -> its number in the stream
         counts: dict[str, int] = {}
         with contextlib.suppress(*FAILURES):
             while (kept := await self.link.kept(stream, at, subject)) is not None:
@@ -220,7 +220,7 @@ class Answering:
                 with contextlib.suppress(RefusedError):
                     piece, _ = read_copy(kept.data)
                     if piece.nonce == question.nonce:
-                        found.setdefault(piece.name, {})[piece.number] = kept
+                        found.setdefault(piece.name, {})[piece.number] = kept.number
                         counts[piece.name] = piece.count
             whole = sorted(name for name, pieces in found.items() if len(pieces) == counts[name] == max(pieces) + 1)
             chosen = whole[-1 - question.skip] if question.skip < len(whole) else None
@@ -228,7 +228,10 @@ class Answering:
                 await self._tell(say, question, None)
                 return
             for number in range(counts[chosen]):
-                _, content = read_copy(found[chosen][number].data)
+                kept = await self.link.kept(stream, found[chosen][number])
+                if kept is None:  # a newer copy has pushed it out: the client asks again
+                    return
+                _, content = read_copy(kept.data)
                 await say(write("answer", Answer(question.id, number, counts[chosen]), content))
 
     async def finish(self) -> None:

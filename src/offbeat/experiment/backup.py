@@ -223,11 +223,10 @@ def _unpacked(link: Link, file: Path, place: Path) -> dict[str, Any]:
                     f"{file} is of the federation {encoding.writable(federation)}, these keys are of another"
                 )
             verify(public_sign(link.creds.sign), _about(link), signed)
-            found = _packed(tar)
-            if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
-                names = encoding.writable(", ".join(changed[:3]))
-                raise FolderError(f"{file} was changed or is damaged: {names}; use another backup")
+            _check_same(file, _packed(tar), files)
             tar.extractall(place, filter="data")
+            (place / MANIFEST).unlink()
+            _check_same(file, _digests(place), files)  # the file may have been changed since it was looked at
     except RefusedError:
         raise FolderError(f"{file} was changed, or written with other keys than these; use another backup") from None
     except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -256,6 +255,13 @@ def _packed(tar: tarfile.TarFile) -> dict[str, str]:
     return found
 
 
+def _check_same(file: Path, found: Mapping[str, str], files: Mapping[str, str]) -> None:
+    """Raise unless the digests of all files are those that the signed list has."""
+    if changed := sorted(name for name in {*found, *files} if found.get(name) != files.get(name)):
+        names = encoding.writable(", ".join(changed[:3]))
+        raise FolderError(f"{file} was changed or is damaged: {names}; use another backup")
+
+
 def _about(link: Link) -> tuple[str, str]:
     return "backup", link.creds.federation
 
@@ -264,7 +270,9 @@ def _digests(place: Path) -> dict[str, str]:
     """Of all files there."""
     found = {}
     for path in place.rglob("*"):
-        if path.is_file():
+        if path.is_symlink():
+            found[path.relative_to(place).as_posix()] = ""
+        elif path.is_file():
             with path.open("rb") as file:
                 found[path.relative_to(place).as_posix()] = file_digest(file, "sha256").hexdigest()
     return found
