@@ -31,6 +31,15 @@ def test_a_schedule_of_faults_has_no_violation(seed: int, algorithm: str) -> Non
     assert outcome.fired["sums"] > (0 if algorithm.endswith("capped") else 8)
 
 
+@pytest.mark.parametrize("kind", ["noised capped", "noised fedast capped"])
+def test_a_run_whose_members_have_spent_what_they_may_is_over(kind: str) -> None:
+    """With several tasks, those who are left wait with a job of each: nobody else would ever come."""
+    world = Noised(0, kind, rate=0.0)
+    assert world.run().violations == []
+    assert world.core is not None
+    assert set(world.core.ledger.finished.values()) == {"privacy budget"}
+
+
 @pytest.mark.parametrize("algorithm", HELPERS)
 def test_a_schedule_with_a_helper_that_adds_the_noise_has_no_violation(algorithm: str) -> None:
     outcome = Helped(0, algorithm).run()

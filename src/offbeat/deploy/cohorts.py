@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from offbeat.core.guard import Guard
 from offbeat.core.server import SPENT
 from offbeat.core.sums import Cohort
 from offbeat.core.vectors import Vector
@@ -166,13 +167,18 @@ class Cohorts:
                 self.fold.traffic.put_off(job, first)
 
     def _end_if_spent(self) -> None:
-        """End the run if those who are ready wait for others whose budgets are spent."""
+        """Finish a task if all who have work wait, and the budgets of too many of the others are spent for it."""
         ledger, server = self.ledger, self.fold.server
-        if not ledger.ready or len(ledger.ready) < len(ledger.flights) or ledger.gatherings or ledger.stopped:
+        guard: Guard | None = getattr(server, "guard", None)
+        if guard is None:
             return
-        guard, models = getattr(server, "guard", None), server.models(ledger.server)
-        if guard is not None and all(guard.exhausted(each, self.fold.view.clients, self.least) for each in models):
-            self.fold.end(SPENT)
+        for task in ledger.open_tasks:
+            ready = {ledger.waiting[job].client for job in ledger.ready}
+            working = {flight.job.client for flight in ledger.flights.values()}
+            if not ready or working - ready or ledger.gatherings or ledger.stopped:
+                return
+            if guard.exhausted(server.models(ledger.server)[task], self.fold.view.clients, self.least):
+                self.fold.close_task(task, SPENT)
 
     def _opening(self) -> bool:
         """Whether a sum is being opened, whose members are then at work again; not if that has taken a lease."""
