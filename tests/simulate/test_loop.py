@@ -223,7 +223,7 @@ def test_a_failing_handler_is_reported_with_its_event_and_client() -> None:
         run(Line([1.0, 1.0]), Broken(), HALF, Scripted([[5.0], [2.0]]), Until(time=9.0))
     assert str(caught.value) == (
         "Broken failed on event 2 at time 2, an update of client 1 (job 1, version 0): KeyError: 'momentum' "
-        "(test_loop.py:216, in arrived)"
+        f"(test_loop.py:{Broken.arrived.__code__.co_firstlineno + 1}, in arrived)"
     )
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -244,7 +244,8 @@ def test_a_failing_local_trainer_is_reported_with_its_line(executor: str, where:
             Until(time=9.0),
             executor=executor,
         )
-    assert str(caught.value) == f"Forgetful, {where}: KeyError: 'momentum' (test_loop.py:232, in step)"
+    line = Forgetful.step.__code__.co_firstlineno + 1
+    assert str(caught.value) == f"Forgetful, {where}: KeyError: 'momentum' (test_loop.py:{line}, in step)"
     assert isinstance(caught.value.__cause__, KeyError)
 
 
