@@ -20,10 +20,10 @@ from worlds import Scripted
 
 from offbeat.algorithms import AREA, Decay, DeFedAvg, DeFedAvgIID, FedAST, FedAsync, FedBuff, Period
 from offbeat.core.algorithm import Algorithm
-from offbeat.core.until import Until
 from offbeat.core.events import Recall, Send
 from offbeat.core.local import Local
 from offbeat.core.server import Server
+from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.local import MAML, SGD, Moreau
 from offbeat.simulate.run import prepare

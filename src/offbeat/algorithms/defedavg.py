@@ -1,7 +1,7 @@
 """DeFedAvg: for clients with unlike data (algorithm 1 of its paper) and with alike data (algorithm 2).
 
-Clients do not wait for an answer: a broadcast lies in their receive buffer when they are done with their last model, and
-results travel while they train on. With `renew = "drawn"` they do.
+Clients do not wait for an answer: a broadcast lies in their receive buffer when they are done with their last model,
+and results travel while they train on. With `renew = "drawn"` they do.
 """
 
 from __future__ import annotations
