@@ -15,7 +15,7 @@ class Plain(Replay):
     def _fit(self, arguments: Sequence[torch.Tensor]) -> int:
         return 4
 
-    def _hasty(self, inputs: list[torch.Tensor]) -> bool:
+    def _launch_bound(self, inputs: list[torch.Tensor]) -> bool:
         return False
 
 

@@ -207,9 +207,9 @@ def sources(table: Any) -> dict[str, Path]:
 
 
 def _file(module: str) -> Path | None:
-    """The source file of a module that was imported, if it has one."""
+    """The source file of a module that was imported, if it has one; PyTorch has modules that only claim to."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
 
 
 def searched() -> Sequence[Path]:
