@@ -128,7 +128,9 @@ def test_a_module_that_was_edited_since_the_run_began_is_mentioned(tmp_path: Pat
     assert "edited_server" not in outcome.err
 
 
-def test_a_module_without_its_file_is_no_part_of_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_without_its_file_is_no_part_of_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`torch.classes` says that it is in `_classes.py` of the working folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_server.py").write_text("import offbeat as ob\n\n\nclass Mine(ob.FedAsync):\n    pass\n")
