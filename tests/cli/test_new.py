@@ -52,12 +52,13 @@ def checked(folder: Path, text: str, *overrides: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_project_runs_at_once(kind: str, place: Path) -> None:
+def test_a_new_project_runs_at_once(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = offbeat("new", place, "--kind", kind)
     assert (code, err) == (0, "")
     assert {*out.splitlines()[:-1]} == {str(path) for path in place.iterdir()}
     assert out.splitlines()[-1] == f"next: cd {place} && offbeat run experiment.toml"
-    found = offbeat("run", place / "experiment.toml", "--out", place / "runs", "--json", *sets("until.updates=8"))
+    monkeypatch.chdir(place)
+    found = offbeat("run", "experiment.toml", "--out", "runs", "--json", *sets("until.updates=8"))
     assert found.code == 0, found.err
 
 
