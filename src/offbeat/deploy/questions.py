@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # PyTorch comes with it, and `join` speaks before that is loa
 SERVER = "server"  # takes the place of a client's account in the subjects of a holder of the server's keys
 FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
+HELD = 4 << 20  # bytes of copies in memory while one is handed back
 REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
 LONGEST = 1.0  # seconds of such a rest: who has lost its disk asks several times, and does not wait long
 
@@ -210,10 +211,11 @@ class Answering:
         self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
-        """Hand a client its own copy back, one piece at a time; the broker keeps the last few copies."""
+        """Hand a client its own copy back; the broker keeps the last few copies, which may be large."""
         stream, subject, at = f"MIRROR-{self.run}", f"mirror.{account}.{self.run}", 1
         found: dict[str, dict[int, int]] = {}  # name -> which piece -> its number in the stream
         counts: dict[str, int] = {}
+        held: dict[int, bytes] = {}  # the last pieces by number: asking again for each takes a round trip
         with contextlib.suppress(*FAILURES):
             while (kept := await self.link.kept(stream, at, subject)) is not None:
                 at = max(at, kept.number) + 1
@@ -222,16 +224,22 @@ class Answering:
                     if piece.nonce == question.nonce:
                         found.setdefault(piece.name, {})[piece.number] = kept.number
                         counts[piece.name] = piece.count
+                        held[kept.number] = kept.data
+                        while sum(map(len, held.values())) > HELD:
+                            del held[next(iter(held))]
             whole = sorted(name for name, pieces in found.items() if len(pieces) == counts[name] == max(pieces) + 1)
             chosen = whole[-1 - question.skip] if question.skip < len(whole) else None
             if chosen is None:
                 await self._tell(say, question, None)
                 return
             for number in range(counts[chosen]):
-                kept = await self.link.kept(stream, found[chosen][number])
-                if kept is None:  # a newer copy has pushed it out: the client asks again
-                    return
-                _, content = read_copy(kept.data)
+                data = held.pop(found[chosen][number], None)
+                if data is None:
+                    kept = await self.link.kept(stream, found[chosen][number])
+                    if kept is None:  # a newer copy has pushed it out: the client asks again
+                        return
+                    data = kept.data
+                _, content = read_copy(data)
                 await say(write("answer", Answer(question.id, number, counts[chosen]), content))
 
     async def finish(self) -> None:
