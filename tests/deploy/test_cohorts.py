@@ -474,7 +474,7 @@ def test_whatever_members_say_and_whenever_the_fold_goes_on_and_is_a_function_of
 def test_an_operator_is_told_of_cohorts_that_are_aborted_and_of_sums_that_are_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    talk, reporter = Talk(), Reporter([])
+    talk, reporter = Talk(), Reporter([], list)
     fold = talk.reducer.fold
 
     def watched(entry: LogEntry) -> str:

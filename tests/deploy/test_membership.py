@@ -104,6 +104,32 @@ def test_open_connections_with_keys_that_count_no_longer_are_cut(
     asyncio.run(play())
 
 
+def test_keys_that_were_issued_while_the_coordinator_s_clock_was_ahead_can_be_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = tmp_path / "fed"
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda at=time.time: at() + 3600.0)
+        keys.init(fed, ["alice"], tls=False)
+    broker = Broker(tmp_path / "broker", fed, sync=False)
+
+    async def play() -> None:
+        alice = Connection(identity.read_creds(fed / "alice.creds"), broker.url)
+        await alice.connect(5)
+        keys.rotate(fed, ["alice"])
+        await push(fed, broker.url, ["alice"])
+        await within_a_second(lambda: not alice.client.is_connected)
+        with pytest.raises(OffbeatError, match="refuses these keys"):
+            await Connection(alice.creds, broker.url).connect(2)
+        await alice.close()
+
+    broker.start()
+    try:
+        asyncio.run(play())
+    finally:
+        broker.stop()
+
+
 def test_a_broker_that_reads_the_folder_of_keys_itself_cuts_revoked_keys_off_too(tmp_path: Path) -> None:
     """One that was started with `fed/nats.conf`: it finds the newer token in its folder, and has to use it as well."""
     fed, port = tmp_path / "fed", free_port()

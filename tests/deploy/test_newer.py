@@ -8,7 +8,7 @@ import json
 import socket
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -378,6 +378,28 @@ def test_what_a_client_that_was_removed_while_nobody_led_has_left_in_the_inbox_d
         record = scene.server.ledger.clients[2]
         assert (record.removed, record.applied, record.epoch) == (True, 0, 1)
         await scene.goes_on()
+
+    with opened(tmp_path) as made:
+        made.play(act)
+
+
+@pytest.mark.parametrize("change", [keys.remove, keys.rotate, keys.revoke])
+def test_later_models_are_sealed_under_a_key_that_withdrawn_keys_have_never_seen(
+    tmp_path: Path, change: Callable[[Path, list[str]], Any]
+) -> None:
+    """The broker's administrator could show them to whoever has the keys."""
+
+    async def act(scene: Scene) -> None:
+        await greeted(scene)
+        alice = await scene.join("alice")
+        await until(lambda: alice.models is not None)
+        before = alice.models
+        change(scene.place.folder / "fed", ["mallory"])
+        await push(scene.place.folder / "fed", scene.place.broker.url)
+        await until(lambda: alice.models is not None and before is not None and alice.models.key != before.key)
+        await scene.goes_on()
+        assert alice.models is not None
+        assert scene.server.posting.shelf.seal.key == alice.models.key
 
     with opened(tmp_path) as made:
         made.play(act)

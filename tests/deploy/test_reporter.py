@@ -19,7 +19,7 @@ from offbeat.deploy import keys, wire
 from offbeat.deploy.broker import Broker, free_port
 from offbeat.deploy.logs import logged, note
 from offbeat.deploy.push import push
-from offbeat.deploy.reporter import Reporter, waiting
+from offbeat.deploy.reporter import Reporter
 
 
 def events(path: Path) -> list[tuple[str, str]]:
@@ -67,7 +67,8 @@ def test_arrivals_first_updates_evaluations_members_and_the_end_are_written_and_
 
 def test_failed_jobs_and_silent_clients_are_warned_of(tmp_path: Path) -> None:
     log = Log(plan(FedAsync())).begin()
-    reducer, reporter = log.reducer, Reporter([])
+    reducer, there = log.reducer, log.reducer.traffic.census.present
+    reporter = Reporter([], lambda: there)
     with logged(tmp_path / "told", "warning"):
         for _ in range(5):
             was = reporter.before(reducer.ledger, 0)
@@ -81,7 +82,7 @@ def test_failed_jobs_and_silent_clients_are_warned_of(tmp_path: Path) -> None:
     lines = (tmp_path / "told").read_text().splitlines()
     assert [line.count("its job failed: no such file") for line in lines] == [1, 1, 1, 0]
     assert "nothing was heard of it for 15 s; it counts as gone" in lines[-1]
-    assert waiting(reducer.ledger).startswith(f"{sum(r.present for r in reducer.ledger.clients)} of ")
+    assert reporter.waiting(reducer.ledger).startswith(f"{len(there)} of ")
 
 
 def test_what_a_line_says_of_the_run_s_time_does_not_replace_when_it_was_written(tmp_path: Path) -> None:

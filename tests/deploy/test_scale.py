@@ -19,6 +19,7 @@ from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import read_assignment
 from offbeat.deploy.ledger import ClientRecord, Ledger
 from offbeat.deploy.plan import Plan
+from offbeat.deploy.reporter import Reporter
 from offbeat.deploy.server_core import AGAIN, SURE, Append, Drop, Effect, Post, Put, ServerCore
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
@@ -127,6 +128,23 @@ def test_an_entry_looks_at_as_many_clients_whether_there_are_40_or_400(server: S
 
     few, many = looks(40), looks(400)
     assert many <= few + 2
+
+
+def test_what_an_operator_is_told_looks_at_as_many_clients_whether_there_are_40_or_400() -> None:
+    def looks(clients: int) -> float:
+        crowd = Crowd(FedAsync(), clients).begin()
+        ledger, reporter = crowd.core.ledger, Reporter([], lambda: crowd.core.reducer.traffic.census.present)
+        for gone in range(9):
+            crowd.add(f"c{gone}", wire.Bye("run", f"c{gone}", 1, ledger.clients[gone].revision + 1))
+        ledger.clients = Watched(ledger.clients)
+        for client in range(9):
+            was = reporter.before(ledger, client)
+            ledger.clients[client].present = client % 2 == 0
+            reporter.after(ledger, client, crowd.log[client - 9], was)
+            reporter.after(ledger, None, LogEntry(1, 0.0, "", wire.say(wire.Rung("run", 1))), was)
+        return ledger.clients.looks / 9
+
+    assert looks(400) <= looks(40)
 
 
 @pytest.mark.parametrize(

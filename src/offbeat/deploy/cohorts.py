@@ -257,6 +257,7 @@ class Cohorts:
         record.balks += 1
         if record.balks >= BALKS and not record.left_out:
             record.left_out = True
+            self.ledger.left_out += 1
             self.fold.leave_out(client)
 
     def revealed(self, client: int, number: int, message: Message) -> str:

@@ -242,7 +242,8 @@ class ModelSeal:
 
     @classmethod
     def of_run(cls, server_seal: bytes, federation: str, run: str, generation: int) -> ModelSeal:
-        """Of a run's generation: a new one begins when a client is removed, who knows the keys until then."""
+        """Of a run's generation: a new one begins when a client is removed or gets other keys. Who had its old ones
+        knows the keys until then."""
         return cls(derive(server_seal, "model", federation, run, str(generation)))
 
     def address(self, digest: str) -> str:

@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -52,6 +51,8 @@ from offbeat.deploy.identity import (
 )
 from offbeat.watch.files import locked
 
+_NEVER = (1 << 53) - 1  # seconds
+
 # The coordinator's secrets
 
 
@@ -60,7 +61,7 @@ class _Coordinator:
     """What `operator.key` holds: the secrets that sign accounts and the roster, and whom the broker is to refuse.
 
     accounts: name -> seed of its NATS account; "" for the server's, `$SYS` for the broker's own.
-    revoked: name -> users that are cut off -> the time before which their tokens were issued.
+    revoked: name -> users that are cut off for good -> the time before which their tokens were issued.
     closed: clients that may not connect.
     """
 
@@ -85,9 +86,10 @@ class _Coordinator:
         return jwt.public_of(account), jwt.issue(account, jwt.public_of(seed), client or "server", jwt.user()), seed
 
     def revoke(self, client: str, user: str) -> None:
-        """Cut a user off for good; a token is refused if it was issued before the time given here."""
+        """Cut a user off for good. A token does not count if it was issued before a time: this one never comes, as the
+        clock of whoever has issued it may have been ahead."""
         if user:
-            self.revoked.setdefault(client, {})[user] = int(time.time()) + 1
+            self.revoked.setdefault(client, {})[user] = _NEVER
 
     def claims(self, name: str) -> dict[str, Any]:
         """What the broker is to know about an account."""

@@ -193,3 +193,5 @@ class Ledger(RunState):
     ready: list[int] = field(default_factory=list)  # of these, the jobs of those that are called to no cohort yet
     gatherings: dict[int, Gathering] = field(default_factory=dict)  # by number
     aborted: int = 0  # cohorts that too few took part in to the end; their members were called again
+    left_out: int = 0  # clients that are, for having kept cohorts from giving a sum
+    rekeyed: int = 0  # times that a client was given other keys

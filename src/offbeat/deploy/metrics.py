@@ -48,7 +48,7 @@ class RunCollector(Collector):
             (
                 "clients_left_out",
                 "Clients that are left out, because they have kept cohorts from giving a sum.",
-                sum(record.left_out for record in ledger.clients),
+                ledger.left_out,
             ),
             ("sums_unopened", "Secure sums that were lost.", ledger.unopened),
             ("updates_cut", "Updates of which secure aggregation has cut off a part.", tally.cut),

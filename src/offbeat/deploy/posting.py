@@ -69,16 +69,16 @@ class Posting:
             await self.link.say(f"desk.{keys.account}.{self.scribe.run}", sealed)
 
     def renew(self) -> bool:
-        """Seal models with another key if clients were removed, who know the one so far; whether it is new."""
-        new = self.shelf.renew(sum(record.removed for record in self.core.ledger.clients))
+        """Seal models with another key if clients were removed or given other keys: who had the old ones knows the one
+        so far. Whether it is new."""
+        ledger = self.core.ledger
+        new = self.shelf.renew(len(ledger.clients) - ledger.members + ledger.rekeyed)
         if new:
             self.core.put.clear()
         return new
 
-    async def reseal(self) -> None:
-        """If clients were removed, the others get the models under another key."""
-        if self.renew():
-            clock = time.monotonic()
-            for client, record in enumerate(self.core.ledger.clients):
-                if record.present:
-                    await self.obey(self.core.post(client, clock))
+    async def post_all(self) -> None:
+        """Send every client that is there its assignment, with the models under the present key."""
+        clock = time.monotonic()
+        for client in [*self.core.reducer.traffic.census.present]:
+            await self.obey(self.core.post(client, clock))

@@ -343,6 +343,7 @@ class Reducer(Course[SentJob]):
             case wire.Rekeyed() if header.client < len(ledger.clients):
                 record = ledger.clients[header.client]
                 record.account, record.sign, record.seal = header.account, header.sign, header.seal
+                ledger.rekeyed += 1
                 if self.cohorts is not None:
                     self.cohorts.rekeyed(header.client)
             case wire.Helped():

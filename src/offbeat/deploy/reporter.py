@@ -7,7 +7,7 @@ expired leases) is written the first, second, fourth … time.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from offbeat.core.watcher import Measurement
@@ -35,10 +35,13 @@ class Before(NamedTuple):
 
 
 class Reporter:
-    """Looks at the state before and after an entry. measurements: of the run so far; grows with it."""
+    """Looks at the state before and after an entry, and not at all clients for one entry.
 
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
-        self.measurements = measurements
+    measurements: of the run so far; grows with it.   there: the clients that are there.
+    """
+
+    def __init__(self, measurements: Sequence[Measurement], there: Callable[[], Sequence[int]]) -> None:
+        self.measurements, self.there = measurements, there
         self.expired, self.told = 0, float("-inf")
 
     def before(self, ledger: Ledger, client: int | None) -> Before:
@@ -56,7 +59,7 @@ class Reporter:
         elif not entry.sender:
             self._own(ledger, *_opened(entry.data))
         if ledger.begun and not was.begun:
-            note("begins", clients=len(_there(ledger)))
+            note("begins", clients=len(self.there()))
         for before, now, said in zip(was.secure, _secure(ledger), _SECURE, strict=True):
             if now > before and rare(now):
                 who = {"clients": ", ".join(left_out(ledger))} if said is _SECURE[-1] else {}
@@ -67,15 +70,23 @@ class Reporter:
             counts = {"time": round(ledger.now, 1), "updates": ledger.tally.updates, "lost": ledger.tally.lost}
             note("ends", "warning" if ledger.diverged else "info", reason=ledger.diverged or ledger.stopped, **counts)
 
+    def waiting(self, ledger: Ledger) -> str:
+        """How many clients are there, and who is not, if those are few."""
+        there, named = len(self.there()), ""
+        if 0 < ledger.members - there <= NAMED:
+            missing = [record.name for record in ledger.clients if not (record.present or record.removed)]
+            named = f", without {', '.join(missing)}"
+        return f"{there} of {ledger.members} clients{named}"
+
     def _client(self, ledger: Ledger, client: int, entry: LogEntry, was: Before) -> None:
         record = ledger.clients[client]
         if record.present and (not was.present or record.epoch != was.epoch):
             how = "is there again" if was.epoch else "is there"
             if was.epoch not in (0, record.epoch):
                 how = "begins anew" if was.epoch == ledger.life else f"{how}, with a new epoch ({record.epoch})"
-            note(f"{how}; {waiting(ledger)}", client=record.name)
+            note(f"{how}; {self.waiting(ledger)}", client=record.name)
         elif was.present and not record.present:
-            note(f"has left; {waiting(ledger)}", client=record.name)
+            note(f"has left; {self.waiting(ledger)}", client=record.name)
         if record.applied and not was.applied:
             note("its first update was applied", client=record.name)
         if record.failed > was.failed and rare(record.failed):
@@ -89,7 +100,7 @@ class Reporter:
         match kind:
             case "gone" if not ledger.clients[int(header["client"])].present:
                 silent = f"nothing was heard of it for {ledger.limits.patience:g} s; it counts as gone"
-                note(f"{silent}; {waiting(ledger)}", "warning", client=name)
+                note(f"{silent}; {self.waiting(ledger)}", "warning", client=name)
             case "expired":
                 self.expired += 1
                 if rare(self.expired):
@@ -123,24 +134,12 @@ _SECURE = (
 
 
 def _secure(ledger: Ledger) -> tuple[int, ...]:
-    return ledger.aborted, ledger.unopened, ledger.tally.cut, len(left_out(ledger))
+    return ledger.aborted, ledger.unopened, ledger.tally.cut, ledger.left_out
 
 
 def left_out(ledger: Ledger) -> list[str]:
     """The clients that are left out of cohorts, and so of the run."""
     return [record.name for record in ledger.clients if record.left_out]
-
-
-def waiting(ledger: Ledger) -> str:
-    """How many clients are there, and who is not."""
-    there, all_ = _there(ledger), [record.name for record in ledger.clients if not record.removed]
-    missing = [name for name in all_ if name not in set(there)]
-    named = f", without {', '.join(missing)}" if 0 < len(missing) <= NAMED else ""
-    return f"{len(there)} of {len(all_)} clients{named}"
-
-
-def _there(ledger: Ledger) -> list[str]:
-    return [record.name for record in ledger.clients if record.present]
 
 
 def _opened(data: bytes) -> tuple[str, Mapping[str, Any]]:

@@ -46,7 +46,7 @@ from offbeat.deploy.plan import Plan
 from offbeat.deploy.posting import Posting
 from offbeat.deploy.questions import Answering
 from offbeat.deploy.refold import entry_of, read_body
-from offbeat.deploy.reporter import Reporter, waiting
+from offbeat.deploy.reporter import Reporter
 from offbeat.deploy.roll import Roll
 from offbeat.deploy.saving import Saving
 from offbeat.deploy.server_core import LATE, ServerCore
@@ -100,12 +100,12 @@ class RunServer:
         saved = checkpoint.restore(Ledger, folder)
         ledger, extra = saved if saved else (None, {})
         self.recorder = Recorder(folder, extra.get("record"))
-        self.reporter = Reporter(self.recorder.measurements)
         self.recorder.metrics = plan.measured
         self.trips = Trips(folder, extra.get("trips"))
         self.worked = float(extra.get("worked", 0.0))
         asks = measure is None and every is not None
         self.core = ServerCore(plan, ledger, [self.recorder, self.trips], every=every, asks=asks, wait=wait)
+        self.reporter = Reporter(self.recorder.measurements, lambda: self.core.reducer.traffic.census.present)
         self.scribe = Scribe(link.creds.federation, plan.run, link.ours)
         self.chain, self.tail, self.clock = Chain(**extra.get("chain", {})), Tail(folder), LogClock()
         self.stream = BrokerLog(link, plan.run)
@@ -131,6 +131,7 @@ class RunServer:
         self.backlog = (0, 0.0)  # messages that wait in the inbox, and seconds since the oldest came
         self.evaluating: set[asyncio.Task[None]] = set()
         self.began = self.looked = time.monotonic()
+        self.resealed = False  # models have another key, which clients are to be told
         self.asked = False  # to stop serving
         self.overtaken = ""  # a server that says it leads
         self.named: list[str] = []  # the clients that the federation was told of
@@ -341,7 +342,8 @@ class RunServer:
         ledger = self.ledger
         fields: dict[str, Any] = {"position": ledger.position, "clients": ledger.members, "term": term}
         if ledger.begun:
-            going = f"serving, from time {ledger.now:.1f} and {ledger.tally.updates:,} updates on; {waiting(ledger)}"
+            around = self.reporter.waiting(ledger)
+            going = f"serving, from time {ledger.now:.1f} and {ledger.tally.updates:,} updates on; {around}"
             note(going, run=self.plan.run, **fields)
         else:
             wanted = "all clients" if self.core.wait is None else f"{self.core.wait} clients"
@@ -381,8 +383,8 @@ class RunServer:
             note("refused", client=entry.sender, code=code, position=entry.seq, bytes=len(entry.data))
         if code == "quarantined":
             note(self.core.reducer.fault, "error", client=entry.sender, position=entry.seq)
-        if not entry.sender:
-            await self.posting.reseal()
+        if not entry.sender and self.posting.renew():
+            self.resealed = True
         await self.posting.obey(effects)
 
     async def _round(self, tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -394,6 +396,9 @@ class RunServer:
                 task.result()
         clock = time.monotonic()
         await self._look_up(clock)
+        if self.resealed:  # once, however many clients were removed
+            self.resealed = False
+            await self.posting.post_all()
         await self.posting.obey(self.core.due(clock))
         for number in self.core.next_evaluation(clock):
             job = asyncio.create_task(self._evaluate(number))

@@ -24,14 +24,14 @@ class Shelf:
         self.dropped_bytes = 0
         self.seal = self._seal(0)
 
-    def renew(self, removed: int) -> bool:
-        """Seal with another key after every client that was removed, which knows the one before; whether it is new."""
-        before, self.seal = self.seal, self._seal(removed)
+    def renew(self, changes: int) -> bool:
+        """Seal with another key after so many changes of who may know it; whether it is new."""
+        before, self.seal = self.seal, self._seal(changes)
         return before.key != self.seal.key
 
-    def _seal(self, removed: int) -> ModelSeal:
+    def _seal(self, changes: int) -> ModelSeal:
         creds = self.link.creds
-        return ModelSeal.of_run(creds.seal, creds.federation, self.run, 1 + removed)
+        return ModelSeal.of_run(creds.seal, creds.federation, self.run, 1 + changes)
 
     async def put(self, digest: str, data: bytes) -> None:
         """Store a model, whatever happens to the broker; an assignment may name it then."""
