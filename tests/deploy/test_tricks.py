@@ -435,6 +435,24 @@ def test_an_order_to_stop_said_again_to_a_restored_run_is_void(place: Place) -> 
     place.play(act)
 
 
+def test_an_operator_is_told_if_a_wrong_clock_keeps_an_order_from_counting(place: Place) -> None:
+    async def act(scene: Scene) -> None:
+        asking, stop = Asking(scene.admin, scene.run), wire.say(wire.Halted(scene.run, "stopped"))
+        await asking.listen()
+        for ahead, life, said in (
+            (3600, 0, r"3,(600|599) s ahead of the server's"),
+            (0, 3600, r"again in 3,(600|599) s"),
+        ):
+            now = time.time()
+            scene.server.ledger.life = int(now) + life if life else 0
+            with pytest.raises(OffbeatError, match=said):
+                await asking.put(Question("append", f"order {ahead}", now + ahead), stop, patience=60.0)
+        scene.server.ledger.life = 0
+        await scene.goes_on()
+
+    place.play(act)
+
+
 def test_a_server_whose_clock_is_an_hour_behind_is_answered_and_gives_no_orders(place: Place) -> None:
     async def act(scene: Scene) -> None:
         asking, before = Asking(scene.admin, scene.run), time.time() - 3600.0
@@ -442,8 +460,8 @@ def test_a_server_whose_clock_is_an_hour_behind_is_answered_and_gives_no_orders(
         answer = json.loads(await asking.put(Question("mend", "one", before, seq=1), patience=60.0))
         assert answer["run"] == scene.run
         stop = wire.say(wire.Halted(scene.run, "stopped"))
-        with pytest.raises(TimeoutError):
-            await asking.put(Question("append", "two", before), stop, patience=0.5)
+        with pytest.raises(OffbeatError, match=r"nothing was done to .*: the clock of this machine is 3,60\d s behind"):
+            await asking.put(Question("append", "two", before), stop, patience=60.0)
         await scene.goes_on()
 
     place.play(act)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -145,8 +146,7 @@ class Answering:
         with contextlib.suppress(RefusedError, *FAILURES):
             if account == SERVER:
                 question, piece = read_question(self.own.open(data, "ask", *self.about))
-                if question.what != "append" or self._recently(question.at):
-                    self._later(self._obey(question, piece))
+                self._later(self._obey(question, piece))
                 return
             sender, clock = self.gate.sender(subject), time.monotonic()
             budget = self.gate.budget(sender, clock)
@@ -168,9 +168,18 @@ class Answering:
                 task = self._later(self._copy_slowly(say, account, question))
                 task.add_done_callback(lambda _: self.copying.discard(account))
 
-    def _recently(self, at: float) -> bool:
-        """Whether an order may be new. What else is asked changes nothing: a server whose clock is wrong may ask it."""
-        return abs(time.time() - at) <= FRESH and at >= self.life()
+    def _objection(self, at: float) -> str:
+        """Why an order of this time may be an old one, "" if it is new. What else is asked changes nothing: a server
+        whose clock is wrong may ask it."""
+        apart = at - time.time()
+        if abs(apart) > FRESH:
+            said = (
+                f"the clock of this machine is {abs(apart):,.0f} s {'ahead of' if apart > 0 else 'behind'} the server's"
+            )
+            return f"{said}; set both by NTP and try again"
+        if at < self.life():
+            return f"the run was restored by a machine whose clock is ahead; try again in {self.life() - at:,.0f} s"
+        return ""
 
     def _recent(self, clock: float) -> bytes:
         """The run as it stood a second ago at most: of many clients, telling that takes a while."""
@@ -187,6 +196,9 @@ class Answering:
     async def _obey(self, question: Question, piece: bytes) -> None:
         """Answer a holder of the server's keys, who asks again if there is no answer."""
         with contextlib.suppress(*FAILURES, UncertainError):
+            if question.what == "append" and (void := self._objection(question.at)):
+                await self._tell(self._own, question, as_json({"void": void}))
+                return
             if question.what == "mend":
                 await self.mend(question.seq)
             if question.what != "append" or await self.order(question.id, piece):
@@ -277,7 +289,7 @@ class Asking:
         return await self.put(Question(what, secrets.token_hex(8), time.time(), nonce, skip), piece, patience)
 
     async def put(self, question: Question, piece: bytes = b"", patience: float = SLOW) -> Any:
-        """Ask this, which may have been asked before."""
+        """Ask this, which may have been asked before; raises `OffbeatError` for an order that does not count."""
         done = self.done[question.id] = asyncio.get_running_loop().create_future()
         self.pieces[question.id] = {}
         data = write("question", question, piece)
@@ -291,7 +303,10 @@ class Asking:
                 await asyncio.wait([done], timeout=patience)
                 if not done.done() and len(self.pieces[question.id]) == before:
                     raise TimeoutError
-            return done.result()
+            answer = done.result()
+            if question.what == "append" and (void := json.loads(answer or b"{}").get("void")):
+                raise OffbeatError(f"nothing was done to {self.run}: {void}")
+            return answer
         finally:
             del self.done[question.id], self.pieces[question.id]
 
