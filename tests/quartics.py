@@ -36,6 +36,12 @@ def gradient(task: int, client: int, w: Array, step: int, batch: int = 0) -> Arr
     return np.asarray(a @ (w - b) + c * (w - b) ** 3 + z + z[0] * w)
 
 
+def whole_gradient(task: int, client: int, w: Array) -> Array:
+    """Of all data of a client: without noise."""
+    a, b, c = constants(task, client)
+    return np.asarray(a @ (w - b) + c * (w - b) ** 3)
+
+
 def hessian(task: int, client: int, w: Array, step: int, batch: int = 0) -> Array:
     (a, b, c), z = constants(task, client), noise(client, step, batch)
     return np.asarray(a + np.diag(3 * c * (w - b) ** 2) + z[0] * np.eye(DIM))
@@ -76,6 +82,10 @@ class Oracle:
 
     def gradient(self, w: torch.Tensor, step: int, sample: int = 0) -> torch.Tensor:
         rows = [gradient(self.task, c, x, step, sample) for c, x in zip(self.clients, w.numpy(), strict=True)]
+        return torch.tensor(np.stack(rows))
+
+    def full(self, w: torch.Tensor) -> torch.Tensor:
+        rows = [whole_gradient(self.task, c, x) for c, x in zip(self.clients, w.numpy(), strict=True)]
         return torch.tensor(np.stack(rows))
 
     def hvp(self, w: torch.Tensor, v: torch.Tensor, step: int, sample: int = 0) -> torch.Tensor:
