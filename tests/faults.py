@@ -47,8 +47,10 @@ from offbeat.deploy.masking import Masking, PairMasking
 from offbeat.deploy.plan import Plan
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import ServerCore
+from offbeat.deploy.sessions import Sessions
 from offbeat.deploy.taking_part import TakingPart
 from offbeat.deploy.train import Training
+from offbeat.deploy.verdicts import Verdicts
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import Adam
 from offbeat.simulate.personal import Personal
@@ -129,6 +131,8 @@ class Bugs:
     """Mistakes that a schedule can be run with; each must be caught."""
 
     reducer: type[Reducer] = Reducer
+    sessions: type[Sessions] = Sessions
+    verdicts: type[Verdicts] = Verdicts
     server: type[ServerCore] = ServerCore
     core: type[ClientCore] = ClientCore
     thaw: Callable[[Any], Any] = lambda ledger: ledger  # what recovery makes of a checkpoint
@@ -142,6 +146,11 @@ class Bugs:
         for each in fields(self):
             if isinstance(each.default, type):
                 overrides(getattr(self, each.name), each.default)
+
+    @property
+    def fold(self) -> type[Reducer]:
+        """The reducer with the parts that are wrong."""
+        return type("Planted", (self.reducer,), {"sessions_type": self.sessions, "verdicts_type": self.verdicts})
 
 
 class CrashError(Exception):
@@ -324,7 +333,7 @@ class Broken:
             asks=self.asks,
             wait=CLIENTS,
             inline=100 if self.kind == "fedbuff" else 1 << 17,
-            reducer=self.bugs.reducer,
+            reducer=self.bugs.fold,
         )
         self.server_life += 1
         for entry in self.log[self.core.ledger.position :]:
@@ -692,7 +701,7 @@ class Broken:
             return
         self.fired["cancelled"] += self.core.ledger.tally.cancelled
         self.fired["crossed a cancellation"] += self.core.ledger.tally.refused.get("cancelled", 0)
-        fold = self.witness.judge(self.log, self.stored, CALM + RECOVERY, self.down, self.bugs.reducer)
+        fold = self.witness.judge(self.log, self.stored, CALM + RECOVERY, self.down, self.bugs.fold)
         if not same(freeze(fold.ledger), freeze(self.core.ledger)):
             self.violations.append("the log folded again gives another state")
         self.judge_progress(fold)

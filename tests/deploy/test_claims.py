@@ -21,8 +21,9 @@ from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.judging import LOSS, WEIGHT, objection, weigh
 from offbeat.deploy.norms import CLIENTS, UsualNorms
-from offbeat.deploy.reducer import LONGEST, PAUSE, STRIKES, Reducer
+from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import LATE, Append, ServerCore
+from offbeat.deploy.verdicts import LONGEST, PAUSE, STRIKES
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
 from offbeat.problems.metrics import F1, R2, RMSE, Accuracy

@@ -362,7 +362,7 @@ def test_a_client_that_was_restarted_refuses_a_roster_older_than_the_one_before(
 def test_one_that_is_left_out_is_not_waited_for_when_a_sum_of_all_others_is_lost() -> None:
     talk = Talk(FedBuff(size=4), clients=5)
     talk.record("c4").left_out = True
-    talk.reducer.leave_out(4)
+    talk.reducer.sessions.leave_out(4)
     talk.ready(*FOUR)
     talk.deal(*FOUR)
     talk.mask(*FOUR)

@@ -22,6 +22,8 @@ from offbeat.deploy.effects import Done, Effect, Judge, Save, Train
 from offbeat.deploy.ledger import ClientRecord, SentJob
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.server_core import Append, ServerCore
+from offbeat.deploy.sessions import Sessions
+from offbeat.deploy.verdicts import Verdicts
 
 # Every kind of fault; one that never happens in a tenth of the schedules fails the test.
 KINDS = {
@@ -79,7 +81,7 @@ def test_without_faults_everything_is_applied_once() -> None:
 # Planted mistakes
 
 
-class AppliesRepeated(Reducer):
+class AppliesRepeated(Verdicts):
     """No de-duplication."""
 
     def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
@@ -97,17 +99,17 @@ class AppliesRepeated(Reducer):
         return super()._waits(client, result, message, digest)
 
 
-class TakesOldEpochs(Reducer):
+class TakesOldEpochs(Sessions):
     """Old epochs are accepted."""
 
-    def _check_epoch(self, record: ClientRecord, epoch: int) -> None:
+    def check_epoch(self, record: ClientRecord, epoch: int) -> None:
         return
 
     def _admit(self, record: ClientRecord, hello: wire.Hello) -> None:
         return
 
 
-class TakesOtherContent(Reducer):
+class TakesOtherContent(Verdicts):
     """A number that is settled is settled again if the content is another one."""
 
     def _settled(self, record: ClientRecord, result: wire.Trained, digest: str) -> bool:
@@ -116,20 +118,20 @@ class TakesOtherContent(Reducer):
         return super()._settled(record, result, digest)
 
 
-class TakesCancelled(Reducer):
+class TakesCancelled(Verdicts):
     """A result that has crossed its cancellation is applied."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, fold: Reducer) -> None:
+        super().__init__(fold)
         gone: dict[int, SentJob] = {}
-        stop = self.stop_jobs
+        stop = fold.stop_jobs
 
         def cancel(client: int, task: int) -> Sequence[SentJob]:
             flights = stop(client, task)
             gone.update({flight.job.id: flight for flight in flights})
             return flights
 
-        self.stop_jobs, self.gone = cancel, gone
+        fold.stop_jobs, self.gone = cancel, gone  # type: ignore[method-assign]
 
     def _waits(self, client: int, result: wire.Trained, message: encoding.Message, digest: str) -> bool:
         record = self.ledger.clients[client]
@@ -139,12 +141,12 @@ class TakesCancelled(Reducer):
         return super()._waits(client, result, message, digest)
 
 
-class LosesCancelled(Reducer):
+class LosesCancelled(Verdicts):
     """A cancelled job is reported as lost when its result comes after all."""
 
     def _waits(self, client: int, result: wire.Trained, message: encoding.Message, digest: str) -> bool:
         if result.job in self.ledger.clients[client].cancelled:
-            self.lost(SentJob(Job(result.job, client, 0, 0, 1, 1.0, 0), None, 0.0, 0.0), "cancelled")
+            self.fold.lost(SentJob(Job(result.job, client, 0, 0, 1, 1.0, 0), None, 0.0, 0.0), "cancelled")
         return super()._waits(client, result, message, digest)
 
 
@@ -386,20 +388,20 @@ class Plant(NamedTuple):
 EVERY = tuple(ALGORITHMS)
 LEASED = tuple(name for name in ALGORITHMS if name not in ("favano", "cancels"))  # these stop what takes too long
 PLANTS = {
-    "no de-duplication": Plant(Bugs(reducer=AppliesRepeated)),
+    "no de-duplication": Plant(Bugs(verdicts=AppliesRepeated)),
     "answered before it is stored": Plant(Bugs(eager=True), 10),
     "memory moves on sending": Plant(Bugs(core=MovesOnSend)),
     "memory moves on any verdict": Plant(Bugs(core=MovesOnAnyVerdict), 10),
     "random counter forgotten": Plant(Bugs(thaw=forget_numbers)),
-    "old epoch accepted": Plant(Bugs(reducer=TakesOldEpochs), 16),
+    "old epoch accepted": Plant(Bugs(sessions=TakesOldEpochs), 16),
     "applied again on recovery": Plant(Bugs(thaw=apply_again)),
     "memory begins anew": Plant(Bugs(core=ForgetsMemory)),
     "sent before it is saved": Plant(Bugs(core=SendsBeforeSaving)),
     "restored disk trusted": Plant(Bugs(core=TrustsItsDisk), 16),
-    "settled number with other content": Plant(Bugs(reducer=TakesOtherContent)),
+    "settled number with other content": Plant(Bugs(verdicts=TakesOtherContent)),
     "leases ignored": Plant(Bugs(server=IgnoresLeases), 16, LEASED),
-    "cancelled work applied": Plant(Bugs(reducer=TakesCancelled), 4, ("cancels",)),
-    "cancelled work lost as well": Plant(Bugs(reducer=LosesCancelled), 4, ("cancels", "cancels held")),
+    "cancelled work applied": Plant(Bugs(verdicts=TakesCancelled), 4, ("cancels",)),
+    "cancelled work lost as well": Plant(Bugs(verdicts=LosesCancelled), 4, ("cancels", "cancels held")),
     "cancelled work sent as the next job's": Plant(Bugs(core=WorksOn), 4, ("cancels",)),
     "memory moves on a cancelled result": Plant(Bugs(core=MovesOnAnyVerdict), 4, ("cancels",)),
     "cancellations forgotten on recovery": Plant(Bugs(thaw=forget_cancelled), 16, ("cancels",)),

@@ -12,14 +12,20 @@ from shipped import Mistake
 from offbeat.deploy.client_core import ClientCore
 from offbeat.deploy.journal import Appender, LogClock
 from offbeat.deploy.reducer import Reducer
+from offbeat.deploy.verdicts import Verdicts
 
 
 def test_a_plant_in_the_place_of_nothing_is_refused() -> None:
     class Renamed(Reducer):
+        def _folds_no_more(self) -> None: ...
+
+    class RenamedPart(Verdicts):
         def _settles_no_more(self) -> None: ...
 
-    with pytest.raises(AttributeError, match=r"Reducer\._settles_no_more does not exist"):
+    with pytest.raises(AttributeError, match=r"Reducer\._folds_no_more does not exist"):
         Bugs(reducer=Renamed)
+    with pytest.raises(AttributeError, match=r"Verdicts\._settles_no_more does not exist"):
+        Bugs(verdicts=RenamedPart)
     with pytest.raises(AttributeError, match=r"Appender\._compares does not exist"):
         Mistake([(Appender, "_compares", lambda *_: None)])
 

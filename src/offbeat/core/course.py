@@ -209,9 +209,9 @@ class Course(Generic[F]):
             self._seal(self.secure, flight, update, moved, staleness, result)
         else:
             self.handle(update if moved is None else self._rebased(update, moved), flight, staleness, result)
-        self._end_at_updates()
+        self.end_at_updates()
 
-    def _end_at_updates(self) -> None:
+    def end_at_updates(self) -> None:
         most = self.until.updates
         if most is not None and self.state.tally.updates >= most and not self.state.closed:
             self.end("updates")
@@ -331,7 +331,7 @@ class Course(Generic[F]):
             total = alike(model, cohort.value(self.secure.unit, materialise(model).dtype, masks))
             total = total if cohort.moved is None else total + cohort.moved
             self.handle(Summed(cohort.task, total, cohort.count))
-        self._end_at_updates()
+        self.end_at_updates()
 
     def _rebased(self, update: Update, moved: Vector) -> Update:
         """The same with the way of running statistics from what they are now, not from what they were: by `moved`.

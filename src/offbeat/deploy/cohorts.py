@@ -21,12 +21,12 @@ The rules, before the code:
    the two lies, and it counts for both. After `BALKS` such cohorts in a row a client is left out of the run.
 7. A closed sum is open when `threshold` of its members have given away their shares. They can do so late. If some are
    wrong, more are waited for: any that fit do. A sum that too few can open any more is lost, as with a helper
-   (`Reducer.unopened`).
+   (`Sums.unopened`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,13 +39,11 @@ from offbeat.deploy.admission import ONCE, read_words
 from offbeat.deploy.encoding import Message, RefusedError
 from offbeat.deploy.helping import context_of
 from offbeat.deploy.ledger import Gathering, Ledger, SentJob, Waiting
+from offbeat.deploy.part import FoldPart
 from offbeat.privacy.secure.calls import SEALED, Call, ReadyKeys, read_call, read_ready, threshold
 from offbeat.privacy.secure.opening import left_masks
 from offbeat.privacy.secure.shamir import SHARE
 from offbeat.privacy.secure.tickets import KEY, TicketError
-
-if TYPE_CHECKING:
-    from offbeat.deploy.reducer import Reducer
 
 SHARING, MASKING, OPENING = "sharing", "masking", "opening"
 PHASE = "\0phase:"  # the key of the alarm at the end of a phase
@@ -53,20 +51,13 @@ PART = 10  # of a lease that a phase takes at most
 BALKS = 5  # cohorts in a row that a client may keep from giving a sum
 
 
-class Cohorts:
+class Cohorts(FoldPart):
     """The cohorts in a fold's ledger."""
-
-    def __init__(self, fold: Reducer) -> None:
-        self.fold = fold
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.fold.ledger
 
     @property
     def least(self) -> int:
-        assert self.fold.plan.secure is not None
-        return self.fold.plan.secure.cohort
+        assert self.plan.secure is not None
+        return self.plan.secure.cohort
 
     # A client is ready
 
@@ -83,7 +74,7 @@ class Cohorts:
 
     def wait(self, client: int, flight: SentJob, result: wire.Trained, message: Message, digest: str) -> None:
         """A result is ready; raises `RefusedError` unless its keys are its client's."""
-        record, context = self.ledger.clients[client], context_of(self.fold.plan, flight.job.task)
+        record, context = self.ledger.clients[client], context_of(self.plan, flight.job.task)
         if message.parts.keys() != {"keys"} or message.parts["keys"][0] != "bytes":
             raise RefusedError("names", f"holds {', '.join(message.parts) or 'nothing'}, expected keys")
         try:
@@ -163,7 +154,7 @@ class Cohorts:
                 record.seq, record.digest, record.verdict = waiting.said["seq"], waiting.digest, "crossed"
                 record.attempt, record.cancelled = 0, []
                 ledger.tally.refused["crossed"] = ledger.tally.refused.get("crossed", 0) + 1
-                self.fold.spend_refused(waiting.client, wire.Trained(**waiting.said), ledger.flights[job])
+                self.fold.verdicts.spend_refused(waiting.client, wire.Trained(**waiting.said), ledger.flights[job])
                 self.fold.traffic.put_off(job, first)
 
     def _end_if_spent(self) -> None:
@@ -189,7 +180,7 @@ class Cohorts:
         ledger = self.ledger
         ledger.sums += 1
         task = ledger.flights[jobs[0]].job.task
-        call = Call(ledger.sums, context_of(self.fold.plan, task), tuple(self._ready(job) for job in jobs))
+        call = Call(ledger.sums, context_of(self.plan, task), tuple(self._ready(job) for job in jobs))
         clients = [ledger.waiting[job].client for job in jobs]
         gathering = Gathering(ledger.sums, task, _bytes(call.to_bytes()), clients, jobs, SHARING)
         ledger.gatherings[gathering.number] = gathering
@@ -208,7 +199,7 @@ class Cohorts:
         gathering.phase, limits = phase, self.ledger.limits
         self.ledger.alarms.pop(gathering.alarm, None)
         seconds = limits.lease if phase == OPENING else limits.lease / PART
-        self.fold.alarm(self.ledger.now + seconds / self.fold.plan.unit, f"{PHASE}{gathering.number}:{phase}")
+        self.fold.alarm(self.ledger.now + seconds / self.plan.unit, f"{PHASE}{gathering.number}:{phase}")
         gathering.alarm = self.ledger.counter
         for client in gathering.clients:
             self.fold.traffic.touch(client)
@@ -229,7 +220,7 @@ class Cohorts:
         gathering, place = self._place(client, number, MASKING)
         if gathering is None or place in gathering.masked or place not in gathering.sharers:
             return self._repeated(client)
-        dim = self.fold.plan.initial[gathering.task].numel()
+        dim = self.plan.initial[gathering.task].numel()
         _part(message, "words", 4 * dim)
         gathering.masked[place] = read_words(message, "words")
         self._advance(gathering)
@@ -258,7 +249,7 @@ class Cohorts:
         if record.balks >= BALKS and not record.left_out:
             record.left_out = True
             self.ledger.left_out += 1
-            self.fold.leave_out(client)
+            self.fold.sessions.leave_out(client)
 
     def revealed(self, client: int, number: int, message: Message) -> str:
         """A member has given away its shares; when enough have, the sum is open."""
@@ -346,7 +337,7 @@ class Cohorts:
             once = bytes.fromhex(waiting.keys)[KEY : 2 * KEY]
             vectors = {name: masked[place], ONCE: _bytes(once)}
             result = wire.Trained(**waiting.said)
-            self.fold.settle(flight, result, waiting.digest, vectors, gathering.number)
+            self.fold.verdicts.settle(flight, result, waiting.digest, vectors, gathering.number)
 
     # Opening
 
@@ -363,11 +354,11 @@ class Cohorts:
             self._lose(gathering, str(error))
             raise RefusedError("masks", str(error)) from None
         self._forget(gathering)
-        return self.fold.unmasked(gathering.number, torch.from_numpy(masks.view("int32")))
+        return self.fold.sums.unmasked(gathering.number, torch.from_numpy(masks.view("int32")))
 
     def _lose(self, gathering: Gathering, why: str) -> None:
         self._forget(gathering)
-        self.fold.unopened(gathering.number, why)
+        self.fold.sums.unopened(gathering.number, why)
 
     def _drop(self, gathering: Gathering) -> None:
         del self.ledger.gatherings[gathering.number]
