@@ -2,7 +2,9 @@
 
 python -m studies.diloco runs/diloco                                   # all that is not done yet
 python -m studies.diloco docs/results/diloco --device cuda --width 24 --limit 450   # as much of the rest as fits
-python -m studies.diloco runs/diloco --tiny --parts unequal-like       # shows that it works, on a CPU
+python -m studies.diloco runs/diloco --size tiny --parts unequal-like  # shows that it works, on a CPU
+python -m studies.diloco docs/results/diloco/small --size small --methods none nesterov --width 8 \
+    --parts staleness-1 staleness-4 staleness-16                       # on a CPU
 python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # tables and figures, and no runs
 
 Four workers train a GPT of 0.8 million parameters on windows of 64 characters, 32 steps of AdamW a job. Their steps
@@ -46,7 +48,7 @@ from studies.in_memory import InMemory, recorded, write
 STEPS, UPDATES = 32, 200  # local steps of a job; updates of four workers of equal speed, each step of which takes 1 s
 TIME = STEPS * UPDATES / 4.0
 OUTER = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # step sizes tried
-TUNING = 1000  # seed
+TUNING, SEEDS = 1000, range(3)  # seeds
 SPEEDS = {"equal": [1.0] * 4, "unequal": [0.58, 0.75, 1.51, 3.33]}  # seconds a local step
 AT_ONCE = (1, 4, 16)  # workers at work in the parts about staleness
 EVALUATIONS = 20  # of a run that judges
@@ -91,6 +93,24 @@ def few() -> Dataset:
     return kinds(test=64, plays=1)
 
 
+class Size(NamedTuple):
+    """What a run costs. batch: windows.   share: of the virtual time.   shown: evaluations of a run that judges."""
+
+    model: Mapping[str, int]
+    steps: int
+    batch: int
+    data: str = "kinds"
+    share: float = 1.0
+    shown: int = EVALUATIONS
+
+
+SIZES = {
+    "full": Size({"layers": 4, "heads": 4, "width": 128}, STEPS, 8),
+    "small": Size({"layers": 2, "heads": 4, "width": 64}, STEPS // 2, 4, share=0.5, shown=2),
+    "tiny": Size({"layers": 1, "heads": 2, "width": 16}, STEPS, 2, "few", 0.1),
+}
+
+
 class Method(NamedTuple):
     """A row of the tables. table: its settings without the outer step size, which has the key `outer`."""
 
@@ -131,10 +151,6 @@ class Part(NamedTuple):
     at_once: int | None = None
 
     @property
-    def seeds(self) -> range:
-        return range(3) if self.at_once is None else range(5)
-
-    @property
     def methods(self) -> Sequence[str]:
         return list(METHODS) if self.at_once is None else CONTROLLED
 
@@ -158,31 +174,30 @@ PARTS = {
 
 def table(part: Part, method: str, outer: float, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     """The experiment of a run."""
-    tiny, chosen, share = given.tiny, METHODS[method], 0.1 if given.tiny else 1.0
+    size, chosen = SIZES[given.size], METHODS[method]
+    share = size.share * size.steps / STEPS
     until: dict[str, Any] = {"time": share * TIME}
     if method == "sync" and seed != TUNING:  # as many updates as the others, too
         until["time"] *= max(SPEEDS[part.speeds])
     timing: dict[str, Any] = {"constant": {"time": 1.0, "per": "step"}}
     algorithm = {
         **chosen.table,
-        "local": {"adamw": {"lr": 1e-3, "steps": STEPS, "batch": 2 if tiny else 8, "keep": True}},
+        "local": {"adamw": {"lr": 1e-3, "steps": size.steps, "batch": size.batch, "keep": True}},
     }
     if part.at_once is None:
         timing["speeds"] = {"factors": {"values": SPEEDS[part.speeds]}}
     else:
         algorithm["concurrency"] = part.at_once
-        until = {"updates": int(share * UPDATES)}
+        until = {"updates": int(size.share * UPDATES)}
     every = share * TIME * 4 / (part.at_once or 4)  # the time of a run
-    every = 10 * every if seed == TUNING else every / EVALUATIONS  # and at the end
+    every = 10 * every if seed == TUNING else every / size.shown  # and at the end
     plain = {
         "seed": seed,
         "until": until,
         "evaluate": {"every": every},
         "problem": {
-            "data": "studies.diloco:few" if tiny else "studies.diloco:kinds",
-            "model": {
-                "gpt": {"layers": 1, "heads": 2, "width": 16} if tiny else {"layers": 4, "heads": 4, "width": 128}
-            },
+            "data": f"studies.diloco:{size.data}",
+            "model": {"gpt": dict(size.model)},
             "clients": 4 if part.at_once is None else 16,
             "split": "iid" if part.like else "owners",
         },
@@ -205,13 +220,13 @@ class Bench:
 
     def work(self) -> None:
         """Tune, then judge; the parts about staleness also with the step size that is best without it."""
-        methods = self.part.methods
+        methods = [method for method in self.part.methods if method in self.given.methods]
         self.run([(method, outer, TUNING) for method in methods for outer in self.part.outer])
         chosen = {(method, best(self.runs, method)) for method in methods}
         if self.part.at_once is not None and self.part.at_once > 1:
             fresh = json.loads((self.path.parent / "staleness-1.json").read_text())["runs"]
             chosen |= {(method, best(fresh, method)) for method in methods}
-        self.run([(*each, seed) for seed in self.part.seeds for each in sorted(chosen)])
+        self.run([(*each, seed) for seed in SEEDS for each in sorted(chosen)])
 
     def run(self, wanted: Sequence[tuple[str, float, int]]) -> None:
         """Those of these runs that are not done yet."""
@@ -253,8 +268,8 @@ def best(runs: Sequence[Mapping[str, Any]], method: str) -> float:
     return min(sorted(tuned), key=lambda outer: tuned[outer])
 
 
-def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float, seeds: range) -> list[Mapping[str, Any]]:
-    found = [r for r in runs if (r["method"], r["outer"]) == (method, outer) and r["seed"] in seeds]
+def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float) -> list[Mapping[str, Any]]:
+    found = [r for r in runs if (r["method"], r["outer"]) == (method, outer) and r["seed"] in SEEDS]
     return sorted(found, key=lambda run: run["seed"])
 
 
@@ -263,8 +278,8 @@ def tuned(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[tuple[str, 
     for method in part.methods:
         if sum(r["method"] == method and r["seed"] == TUNING for r in runs) == len(part.outer):
             outer = best(runs, method)
-            mine = judged(runs, method, outer, part.seeds)
-            if len(mine) == len(part.seeds):
+            mine = judged(runs, method, outer)
+            if len(mine) == len(SEEDS):
                 yield method, outer, mine
 
 
@@ -320,7 +335,7 @@ def harm(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
             line = {name: (o, mine) for name, o, mine in tuned(parts.get(part.name, ()), part)}.get(method)
             if base is None or line is None:
                 continue
-            same = judged(parts[part.name], method, base[0], part.seeds)
+            same = judged(parts[part.name], method, base[0])
             cells = [f"{line[0]:g}", *_worse(line[1], base[1]), f"{base[0]:g}", *_worse(same, base[1])]
             yield f"| {METHODS[method].text} | {n - 1} | {' | '.join(cells)} |"
 
@@ -373,7 +388,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4, help="runs at work at once; on a GPU 16 or more")
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for this process")
     parser.add_argument("--compile", action="store_true", help="compile gradients")
-    parser.add_argument("--tiny", action="store_true", help="a much smaller model and a tenth of the time")
+    parser.add_argument("--size", default="full", choices=list(SIZES), help="of the model and of a job")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
         "--page",
         type=Path,

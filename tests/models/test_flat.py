@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
-from offbeat.core.errors import ModelError
+from offbeat.core.errors import ModelError, SettingError
 from offbeat.models import Flat, build
 from offbeat.models.flat import forward
 
@@ -123,6 +123,28 @@ def test_a_shared_parameter_counts_once_and_gets_both_gradients():
     module(x).square().sum().backward()
     own = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(vector.grad, own)
+
+
+def test_a_shared_parameter_may_be_named_by_both_of_its_names():
+    flat = Flat(Tied(), train=["inner.weight", "outer.weight"])
+    assert flat.dim == 9
+    with pytest.raises(SettingError, match=r"outer\.weight is inner\.weight by another name"):
+        Flat(Tied(), train="outer.weight")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_two_parameters_in_one_memory_are_refused(turned):
+    """An optimiser of torch would move both; here they would be two."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight.data = module[0].weight.data.T if turned else module[0].weight.data
+    with pytest.raises(ModelError, match=r"'0\.weight' and '1\.weight' share memory"):
+        Flat(module)
+
+
+def test_parameters_side_by_side_in_one_memory_are_two():
+    module, both = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.rand(6, 3)
+    module[0].weight.data, module[1].weight.data = both[:3], both[3:]
+    assert Flat(module).dim == 24
 
 
 def test_frozen_parameters_and_buffers_are_constants():

@@ -171,6 +171,7 @@ def test_fused_attention_is_written_out_where_clients_are_stacked() -> None:
     for i in range(3):
         alone = p.oracle([i], [i], 1, 4, False).gradient(w[i : i + 1], 0)[0]
         assert (rows[i] - alone).norm() < 1e-5 * alone.norm()
+    assert [p.measure(w[i : i + 1])[0]["loss"] for i in range(3)] == [each["loss"] for each in p.measure(w)]
 
 
 @pytest.mark.slow

@@ -77,8 +77,8 @@ class Flat:
         _refuse(module)
         self.module, self.statistics = module, statistics
         trained = _trained(module, train)
-        own = [] if personal is None else _matching(trained, personal, "personal")
-        _one_name(module, personal, "personal")
+        others = _one_name(module, personal, "personal")
+        own = [] if personal is None else _matching(trained, personal, "personal", others)
         if len(own) == len(trained):
             raise SettingError(
                 f"personal = {personal!r}: that is every trained parameter, so nothing would be learnt jointly"
@@ -477,32 +477,35 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
 def _trained(module: nn.Module, patterns: Patterns) -> dict[str, nn.Parameter]:
     """The parameters to train, by name."""
     found = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    _one_name(module, patterns, "train")
     if not found:
         raise ModelError(f"{type(module).__name__} has no parameter to train (none has requires_grad)")
-    return found if patterns is None else {name: found[name] for name in _matching(found, patterns, "train")}
-
-
-def _one_name(module: nn.Module, patterns: Patterns, setting: str) -> None:
-    """Raise if patterns match one name of a parameter that layers share and not the one that it goes by."""
     if patterns is None:
-        return
+        return found
+    return {name: found[name] for name in _matching(found, patterns, "train", _one_name(module, patterns, "train"))}
+
+
+def _one_name(module: nn.Module, patterns: Patterns, setting: str) -> list[str]:
+    """The other names of shared parameters. Raise if patterns match one of them, and not what it goes by."""
+    if patterns is None:
+        return []
     each = [patterns] if isinstance(patterns, str) else patterns
     names = {id(p): name for name, p in module.named_parameters()}
-    for other, p in module.named_parameters(remove_duplicate=False):
+    others = [(name, p) for name, p in module.named_parameters(remove_duplicate=False) if name != names[id(p)]]
+    for other, p in others:
         hits = [any(fnmatchcase(name, pattern) for pattern in each) for name in (other, names[id(p)])]
         if p.requires_grad and hits[0] and not hits[1]:
             raise SettingError(
                 f"{setting} = {patterns!r}: {other} is {names[id(p)]} by another name, which no pattern matches; name "
                 "both, or neither"
             )
+    return [name for name, _ in others]
 
 
-def _matching(names: Mapping[str, Any], patterns: Patterns, setting: str) -> list[str]:
-    """Those of these names that match one of the patterns, each of which matches something."""
+def _matching(names: Mapping[str, Any], patterns: Patterns, setting: str, others: Sequence[str] = ()) -> list[str]:
+    """Those of these names that match one of the patterns, each of which matches one of them, or another name."""
     each = [patterns] if isinstance(patterns, str) else list(patterns or ())
     for pattern in each:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fnmatchcase(name, pattern) for name in (*names, *others)):
             known = ", ".join([*names][:8]) + (", …" if len(names) > 8 else "")
             raise SettingError(f"{setting} = {pattern!r}: no trained parameter has such a name; there are {known}")
     if not each:
@@ -572,7 +575,30 @@ def _refuse(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not parameter.is_floating_point():
             raise ModelError(f"the parameter {name!r} is {parameter.dtype}; only real numbers can be trained")
+    _apart(module)
     for name, layer in module.named_modules():
         for kinds, bad, reason in _REFUSED:
             if isinstance(layer, kinds) and bad(layer):
                 raise ModelError(f"the layer {name or 'itself'!r} ({type(layer).__name__}) {reason}")
+
+
+def _apart(module: nn.Module) -> None:
+    """Raise if two parameters share memory, one of which is trained: torch's optimisers would move both at once."""
+    end, last, trained = (0, 0), "", False
+    for start, stop, name, trains in sorted(_extents(module)):
+        if start < end and (trains or trained):
+            raise ModelError(
+                f"the parameters {last!r} and {name!r} share memory, but are two parameters; tie them by giving both "
+                "layers one nn.Parameter, as in head.weight = embedding.weight"
+            )
+        if stop > end:
+            end, last, trained = stop, name, trains
+
+
+def _extents(module: nn.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int], str, bool]]:
+    """(where it begins in memory, and where it ends, name, whether it is trained) of each parameter."""
+    for name, p in module.named_parameters():
+        if p.numel() and p.device.type != "meta":
+            last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+            at = hash(p.device)
+            yield (at, p.data_ptr()), (at, p.data_ptr() + (last + 1) * p.element_size()), name, p.requires_grad

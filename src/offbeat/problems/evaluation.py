@@ -235,9 +235,11 @@ class Evaluation:
     def _outputs(self, models: Vector, parts: Sequence[Tensor]) -> Any:
         """Of every model for all samples [v, m, ...]: of several at once only where samples are few. Those of a model
         that does not give a tensor are in a list."""
-        if self.problem.closed is not None:
-            return self.problem.closed.outputs(models, parts[0])
-        together = max(1, self._chunk // len(parts[0])) if self.problem.stacks and not self.problem.own else 1
+        p = self.problem
+        if p.closed is not None:
+            return p.closed.outputs(models, parts[0])
+        looped = p.own or (p.flat.attends and p.device.type == "cpu")  # fused attention has no rule for many models there
+        together = max(1, self._chunk // len(parts[0])) if p.stacks and not looped else 1
         found = [self._by_network(group, parts) for group in torch.split(models, together)]
         return torch.cat(found) if isinstance(found[0], Tensor) else [output for group in found for output in group]
 
