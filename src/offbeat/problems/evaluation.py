@@ -238,7 +238,7 @@ class Evaluation:
         p = self.problem
         if p.closed is not None:
             return p.closed.outputs(models, parts[0])
-        looped = p.own or (p.flat.attends and p.device.type == "cpu")  # fused attention has no rule for many models there
+        looped = p.own or (p.flat.attends and p.device.type == "cpu")  # fused attention has no rule for many there
         together = max(1, self._chunk // len(parts[0])) if p.stacks and not looped else 1
         found = [self._by_network(group, parts) for group in torch.split(models, together)]
         return torch.cat(found) if isinstance(found[0], Tensor) else [output for group in found for output in group]
