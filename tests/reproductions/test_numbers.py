@@ -1,0 +1,320 @@
+"""The tables of FedAST's, DeFedAvg's and PersA-FL's pages have the numbers of the records beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from offbeat.papers import load
+from offbeat.papers.cells import half_width
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "results"
+Row = list[str]
+
+
+def runs(record: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / f"{record}.json").read_text())["runs"]
+    return found
+
+
+def table(page: str, head: str) -> list[Row]:
+    """The cells of a table whose first line begins like this; an empty first cell repeats the one above."""
+    text = (DOCS / f"{page}.md").read_text()
+    found: list[Row] = []
+    for line in text[text.index(f"| {head}") :].split("\n\n")[0].splitlines()[2:]:
+        row = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        found.append([row[0] or found[-1][0], *row[1:]])
+    return found
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.?\d*", text.replace("*", ""))]
+
+
+def near(shown: float, value: float, places: int = 0) -> bool:
+    """Whether this is how the value is printed; a half may be rounded either way."""
+    return abs(shown - value) <= 0.5 * 10**-places + 1e-6
+
+
+# FedAST
+
+TASKS = ("mnist", "shakespeare", "fashion", "cifar10")  # in the order of the tables
+
+
+def finished() -> dict[str, list[list[float]]]:
+    """By method as the page calls it, each seed's times of the four tasks and of all."""
+    found: dict[str, list[list[float]]] = {}
+    names = {"equation 2": "FedAST, requests by equation 2", "algorithm 4": "FedAST, requests by algorithm 4"}
+    ours = {"fedast": "FedAST, the authors' allocation", "static": "the same with equal requests (`static`)"}
+    for run in [run for run in runs("fedast/fig7") if run["inputs"] == "standard"] + runs("fedast/demo"):
+        demo = "part" in run
+        name = ours.get(run["part"], "Sync-ST") if demo else names.get(run.get("allocation"), "Sync-ST, first 30")
+        times = [float(run["tasks"][task]["finished"]) for task in TASKS]
+        found.setdefault(name, []).append([*times, max(times)])
+    return found
+
+
+TIMES = finished()
+FEDAST = [row for row in table("results/fedast", "virtual time to the target | seed") if row[0] in TIMES]
+DEMO = (RESULTS / "fedast.md").read_text().partition("Three seeds of each at full size")[2]
+
+
+def demonstrated() -> list[Row]:
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in DEMO.split("\n\n")[1].splitlines()]
+    for above, row in pairwise(rows):
+        row[0] = row[0] or above[0]
+    return rows[2:]
+
+
+@pytest.mark.parametrize("rows", [FEDAST, demonstrated()], ids=["figure 7", "the demonstration"])
+def test_fedasts_times(rows: list[Row]) -> None:
+    assert len(rows) == 12
+    for name, seed, *cells in rows:
+        mine = TIMES[name]
+        shown = [float(cell) for cell in cells[:5]]
+        if seed == "mean":
+            assert all(near(s, fmean(each)) for s, each in zip(shown, zip(*mine, strict=True), strict=True))
+        else:
+            assert shown == mine[int(seed)]
+
+
+def test_what_fedast_saves() -> None:
+    baseline = TIMES["Sync-ST, first 30"]
+    for name, seed, *cells in FEDAST:
+        if len(cells) == 6 and cells[5]:
+            mine = TIMES[name]
+            of = range(3) if seed == "mean" else [int(seed)]
+            share = 1 - fmean(mine[i][4] for i in of) / fmean(baseline[i][4] for i in of)
+            assert near(numbers(cells[5])[0], 100 * share), (name, seed)
+
+
+def test_fedasts_times_over_those_of_the_plots() -> None:
+    text = (RESULTS / "fedast.md").read_text()
+    found = re.findall(r"^\| ([^|]+) \| ((?:\**[\d.]+ / [\d.]+ = \**[\d.]+\** ?\|? ?){4})", text, re.MULTILINE)
+    assert len(found) == 4
+    plots = {line.experiment: line.paper for line in load("fedast-demo", "full").lines}
+    for at, (name, cells) in enumerate(found):
+        halved = 2 if at < 2 else 1  # the first table is of figure 7, whose clock is twice as slow
+        method = "Sync-ST, first 30" if at == 1 else name.strip()
+        for task, mean, cell in zip(
+            TASKS, map(fmean, zip(*TIMES[method], strict=True)), cells.split("|"), strict=False
+        ):
+            ours, plot, ratio = numbers(cell)
+            assert near(ours, mean / halved)
+            assert near(ratio, mean / halved / plot, 2)
+            assert plot == plots["sync" if "Sync" in name else "fedast"][task].mean
+
+
+def test_the_intervals_of_dynamic_and_static_requests() -> None:
+    said = []
+    for name in ("FedAST, the authors' allocation", "the same with equal requests (`static`)"):
+        each = [times[4] for times in TIMES[name]]
+        width = half_width(3, max(each) - min(each))
+        said += [f"{fmean(each):.0f}", f"[{fmean(each) - width:.0f}, {fmean(each) + width:.0f}]"]
+    (row,) = re.findall(r"^\| figures 23, 24: .*$", (RESULTS / "README.md").read_text(), re.MULTILINE)
+    assert "dynamic {} in {}, static {} in {};".format(*said) in row
+    assert f"{said[1]} against {said[3]}" in " ".join((RESULTS / "fedast.md").read_text().split())
+
+
+def test_what_else_of_fedast_was_run() -> None:
+    text = " ".join((RESULTS / "fedast.md").read_text().partition("## What else was run")[2].split())
+    last: dict[str, list[float]] = {}
+    for run in runs("fedast/fig3"):
+        last.setdefault(run["experiment"], []).append(100 * run["tasks"][0]["curve"][-1][2])
+    for name in ("cifar10-pooled", "fashion-pooled"):
+        each = last[name]
+        assert f"{fmean(each):.1f} % ({min(each):.1f} to {max(each):.1f})" in text
+    both: dict[str, list[float]] = {}
+    for run in runs("fedast/fig5"):
+        both.setdefault(run["algorithm"], []).append(max(task["ended"] for task in run["tasks"]))
+    for name in ("fedast", "sync-st"):
+        each = both[name]
+        assert f"{fmean(each):.0f} ({min(each):.0f} to {max(each):.0f})" in text
+        width = half_width(3, max(each) - min(each))
+        assert f"[{fmean(each) - width:.0f}, {fmean(each) + width:.0f}]" in text
+
+
+def test_the_small_runs_of_several_models() -> None:
+    record = json.loads((RESULTS / "fedast/small-digits.json").read_text())["runs"]
+    names = {"`fedast`, static": "fedast", "`fedast`, dynamic": "fedast-dynamic", "`one-by-one`": "one-by-one",
+             "`sync-st`, first-k": "sync-st", "`sync-st`, waits for all": "sync-st-all"}  # fmt: skip
+    page = {row[0]: row[3] for row in table("several-models", "| homogeneous | heterogeneous | digits |\n|---|---:")}
+    for name, label in names.items():
+        each = [seed["all"] for seed in record[label].values()]
+        assert all(map(near, numbers(page[name]), (fmean(each), min(each), max(each)))), name
+    gains = {row[0]: row[3] for row in table("several-models", "| homogeneous | heterogeneous | digits |\n|---|---|")}
+    pairs = {"static over `sync-st`": ("fedast", "sync-st"), "dynamic over `sync-st`": ("fedast-dynamic", "sync-st"),
+             "dynamic over static": ("fedast-dynamic", "fedast")}  # fmt: skip
+    for said, (one, other) in pairs.items():
+        each = [100 * (1 - record[one][seed]["all"] / record[other][seed]["all"]) for seed in sorted(record[one])]
+        shown = [float(n) for n in re.findall(r"-?\d+", gains[said].replace("−", "-"))]
+        assert all(map(near, shown, [*each, fmean(each), stdev(each)])), said
+
+
+# DeFedAvg
+
+METHODS = {"FedAvg": "fedavg", "DeFedAvg-IID": "defedavg", "DeFedAvg-nIID": "defedavg", "AsySG": "asysg",
+           "FedBuff": "fedbuff", "FAVANO, undivided (8)": "favano", "FAVANO, divided (8)": "favano"}  # fmt: skip
+PARTS = {"fashion-iid": ("IID", "AB", 3, 0.9), "cifar10-iid": ("IID", "AB", 6, 0.7),
+         "fashion-classes": ("two classes each", "CAB", 3, 0.8),
+         "cifar10-classes": ("two classes each", "CAB", 7, 0.6)}  # fmt: skip
+# by record: table, columns, the first of them, target
+Known = dict[tuple[str, str, bool], dict[int, list[tuple[float, float]]]]  # (column, line, undivided), seed: curve
+
+
+def known(record: str) -> Known:
+    """Of runs that are recorded twice, and of cells that were run again by algorithm 2, that of table1.json."""
+    found: Known = {}
+    for run in runs(f"defedavg/{record}"):
+        if "changed" not in run:
+            column = "B" if run["inputs"] == "standard" else "C" if run.get("parts") == "unequal" else "A"
+            key = column, run["algorithm"], run.get("normalise") == "none"
+            found.setdefault(key, {})[run["seed"]] = run["curve"]
+    for run in runs("defedavg/table1"):
+        if run["experiment"] == record:
+            key = "AC"["classes" in record], run["algorithm"], "favano" in run["algorithm"]
+            found.setdefault(key, {})[run["seed"]] = [(at, a) for at, _, a in run["tasks"][0]["curve"]]
+    return found
+
+
+def defedavg(record: str) -> Iterator[tuple[str, dict[int, list[tuple[float, float]]]]]:
+    """Each cell as printed, and its curves."""
+    name, columns, first, _ = PARTS[record]
+    curves = known(record)
+    for row in table("results/defedavg", f"{name} | n |"):
+        label, undivided = f"{METHODS[row[0]]}-{row[1]}", "undivided" in row[0]
+        for at, column in enumerate(columns):
+            yield row[first + at], curves.get((column, label, undivided), {})
+
+
+@pytest.mark.parametrize("record", PARTS)
+def test_times_of_defedavg(record: str) -> None:
+    target, checked = PARTS[record][3], 0
+    for cell, curves in defedavg(record):
+        assert bool(cell) == bool(curves)
+        said = cell.split(";")[0].removesuffix(" (1)")
+        if not cell or said.startswith("diverged"):
+            continue
+        times = [next((at for at, a in curves[seed] if a >= target), None) for seed in sorted(curves)]
+        best = [100 * max(a for _, a in curves[seed]) for seed in sorted(curves)]
+        reached = [time for time in times if time is not None]
+        if len(reached) == len(times) and len(times) > 1:
+            mean, *others = numbers(said)
+            assert near(mean, fmean(reached))
+            assert others == (reached if len(reached) == 2 else [min(reached), max(reached)])
+        elif not reached:
+            ended, accuracy = numbers(said)
+            assert {curve[-1][0] for curve in curves.values()} == {ended}
+            assert min(best) - 0.051 <= accuracy <= max(best) + 0.051
+        else:
+            for part, time, curve, most in zip(said.split(", "), times, curves.values(), best, strict=True):
+                if "diverged" not in part:
+                    assert numbers(part)[0] == (curve[-1][0] if time is None else time)
+                    assert time is not None or near(numbers(part)[1], most, 1)
+        checked += 1
+    assert checked >= 26
+
+
+@pytest.mark.parametrize("record", PARTS)
+def test_the_papers_times_of_defedavg(record: str) -> None:
+    """The column before ours."""
+    name, _, first, _ = PARTS[record]
+    printed = {
+        line.algorithm: line.paper for line in load("defedavg-table1", "full").lines if line.experiment == record
+    }
+    for row in table("results/defedavg", f"{name} | n |"):
+        (paper,) = printed[f"{METHODS[row[0]]}-{row[1]}"].values()
+        assert ("> " in row[first - 1]) == (paper.beyond is not None)
+        wanted = paper.beyond if paper.beyond is not None else paper.mean
+        assert wanted is not None
+        (shown,) = re.findall(r"[\d.]+", row[first - 1])
+        assert near(float(shown), wanted, len(shown.partition(".")[2]))
+
+
+def test_rounds_of_defedavg() -> None:
+    def said(record: str, experiment: str, label: str) -> str:
+        mine = [
+            run for run in runs(f"defedavg/{record}") if (run["experiment"], run["algorithm"]) == (experiment, label)
+        ]
+        target = PARTS[experiment][3]
+        each = [next(v for _, v, a in run["tasks"][0]["curve"] if a >= target) for run in mine]
+        return f"{fmean(each):.0f} ({min(each)}–{max(each)})"
+
+    for (name, *cells), experiment in zip(
+        table("results/defedavg", "Fashion-MNIST | K = 20"), ("fashion-iid", "fashion-classes"), strict=True
+    ):
+        assert cells[:3] == [said("fig7", experiment, f"K-{k}") for k in (20, 50, 100)], name
+        if "classes" in experiment:
+            assert cells[3:] == [said("fig6", experiment, f"n-{n}") for n in (20, 40, 80)]
+
+
+# PersA-FL
+
+
+def test_personal_accuracies_on_digits() -> None:
+    record: Mapping[str, Sequence[Mapping[str, float]]]
+    record = json.loads((RESULTS / "persafl/digits.json").read_text())["tuned"]
+    for name, *cells in table("results/personalised", "method | t = 25"):
+        seeds = record[re.sub(r" \((?!option).*| \(option.*", "", name)]
+        for cell, key in zip(cells, ("t=25", "t=50", "b=1", "b=3", "b=10"), strict=True):
+            each = [seed[key] for seed in seeds]
+            mean, spread = numbers(cell.replace(".", "0.").replace("±", " "))
+            assert near(mean, fmean(each), 3)
+            assert near(spread, stdev(each), 3)
+
+
+def test_personal_accuracies_at_full_size() -> None:
+    seeds: dict[str, list[dict[float, float]]] = {}
+    for path in ("mnist-persafl-maml", "mnist-persafl-me", "mnist-rest"):
+        for run in runs(f"persafl/{path}"):
+            if run["seed"] < 100:  # those that judge
+                seeds.setdefault(run["algorithm"], []).append({row[0]: 100 * row[1] for row in run["curve"]})
+    rows = table("results/personalised", "method | t = 90")
+    assert len(rows) == 8
+    for name, *cells in rows:
+        mine = seeds[name.split(" (")[0].lower().replace("a-fl", "afl")]
+        for cell, at in zip(cells, (90.0, 150.0, 300.0, 600.0), strict=True):
+            each = [seed[at] for seed in mine]
+            width = half_width(4, max(each) - min(each))
+            for text, value in zip(
+                re.findall(r"[\d.]+", cell), (fmean(each), fmean(each) - width, fmean(each) + width), strict=True
+            ):
+                assert near(float(text), value, len(text.partition(".")[2])), (name, at)
+
+
+# The overview
+
+PAPERS = {
+    "AREA": ({*range(1, 11)}, {1, 2}),
+    "Unbounded gradients (FedBuff)": ({1}, {1}),
+    "FedAST": ({*range(1, 5)}, {*range(1, 27)}),
+    "PersA-FL": ({1}, {1, 2}),
+    "DeFedAvg": ({1, 2}, {*range(1, 8)}),
+}  # the tables and figures that each paper has
+
+
+def listed(text: str, word: str) -> set[int]:
+    """Every table or figure that a text names: "tables 1 and 2", "figures 2 to 5"."""
+    found: set[int] = set()
+    for each in re.findall(rf"{word}s? (\d+(?:(?:, | and | to )\d+)*)", text, re.IGNORECASE):
+        for part in re.split(", | and ", each):
+            first, *last = map(int, part.split(" to "))
+            found |= {*range(first, (last or [first])[0] + 1)}
+    return found
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_overview_names_every_table_and_figure(paper: str) -> None:
+    text = (RESULTS / "README.md").read_text()
+    section = text[text.index(f"\n## {paper}\n") :].split("\n## ")[1]
+    tables, figures = PAPERS[paper]
+    assert listed(section, "table") == tables
+    assert listed(section, "figure") == figures
