@@ -24,7 +24,7 @@ from offbeat.core.server import Server
 from offbeat.core.state import Tensors, dump, load
 from offbeat.core.sums import Secure
 from offbeat.core.until import Until
-from offbeat.deploy import keys
+from offbeat.deploy import cohorts, keys
 from offbeat.deploy.admission import Limits
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.client_state import ClientState, read_client_state, write_client_state
@@ -38,6 +38,7 @@ from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.reporter import Reporter
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
+from offbeat.privacy.secure import opening
 from offbeat.privacy.secure.calls import Call, read_call
 from offbeat.privacy.secure.member import CohortMember, begin
 from offbeat.privacy.secure.tickets import TicketError
@@ -255,6 +256,30 @@ def test_shares_that_do_not_fit_lose_the_sum_and_not_the_run_if_others_can_go_on
     talk.mask(*others)
     assert talk.reveal("c4", "c5", "c6") == "applied"
     assert [len(record.queue) for record in talk.ledger.clients] == [1] * 8
+
+
+def test_a_sum_that_does_not_open_is_tried_a_few_times_and_not_with_every_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each attempt takes a while in a large cohort. Six of 20 answer with wrong shares, and one leaves for good."""
+    talk, tried = Talk(clients=20), list[int]()
+    names = [*talk.plan.roster]
+    talk.ready()
+    talk.deal()
+    talk.mask()
+
+    def left(call: Call, survivors: list[int], dropped: list[int], answers: dict[int, bytes]) -> Any:
+        tried.append(len(answers))
+        return opening.left_masks(call, survivors, dropped, answers)
+
+    monkeypatch.setattr(cohorts, "left_masks", left)
+    talk.reveal(*names[:6], flip=1)
+    talk.reveal(*names[6:19])
+    assert tried == [14, 15, 16, 18]
+    assert talk.ledger.closed
+    talk.add("", "removed", client=19)
+    assert tried == [14, 15, 16, 18, 19]
+    assert (talk.ledger.closed, talk.ledger.unopened) == ({}, 1)
 
 
 def test_the_run_is_over_if_a_sum_of_all_is_lost_since_another_could_show_one_of_them() -> None:
@@ -540,7 +565,7 @@ def test_a_client_that_loses_its_disk_before_it_has_answered_opens_its_sum_all_t
     """All three have to answer; the one without a disk asks the broker for what it has left there."""
 
     async def act(served: Served) -> None:
-        server, task = await served.serve()
+        server, task = await served.serve(wait=3)
         clients = [await served.join(name) for name in served.names]
         client, going = clients[1]
         tell, name = client.core.part.tell, served.names[1]  # type: ignore[union-attr]

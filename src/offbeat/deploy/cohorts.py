@@ -26,6 +26,7 @@ The rules, before the code:
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -342,14 +343,15 @@ class Cohorts(FoldPart):
     # Opening
 
     def _open(self, gathering: Gathering) -> str:
-        call = read_call(_raw(gathering.call))
-        if len(gathering.answers) < call.threshold:
-            return ""
+        call, able = read_call(_raw(gathering.call)), len(self._able(gathering))
+        more = len(gathering.answers) - call.threshold
+        if more < 0 or (more & (more - 1) and len(gathering.answers) < able):
+            return ""  # if some are wrong, all that there are by now are looked at a few times, not for each answer
         answers = {place: _raw(answer) for place, answer in gathering.answers.items()}
         try:
             masks = left_masks(call, gathering.survivors, gathering.dropped, answers)
         except TicketError as error:
-            if len(answers) < len(self._able(gathering)):
+            if len(answers) < able:
                 return ""  # others can still answer
             self._lose(gathering, str(error))
             raise RefusedError("masks", str(error)) from None
@@ -374,8 +376,11 @@ class Cohorts(FoldPart):
         """A client is gone for good, and with it what it could have answered."""
         for gathering in [*self.ledger.gatherings.values()]:
             able, needed = len(self._able(gathering)), threshold(len(gathering.clients))
-            if gathering.phase == OPENING and (able < needed or able == len(gathering.answers)):
+            if gathering.phase == OPENING and able < needed:
                 self._lose(gathering, "too many of its members were removed")
+            elif gathering.phase == OPENING and able == len(gathering.answers):
+                with contextlib.suppress(RefusedError):
+                    self._open(gathering)
 
     def _able(self, gathering: Gathering) -> list[int]:
         """The places of those who have answered, or can."""

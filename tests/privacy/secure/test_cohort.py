@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from rounds import SIGN, SIGNERS, Round, assert_uniform, called, drawing, own_mask, pair_mask
 from slow_crypto import NINE, chacha_seal, hkdf, keystream as slow_keystream, parts, shamir_value, x25519
 
+from offbeat.privacy.secure import opening
 from offbeat.privacy.secure.calls import (
     MEMBERS,
     SEALED,
@@ -27,7 +29,7 @@ from offbeat.privacy.secure.calls import (
 )
 from offbeat.privacy.secure.member import begin, read_member
 from offbeat.privacy.secure.opening import left_masks
-from offbeat.privacy.secure.shamir import PRIME, SHARE, combine, split
+from offbeat.privacy.secure.shamir import PRIME, SHARE, combine, corrected, split
 from offbeat.privacy.secure.streams import Words
 from offbeat.privacy.secure.tickets import TicketError
 
@@ -90,6 +92,17 @@ def test_any_t_shares_give_the_secret_and_fewer_another_number(secret: bytes, n:
     chosen = data.draw(st.permutations(sorted(shares)))
     some = {x: shares[x] for x in chosen[:t]}
     assert combine(some) == int.from_bytes(secret, "big") == shamir_value(some, PRIME)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=32, max_size=32), st.integers(2, 40), st.data())
+def test_wrong_shares_are_found_if_they_are_half_of_those_beyond_t(secret: bytes, n: int, data: st.DataObject) -> None:
+    t = data.draw(st.integers(1, n))
+    drawn = data.draw(st.lists(st.integers(0, PRIME - 1), min_size=t - 1, max_size=t - 1))
+    shares = dict(enumerate(split(secret, drawn, n), 1))
+    wrong = data.draw(st.sets(st.sampled_from(sorted(shares)), max_size=(n - t) // 2))
+    given_ = {x: (y + 1 + x) % PRIME if x in wrong else y for x, y in shares.items()}
+    assert corrected(given_, t) == (int.from_bytes(secret, "big"), [x for x in shares if x not in wrong])
 
 
 def test_fewer_shares_than_t_say_nothing() -> None:
@@ -306,6 +319,41 @@ def test_any_flipped_bit_of_an_answer_is_refused(at: int, bit: int, drops: bool)
     data = bytearray(answers[1])
     data[at % len(data)] ^= 1 << bit
     refused("masks", lambda: left_masks(made.call, survivors, dropped, {**answers, 1: bytes(data)}))
+
+
+def garbled(answer: bytes, *places: int) -> bytes:
+    """An answer with other shares of the members at these places."""
+    data = bytearray(answer)
+    for place in places:
+        data[SHARE * (place + 1) - 1] ^= 1
+    return bytes(data)
+
+
+def test_members_who_answer_with_wrong_shares_spoil_no_sum_unless_they_are_more_than_a_sixth() -> None:
+    made, q = called(36, dim=2), plain(36, 2)
+    heard = [made.hear(place, range(36)) for place in range(36)]
+    answers = {place: each.answer(range(36), ())[1] for place, each in enumerate(heard)}
+    liars = {place: garbled(answers[place], *range(place, 36, 5)) for place in (0, 7, 8, 30, 35)}
+    total = sum(each.masked(q[place]) for place, each in enumerate(heard))
+    found = total - left_masks(made.call, range(36), (), {**answers, **liars})
+    assert np.array_equal(found, sum(q))
+    more = {place: garbled(answers[place], 3) for place in range(6)}
+    refused("masks", lambda: left_masks(made.call, range(36), (), {**answers, **more}))
+
+
+@pytest.mark.parametrize("lies", ["a member deals shares of nothing", "members answer with wrong ones"])
+def test_wrong_shares_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch, lies: str) -> None:
+    """Trying choices of the answers took seconds in a cohort of 100, and again with every answer that came."""
+    made, done = called(36, dim=2), []
+    answers = {place: made.hear(place, range(36)).answer(range(36), ())[1] for place in range(36)}
+    wrong = answers if lies.startswith("a member") else {place: answers[place] for place in range(1, 14, 2)}
+    answers |= {place: garbled(answer, 3) for place, answer in wrong.items() if place != 35}
+    monkeypatch.setattr(opening, "combine", lambda shares: done.append(len(shares)) or combine(shares))
+    for count in (25, 26, 28, 32, 36):
+        done.clear()
+        some = dict(list(answers.items())[:count])
+        refused("masks", partial(left_masks, made.call, range(36), (), some))
+        assert sum(each**2 for each in done) <= opening.WORK + 36 * 25**2
 
 
 @settings(max_examples=200, deadline=None)

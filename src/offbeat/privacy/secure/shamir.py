@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 
 PRIME = 2**256 + 297  # the smallest prime above every secret of 32 bytes
 SECRET, SHARE = 32, 33  # bytes
@@ -29,6 +30,69 @@ def combine(shares: Mapping[int, int], prime: int = PRIME) -> int:
     """The value at 0 of the polynomial through these shares, by number; it is the secret if they are enough."""
     weights = _weights(tuple(shares), prime)
     return sum(weight * value for weight, value in zip(weights, shares.values(), strict=True)) % prime
+
+
+def corrected(shares: Mapping[int, int], enough: int, prime: int = PRIME) -> tuple[int, list[int]] | None:
+    """(the secret, the numbers of the right shares) if up to half of the shares beyond `enough` are wrong.
+
+    If more are, None or something else.
+
+    Gao's decoder of Reed-Solomon codes: of the polynomial through all shares and the one that is 0 at all of them,
+    Euclid's algorithm gives the one whose zeros are the wrong shares. It takes as many steps as there are pairs of
+    shares, whichever are wrong.
+    """
+    through, zero = _through(shares, prime)
+    before, now = [zero, list[int]()], [through, [1]]  # (remainder, its factor of `through`)
+    while 2 * (len(now[0]) - 1) >= len(shares) + enough:
+        quotient, rest = _divided(before[0], now[0], prime)
+        before, now = now, [rest, _minus_product(before[1], quotient, now[1], prime)]
+    found, rest = _divided(now[0], now[1], prime)
+    if rest or len(found) > enough:
+        return None
+    return (found[0] if found else 0), [x for x, y in shares.items() if _at(found, x, prime) == y]
+
+
+def _through(points: Mapping[int, int], prime: int) -> tuple[list[int], list[int]]:
+    """Coefficients, the lowest first, of the polynomials through these points and through 0 at all of them (Newton)."""
+    found, zero = list[int](), [1]
+    for x, y in points.items():
+        factor = (y - _at(found, x, prime)) * pow(_at(zero, x, prime), -1, prime) % prime
+        found = [(a + factor * b) % prime for a, b in zip_longest(found, zero, fillvalue=0)]
+        zero = [(a - x * b) % prime for a, b in zip([0, *zero], [*zero, 0], strict=True)]
+    return _trimmed(found), zero
+
+
+def _at(polynomial: Sequence[int], x: int, prime: int) -> int:
+    value = 0
+    for coefficient in reversed(polynomial):
+        value = (value * x + coefficient) % prime
+    return value
+
+
+def _divided(one: Sequence[int], other: Sequence[int], prime: int) -> tuple[list[int], list[int]]:
+    """(quotient, remainder)"""
+    rest, quotient = [*one], [0] * max(0, len(one) - len(other) + 1)
+    inverse = pow(other[-1], -1, prime)
+    for at in reversed(range(len(quotient))):
+        factor = quotient[at] = rest[at + len(other) - 1] * inverse % prime
+        for place, coefficient in enumerate(other, at):
+            rest[place] = (rest[place] - factor * coefficient) % prime
+    return quotient, _trimmed(rest)
+
+
+def _minus_product(start: Sequence[int], one: Sequence[int], other: Sequence[int], prime: int) -> list[int]:
+    """start − one · other"""
+    found = [*start, *[0] * max(0, len(one) + len(other) - 1 - len(start))]
+    for at, a in enumerate(one):
+        for place, b in enumerate(other, at):
+            found[place] -= a * b
+    return _trimmed([value % prime for value in found])
+
+
+def _trimmed(polynomial: list[int]) -> list[int]:
+    while polynomial and not polynomial[-1]:
+        polynomial.pop()
+    return polynomial
 
 
 @lru_cache(maxsize=8)  # the secrets of a cohort are all put together from the same members' shares
