@@ -1,10 +1,15 @@
 """Settings for all tests."""
 
 import gc
+import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+
+# Models here are tiny: threads would only wait for each other, all the more when several workers run tests. numpy's
+# and scipy's library reads this once, when it is imported.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import forking
 import pytest
@@ -20,7 +25,6 @@ settings.load_profile("offbeat")
 # A process of offbeat costs a fork instead of importing PyTorch again.
 subprocess.Popen = forking.Forked  # type: ignore[misc]
 
-# Models here are tiny: threads would only wait for each other, all the more when several workers run tests.
 torch.set_num_threads(1)
 
 

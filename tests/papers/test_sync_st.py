@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
@@ -14,7 +15,7 @@ from worlds import Line, Scripted, accuracies, run
 
 from offbeat.algorithms import FedAST, SyncBayesST, SyncST, SyncUCBST
 from offbeat.algorithms.buffer import Buffer
-from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState
+from offbeat.algorithms.syncst import BayesState, RoundTask, TaskRounds, UCBState, _predicted
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.server import Model
@@ -271,6 +272,19 @@ def test_the_time_of_a_client_is_counted_from_its_own_job(first: int | None) -> 
     known = {client: total / count for client, (count, total) in result.world.server.durations.items()}
     assert known == pytest.approx({0: 7.0} | dict.fromkeys(range(1, 12), 1.0))
     assert result.world.server.counts == {c: n for c, (n, _) in result.world.server.durations.items()}
+
+
+def test_what_a_round_will_cost_is_predicted_by_a_gaussian_process() -> None:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+    rng = np.random.default_rng(0)
+    for rounds, columns in ((4, 2), (30, 4), (64, 6)):
+        x, y, at = rng.random((rounds, columns)), rng.random(rounds), rng.random((32, columns))
+        kernel = RBF(length_scale=math.sqrt(columns)) + WhiteKernel(0.1)
+        theirs = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(x, y)
+        for ours, expected in zip(_predicted(x, y, at), theirs.predict(at, return_std=True), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-9)
 
 
 def test_a_round_costs_its_length_and_the_unevenness_of_participation() -> None:

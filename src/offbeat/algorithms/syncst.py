@@ -39,6 +39,7 @@ class SyncState(State):
 
 S = TypeVar("S", bound=SyncState)
 Parts = dict[int, list[int]]  # the clients of each task
+NOISE = 0.1  # variance of a round's cost around what Sync-Bayes-ST's process says, whose own is 1
 
 
 @dataclass(frozen=True)
@@ -339,17 +340,31 @@ def _improvement(
     if len(costs) < 4:
         return 0
     import numpy as np
-    from scipy.stats import norm
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+    from scipy.special import ndtr
 
     x, y = np.asarray(features), np.asarray(costs)
     centre, spread = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-9)
-    kernel = RBF(length_scale=math.sqrt(x.shape[1])) + WhiteKernel(0.1)
-    process = GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit((x - centre) / spread, y)
-    mean, deviation = process.predict((np.asarray(options) - centre) / spread, return_std=True)
+    mean, deviation = _predicted((x - centre) / spread, y, (np.asarray(options) - centre) / spread)
     gap = (y.min() - mean) / np.maximum(deviation, 1e-12)
-    return int(np.argmax((y.min() - mean) * norm.cdf(gap) + deviation * norm.pdf(gap)))
+    density = np.exp(-gap * gap / 2) / math.sqrt(2 * math.pi)
+    return int(np.argmax((y.min() - mean) * ndtr(gap) + deviation * density))
+
+
+def _predicted(x: Any, y: Any, at: Any) -> tuple[Any, Any]:
+    """(mean, deviation) at some points of a Gaussian process through (x, y), with a Gaussian kernel and white noise."""
+    import numpy as np
+    from scipy.linalg import cho_solve, cholesky, solve_triangular
+    from scipy.spatial.distance import cdist
+
+    width, scale = math.sqrt(x.shape[1]), y.std() or 1.0
+    x, at = x / width, at / width
+    kernel = np.exp(-0.5 * cdist(x, x, "sqeuclidean")) + NOISE * np.eye(len(x)) + 1e-10 * np.eye(len(x))
+    across = np.exp(-0.5 * cdist(at, x, "sqeuclidean"))
+    lower = cholesky(kernel, lower=True, check_finite=False)
+    mean = scale * (across @ cho_solve((lower, True), (y - y.mean()) / scale, check_finite=False)) + y.mean()
+    known = solve_triangular(lower, across.T, lower=True, check_finite=False)
+    variance = 1.0 + NOISE - np.einsum("ij,ji->i", known.T, known)
+    return mean, np.sqrt(np.maximum(variance, 0.0) * scale**2)
 
 
 def _shuffled(clients: Sequence[int], view: View) -> list[int]:
