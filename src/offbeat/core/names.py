@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,15 +202,26 @@ def homes(table: Any) -> list[str]:
 
 def sources(table: Any) -> dict[str, Path]:
     """The files of the modules that a table names, and of those next to them that were imported, by module."""
-    named = {file.parent for name in all_imported(table) if (file := _file(name.partition(":")[0])) is not None}
-    found = {name: file for name in list(sys.modules) if (file := _file(name)) is not None and file.parent in named}
-    return dict(sorted(found.items()))
+    named = {_folder(file) for name in all_imported(table) if (file := _file(name.partition(":")[0]))}
+    if not named:  # of the thousands of modules, nothing has to be asked
+        return {}
+    files = {name: _file(name) for name in sorted(sys.modules)}
+    return {name: Path(file) for name, file in files.items() if _folder(file) in named and os.path.isfile(file)}
 
 
-def _file(module: str) -> Path | None:
-    """The source file of a module that was imported, if it has one; PyTorch has modules that only claim to."""
+def _file(module: str) -> str:
+    """The source file of a module that was imported, "" without one; PyTorch has a module with a relative one."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") and Path(file).is_file() else None
+    return file if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) else ""
+
+
+def _folder(file: str) -> str:
+    return _real(os.path.dirname(file))
+
+
+@cache
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def searched() -> Sequence[Path]:
