@@ -33,7 +33,7 @@ from offbeat.simulate.world import World
 from offbeat.watch import checkpoint
 from offbeat.watch.files import pack_folder, place_of, unpack_folder
 from offbeat.watch.history import History
-from offbeat.watch.measures import measure
+from offbeat.watch.measures import Measures, measure
 from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
@@ -86,6 +86,8 @@ class Pipe(Protocol):
 
 class SweepWorker:
     """One worker: its runs are one program."""
+
+    keep_events = False  # in memory
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class SweepWorker:
         if self.orders.events:
             watcher = Recorder(place, extra.get("record"))
         else:
-            watcher = History()
+            watcher = History(self.keep_events)
             watcher.measurements.extend(Measurement(*m) for m in extra.get("measurements", ()))
         began = time.perf_counter() - extra.get("worked", 0.0)
         self.at_work[point.number] = point, experiment.evaluate, watcher, began
@@ -213,11 +215,10 @@ class SweepWorker:
         point, evaluate, watcher, _ = self.at_work.pop(number)
         self.ended += 1
         self.updates += run.world.tally.updates
-        place, measures = place_of(self.folder, number), None
-        if self.orders.events and isinstance(watcher, Recorder):
+        place = place_of(self.folder, number)
+        if isinstance(watcher, Recorder):
             watcher.flush()
-            if error is None:
-                measures = measure(place, run)
+        measures = self._measures(place, watcher, run) if error is None else None
         checkpoint.remove(place)
         self._ship(number)
         with suppress(OSError):  # unless something is kept there
@@ -232,6 +233,10 @@ class SweepWorker:
             vectors={} if error else _digest(run),
         )
         self.tell(("done", result))
+
+    def _measures(self, place: Path, watcher: History | Recorder, run: Simulation) -> Measures | None:
+        """How the clients worked, if its event log was kept."""
+        return measure(place, run) if isinstance(watcher, Recorder) else None
 
     def _note(self, active: Mapping[int, Simulation]) -> None:
         so_far = []

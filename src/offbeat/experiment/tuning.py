@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil, inf, isfinite, isnan
 from pathlib import Path
@@ -127,7 +127,7 @@ class Tuned:
 
 def tune(table: Mapping[str, Any], out: Path | str | None, options: TuneOptions, *, progress: bool = True) -> Tuned:
     """Tune the algorithms of a table, whose [tune] says what to try, into a new folder."""
-    plan = _Plan(table, options)
+    plan = TuningPlan(table, options)
     place = Path(RUNS) / f"tuning-{time.strftime('%Y%m%d-%H%M%S')}" if out is None else Path(out)
     if (place / TUNING).exists() or (place / EXPERIMENT).exists():
         raise FolderError(
@@ -155,11 +155,19 @@ def resume(folder: Path, *, progress: bool = True) -> Tuned:
         table, options = asked["experiment"], TuneOptions(**asked["options"])
     except (OSError, ValueError, KeyError, TypeError):
         raise FolderError(f"{folder / TUNING} is damaged; start again in another folder") from None
-    return work(folder, _Plan(table, options), progress)
+    return work(folder, TuningPlan(table, options), progress)
 
 
-def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
+def work(folder: Path, plan: TuningPlan, progress: bool) -> Tuned:
     """Try settings, wave by wave and rung by rung, then judge the best ones."""
+    best, trials = search(plan, lambda name, table: _swept(folder / name, table, plan.options, progress))
+    return _judged(folder, plan, best, trials, progress)
+
+
+def search(
+    plan: TuningPlan, swept: Callable[[str, Mapping[str, Any]], Sequence[Result]]
+) -> tuple[dict[str, Settings], list[Trial]]:
+    """The best settings of each algorithm, and all that were tried.   swept: the runs of a rung, from its table."""
     trials: list[Trial] = []
     options, finals = plan.options, dict[str, list[Trial]]()
     samplers = {label: sampler(options.sampler, axes, options.budget) for label, axes in plan.axes.items()}
@@ -169,7 +177,7 @@ def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
         alive: dict[str, list[Settings]] = {label: each.ask(count) for label, each in samplers.items()}
         lengths = plan.lengths(count)
         for rung, length in enumerate(lengths):
-            runs = _swept(folder / f"rung-{wave}-{rung}", plan.rung(alive, length), options, progress)
+            runs = swept(f"rung-{wave}-{rung}", plan.rung(alive, length))
             found = {
                 label: [
                     Trial(label, each, length, plan.cost(runs, name))
@@ -186,15 +194,16 @@ def work(folder: Path, plan: _Plan, progress: bool) -> Tuned:
                     finals.setdefault(label, []).extend(mine)
             alive = {label: _kept(mine) for label, mine in found.items()}
     best = {label: min(mine, key=lambda each: each.cost) for label, mine in finals.items()}
-    return _judged(folder, plan, {label: each.settings for label, each in best.items()}, trials, progress)
+    return {label: each.settings for label, each in best.items()}, trials
 
 
-def _judged(folder: Path, plan: _Plan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool) -> Tuned:
+def _judged(
+    folder: Path, plan: TuningPlan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool
+) -> Tuned:
     table = plan.with_settings(best)
     write_text(folder / BEST, toml.dumps(table))
     options = _options(plan.options, plan.options.events)
-    judging = {**table, "seed": plan.seeds[0], "trials": 1, "sweep": {"seed": plan.seeds}}
-    results = _swept(folder / JUDGED, judging, plan.options, progress, options)
+    results = _swept(folder / JUDGED, plan.judging(best), plan.options, progress, options)
     by = ranking.judged_by(results, plan.options.best)
     found = Tuned(folder, Experiment.parse(table), by, best, plan.edges(best, trials), trials, results)
     write_text(folder / TUNED, json_text(found.to_json(), indent=1) + "\n")
@@ -244,7 +253,7 @@ def _short(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-class _Plan:
+class TuningPlan:
     """What is tuned: the experiment without its [tune] table, the axes of each algorithm, both kinds of seeds."""
 
     def __init__(self, table: Mapping[str, Any], options: TuneOptions) -> None:
@@ -300,7 +309,11 @@ class _Plan:
         algorithms = {label: self._set(label, best[label]) for label in self.base["algorithm"]}
         return {**copy.deepcopy(self.base), "algorithm": algorithms}
 
-    def cost(self, runs: Results, label: str) -> float:
+    def judging(self, best: Mapping[str, Settings]) -> dict[str, Any]:
+        """The runs of these settings on the experiment's seeds, as one sweep."""
+        return {**self.with_settings(best), "seed": self.seeds[0], "trials": 1, "sweep": {"seed": self.seeds}}
+
+    def cost(self, runs: Sequence[Result], label: str) -> float:
         """What a setting is judged by in a rung: the mean over its seeds; infinite if it diverged with one."""
         by = ranking.judged_by(runs, self.options.best)
         mine = [run for run in runs if run.algorithm == label]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from offbeat.core.run_state import InFlight
 from offbeat.core.watcher import ARRIVED, FAILED
@@ -17,6 +17,7 @@ from offbeat.watch.files import CLIENTS, COLUMNS, EVENTS, UNDERWAY, read_table, 
 from offbeat.watch.watched import WatchedRun
 
 WINDOWS = 20  # of equal length, over a run's time
+EVENT_COLUMNS = ("event", "time", "client", "task", "staleness", "sent", "started", "finished")  # that it needs
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -88,6 +89,21 @@ class Measures:
 def measure(folder: Path, simulation: WatchedRun) -> Measures:
     """Measure a finished run; also write the values of single clients to `clients.parquet` and the jobs in flight at
     its end, which no event reports, to `underway.parquet`.
+    """
+    import pyarrow as pa
+
+    table = read_table(folder / EVENTS, list(EVENT_COLUMNS))
+    columns = {name: table[name].to_numpy() for name in EVENT_COLUMNS[1:]}
+    found, each = of_events({"event": np.asarray(table["event"].cast(pa.string())), **columns}, simulation)
+    write_table(pa.table(each, schema=schema(CLIENTS)), folder / CLIENTS)
+    _write_underway(folder, list(simulation.world.flights.values()))
+    return found
+
+
+def of_events(
+    events: Mapping[str, npt.NDArray[Any]], simulation: WatchedRun
+) -> tuple[Measures, dict[str, npt.NDArray[Any]]]:
+    """The measures of a finished run, and the values of single clients, from the columns of its event log.
 
     concurrency: share of clients that are downloading, computing or uploading, mean over time and in windows; PersA-FL
         calls them active (figure 2a).   computing: mean share of clients that are computing.
@@ -99,11 +115,8 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     Held work that was overwritten before it was taken is in no log; it counts only in the bytes sent down.
     """
     world, clients = simulation.world, simulation.clients
-    columns = ["event", "time", "client", "task", "staleness", "sent", "started", "finished"]
-    table = read_table(folder / EVENTS, columns)
-    event = np.asarray(table["event"].cast(pa.string()))
-    kinds = (event == ARRIVED, np.isin(event, FAILED))
-    column, lost = ({name: table[name].to_numpy()[kind] for name in columns[1:]} for kind in kinds)
+    kinds = (events["event"] == ARRIVED, np.isin(events["event"], FAILED))
+    column, lost = ({name: events[name][kind] for name in EVENT_COLUMNS[1:]} for kind in kinds)
     span = max(world.now, 1e-300)
     counts = np.bincount(column["client"], minlength=clients)
     flights = list(world.flights.values())
@@ -124,9 +137,7 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     versions = sum(m.version for m in simulation.server.models(world.server))
     down = sum(sizes[task][0] * jobs for task, jobs in world.tally.sent.items())
     each = {"client": np.arange(len(counts)), "updates": counts, "busy": busy, "idle": span - busy}
-    write_table(pa.table(each, schema=schema(CLIENTS)), folder / CLIENTS)
-    _write_underway(folder, flights)
-    return Measures(
+    found = Measures(
         concurrency=Concurrency(float(busy.sum() / (clients * span)), _concurrency(starts, ends, span, clients)),
         computing=float(work.sum() / (clients * span)),
         participation=Participation(float(0.5 * np.abs(shares - 1.0 / clients).sum()), int((counts == 0).sum())),
@@ -139,6 +150,7 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
         idle=float(1.0 - busy.sum() / (clients * span)),
         waiting=span / versions if versions else None,
     )
+    return found, each
 
 
 def _apart(starts: Floats, ends: Floats, owners: Ints, span: float) -> tuple[Floats, Floats, Ints]:
@@ -174,6 +186,8 @@ def _quantiles(values: Floats) -> tuple[float | None, float | None, float | None
 
 def _write_underway(folder: Path, flights: Sequence[InFlight]) -> None:
     """One row per job in flight, with the times it would have had."""
+    import pyarrow as pa
+
     rows = [(f.job.client, f.job.task, f.job.id, f.job.version, f.sent, f.start, f.end) for f in flights]
     each = [dict(zip(COLUMNS[UNDERWAY], row, strict=True)) for row in rows]  # the version is the one it was sent with
     write_table(pa.Table.from_pylist(each, schema=schema(UNDERWAY)), folder / UNDERWAY)

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from offbeat.core.errors import FolderError, SettingError, unknown
@@ -87,6 +86,8 @@ class TaskResult:
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
     try:
         found: dict[str, torch.Tensor] = load_file(path)
     except Exception as error:
