@@ -326,3 +326,20 @@ def test_what_goes_wrong_with_one_client_of_a_process_is_said_and_does_not_end_t
     monkeypatch.setattr(joining.Participant, "take_part", part)
     with logged(told):
         asyncio.run(play())
+
+
+def test_under_up_it_ends_the_others_because_the_run_would_wait_for_it_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys.init(tmp_path / "fed", ["a", "b"], tls=False)
+    creds = [tmp_path / "fed" / f"{name}.creds" for name in "ab"]
+
+    async def part(self: joining.Participant) -> str:
+        if self.creds.client == "a":
+            raise SettingError("another base")
+        await self.leaving.wait()
+        return ""
+
+    monkeypatch.setattr(joining.Participant, "take_part", part)
+    taking = joining.take_part(creds, "nats://x:1", Partner(), tmp_path, False, until_closed=True)
+    assert asyncio.run(asyncio.wait_for(taking, 5)) == "a: another base"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterable
 from statistics import NormalDist
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ import torch
 # One name for each purpose; two purposes never share a key.
 DELAY, SERVER, SAMPLE, NOISE, MODEL, SPLIT, CLIENT, PRESENCE, PROBLEM, AVAILABLE, PERSONAL, SHARE, TASK = range(1, 14)
 ATTACK, PRIVACY = 14, 15
+
+TURN = threading.RLock()  # who seeds the generators that all threads of a process share has this one
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

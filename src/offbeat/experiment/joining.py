@@ -95,13 +95,18 @@ async def take_part(
 
 
 async def _alone(member: Participant, others: bool) -> str:
-    """Take part with one identity; what goes wrong with it does not end the others, who may go on for long."""
+    """Take part with one identity; what goes wrong with it does not end the others, who may go on for long.
+
+    But for `offbeat up`, whose run would wait for it for ever: nobody puts it right.
+    """
     try:
         error = await member.take_part()
     except OffbeatError as failed:
         error = f"{member.creds.client}: {failed}"
     if error and others:
         note(error, "error")
+        if member.until_closed:
+            member.leaving.set()
     return error
 
 

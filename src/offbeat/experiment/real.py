@@ -16,7 +16,7 @@ from offbeat.core.errors import FolderError, SettingError
 from offbeat.core.local import Local, planned_steps
 from offbeat.core.metric import all_metrics
 from offbeat.core.problem import Problem
-from offbeat.core.random import TASK, key
+from offbeat.core.random import TASK, TURN, key
 from offbeat.core.sums import Secure
 from offbeat.core.vectors import Payload, Vector
 from offbeat.deploy import encoding
@@ -262,7 +262,11 @@ class PartyMaker:
         self.known: dict[str, Experiment] = {}
 
     def party(self, charter: Mapping[str, Any], client: str) -> Party:
-        """This client's part."""
+        """This client's part; those of a process one after the other: models and data are drawn when they are made."""
+        with TURN:
+            return self._party(charter, client)
+
+    def _party(self, charter: Mapping[str, Any], client: str) -> Party:
         roster = [str(name) for name in charter["roster"]]
         experiment = self._experiment(charter["experiment"])
         spec = Spec(str(charter["label"]), int(charter["seed"]))

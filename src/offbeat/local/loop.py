@@ -28,7 +28,6 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,7 +44,7 @@ from offbeat.core.errors import Count, OffbeatError, Positive, SettingError, Tra
 from offbeat.core.events import Job
 from offbeat.core.local import Carry, Local, Work
 from offbeat.core.problem import ByClientOracle, ClientTask
-from offbeat.core.random import longer
+from offbeat.core.random import TURN, longer
 from offbeat.core.vectors import Payload, Vector, materialise
 
 Train: TypeAlias = "Callable[[nn.Module, Any, LoopJob], nn.Module | None]"
@@ -305,8 +304,6 @@ def _jobs(work: Work, rows: int) -> list[Job]:
 
 # Random numbers, and one loop at a time: the global generators are everybody's
 
-_lock = threading.Lock()
-
 
 class Globals(NamedTuple):
     """What is everybody's in a process: the states of random generators, and torch's settings."""
@@ -345,7 +342,7 @@ class _Turn:
         self.seed, self.device = seed, device
 
     def __enter__(self) -> _Turn:
-        _lock.acquire()
+        TURN.acquire()
         self.before = Globals.now(self.device)
         torch.default_generator.manual_seed(self.seed)  # torch.manual_seed would reseed all GPUs
         if self.device.type == "cuda":
@@ -357,18 +354,18 @@ class _Turn:
 
     def __exit__(self, *error: object) -> None:
         self.before.put_back(self.device)
-        _lock.release()
+        TURN.release()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within, in the middle of a loop, everything is as it was before, and others may be at work."""
         mine = Globals.now(self.device)
         self.before.put_back(self.device)
-        _lock.release()
+        TURN.release()
         try:
             yield
         finally:
-            _lock.acquire()
+            TURN.acquire()
             self.before = Globals.now(self.device)
             mine.put_back(self.device)
 
