@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,22 @@ def test_a_typo_in_data_is_found_before_anything_is_connected(tmp_path: Path, mo
     }.items():
         said = offbeat("join", "--keys", tmp_path / "fed" / "a.creds", "--nats", "nats://127.0.0.1:1", "--data", name)
         assert (said.code, says in said.err) == (1, True), said.err
+
+
+def test_what_is_wrong_on_the_way_to_the_broker_is_said_while_a_site_s_module_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\ndef load():\n    pass\n")
+    keys.init(tmp_path / "fed", ["a"], tls=False)
+    words = ("join", "--keys", "fed/a.creds", "--nats", "nats://127.0.0.1:1", "--data", "slow:load")
+    with subprocess.Popen(
+        [sys.executable, "-m", "offbeat", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as site:
+        began = time.monotonic()
+        assert site.stderr is not None
+        said = [site.stderr.readline(), site.stderr.readline()]
+        site.kill()
+    assert time.monotonic() - began < 50
+    assert "imports slow:load" in said[0]
+    assert "a: warning: nothing listens on port 1 of 127.0.0.1" in said[1]
 
 
 FIRST_LINE = """

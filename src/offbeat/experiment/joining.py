@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
@@ -19,7 +20,7 @@ from offbeat.deploy import doctor
 from offbeat.deploy.board import Board, BoardSerial, Pulses, ending, parse_board, parse_pulse
 from offbeat.deploy.connection import FAILURES, REFUSED, removed
 from offbeat.deploy.encoding import RefusedError
-from offbeat.deploy.identity import read_creds
+from offbeat.deploy.identity import Creds, read_creds
 from offbeat.deploy.link import Link
 from offbeat.deploy.logs import Level, Style, logged, note
 from offbeat.experiment.admin import URL
@@ -75,10 +76,17 @@ def join(
     with logged(None, level, style):
         if data:
             note(f"imports {data}")  # which may take seconds, as PyTorch does
+            threading.Thread(target=_look_ahead, args=(creds, url), daemon=True).start()
         partner = Partner(data, models, device, holdout, cohort, budget)
         error = asyncio.run(take_part(keys, url, partner, state or state_folder(), once, until_closed))
     if error:
         raise OffbeatError(error)
+
+
+def _look_ahead(creds: Sequence[Creds], url: str) -> None:
+    """Say meanwhile what is wrong on the way to the broker."""
+    if (found := doctor.trouble(creds[0], url)) is not None:
+        note(found.line, "warning", client=creds[0].client)
 
 
 async def take_part(
