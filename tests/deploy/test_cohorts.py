@@ -105,7 +105,7 @@ class Talk(Log):
             others = [place for place in asked.sharers if self.call.members[place].client != name]
             sealed = [asked.shares[at : at + 82] for at in range(0, len(asked.shares), 82)]
             self.members[name] = self.members[name].hear(dict(zip(others, sealed, strict=True)))
-            words = self.members[name].masked(np.array([value << SECURE.bits], dtype=np.uint32))
+            words = self.members[name].masked(np.array([value << SECURE.places], dtype=np.uint32))
             self.add(name, "masked", {"words": words.astype("<u4").tobytes()}, number=number)
 
     def reveal(self, *names: str, flip: int = 0) -> str:

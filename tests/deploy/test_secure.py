@@ -8,7 +8,7 @@ import pytest
 import torch
 from ideal import Ideal
 
-from offbeat.algorithms import AREA, FedBuff
+from offbeat.algorithms import AREA, FedAsync, FedBuff
 from offbeat.algorithms.optimisers import FedAdam
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.sums import Secure
@@ -29,6 +29,7 @@ from offbeat.watch.history import History
 SECURE, TIMES = Secure(cohort=3), Times(compute=Exponential(1.0))
 SERVERS = {
     "fedbuff": FedBuff(size=4),
+    "fedasync": FedAsync(size=4, lr=0.5),
     "an optimiser": FedBuff(size=3, server=FedAdam(0.1)),
     "area": AREA(size=4),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from worlds import Line, Scripted, run
 
-from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff, LocalOnly
+from offbeat.algorithms import AREA, AsySG, DeFedAvg, DeFedAvgIID, FedAsync, FedAvg, FedBuff, LocalOnly, Polynomial
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.until import Until
@@ -29,6 +31,12 @@ def test_fedbuff_with_one_local_step_is_asysg(size: int) -> None:
     one = run(NOISY, FedBuff(size=size, lr=0.4), SGD(lr=0.05), TIMES, UNTIL)
     asysg = run(NOISY, AsySG(size=size, lr=0.4 * 0.05), Gradient(), TIMES, UNTIL)
     torch.testing.assert_close(one.model, asysg.model, rtol=0, atol=1e-12)
+
+
+def test_fedasync_with_a_step_for_several_updates_is_fedbuff_bit_for_bit() -> None:
+    settings: Any = {"size": 3, "lr": 0.3, "weight": Polynomial(0.5)}
+    found = [run(NOISY, server(**settings), SGD(lr=0.1), TIMES, UNTIL).model for server in (FedBuff, FedAsync)]
+    assert torch.equal(found[0], found[1])
 
 
 def test_a_buffer_of_one_is_fedasync_bit_for_bit() -> None:

@@ -21,6 +21,7 @@ from offbeat.privacy.attack import (
     ALittleIsEnough,
     Attack,
     Backdoor,
+    Fast,
     GaussianNoise,
     InnerProduct,
     LabelFlip,
@@ -98,13 +99,14 @@ def test_noise_is_as_long_as_it_says() -> None:
     assert float(found.norm()) == pytest.approx(10.0 * (25.0 * 50) ** 0.5, rel=1e-5)
 
 
-def test_fast_attackers_report_as_much_more_often() -> None:
+@pytest.mark.parametrize("fast", [{"speed": 10.0}, {"kind": Fast(10.0)}, {"kind": Fast(5.0), "speed": 2.0}])
+def test_fast_attackers_report_as_much_more_often(fast: Any) -> None:
     problem = Line([1.0] * 5)
     given = (problem, Algorithm(FedBuff(size=5), SGD(lr=0.1)), Times(Exponential(1.0)), Until(time=200.0))
     from offbeat.watch.history import History
 
     history = History(keep_events=True)
-    prepare(*given, attacks=[Attack((2,), speed=10.0)], watchers=[history]).run()
+    prepare(*given, attacks=[Attack((2,), **fast)], watchers=[history]).run()
     counts = [sum(row.client == client for row in history.events if row.event == "Arrived") for client in range(5)]
     assert 8 <= counts[2] / (sum(counts) - counts[2]) * 4 <= 12
 
@@ -217,5 +219,7 @@ def own(delta: Vector, others: Any, rng: Stream) -> Vector:
 
 
 def test_a_kind_is_known_by_its_name() -> None:
+    assert parsed({"clients": 1, "kind": "fast"}).attack[0].pace == 10.0
+    assert parsed({"clients": 1, "kind": {"fast": 3}}).attack[0].pace == 3.0
     assert parsed({"clients": 1, "kind": {"scaled": 7.0}}).attack[0].kind == ManyTimes(7.0)
     assert parsed({"clients": 1, "kind": "label-flip", "speed": 4}).attack[0] == Attack(1, LabelFlip(), 4.0)

@@ -55,6 +55,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "only 12 clients take part",
     ),
     "cohort beyond a buffer": (one(secure={"cohort": 5}), "opens no sum of fewer than cohort = 5"),
+    "a step for every update": (
+        one(secure=SECURE, **server("fedasync")),
+        "size = 1: .* fewer than cohort = 4",
+    ),
     "cohort of one": (one(secure={"cohort": 1}), "the sum of one client is its update"),
     "sums beyond the clients": (one(privacy=PRIVACY, **server("fedbuff", size=13)), "need 13 clients"),
     "separation beyond the clients": (one(privacy={**PRIVACY, "separation": 4}), "need 16 clients"),
@@ -63,7 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "quafl and privacy": (one(privacy=PRIVACY, **server("quafl")), "QuAFL uses it otherwise"),
     **{
         f"{name} and {table}": (one(**server(name), **{table: given}), said)
-        for name in ("mifa", "ace", "fedasync", "ca2fl", "favano")
+        for name in ("mifa", "ace", "fedasync-mixing", "ca2fl", "favano")
         for table, given, said in (("secure", SECURE, "secure: "), ("privacy", PRIVACY, "must count in one sum"))
     },
     "weights and secure": (
@@ -113,7 +117,10 @@ def test_what_contradicts_itself_is_refused_by_name(name: str) -> None:
 
 ALLOWED: dict[str, dict[str, Any]] = {
     "privacy and secure": one(privacy=PRIVACY, secure=SECURE),
-    "privacy and secure without a helper": one(privacy=PRIVACY, secure={**SECURE, "mode": "cohort", "bits": 18}),
+    "privacy and secure without a helper": one(privacy=PRIVACY, secure={**SECURE, "mode": "cohort"}),
+    "privacy and secure, FedAsync": one(privacy=PRIVACY, secure=SECURE, **server("fedasync", size=4)),
+    "privacy and FedAsync": one(privacy=PRIVACY, **server("fedasync")),
+    "robust and FedAsync": one(robust=ROBUST, **server("fedasync", size=4)),
     "privacy and secure, AREA": one(privacy=PRIVACY, secure=SECURE, **server("area", size=4)),
     "tasks and privacy": {**TASKS, "privacy": PRIVACY},
     "tasks and secure": {**TASKS, "secure": SECURE},
@@ -122,7 +129,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "tasks, privacy and secure without a helper": {
         **TASKS,
         "privacy": PRIVACY,
-        "secure": {**SECURE, "mode": "cohort", "bits": 18},
+        "secure": {**SECURE, "mode": "cohort"},
     },
     "dp-sgd and privacy": one(privacy=PRIVACY, **server("fedbuff", size=4, local=DP_SGD)),
     "dp-sgd and secure": one(secure=SECURE, **server("fedbuff", size=4, local=DP_SGD)),

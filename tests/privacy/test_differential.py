@@ -14,7 +14,7 @@ from logs import Log, plan
 from scipy import stats
 from worlds import Line, run, through_text
 
-from offbeat.algorithms import AREA, FADAS, MIFA, FedAST, FedAsync, FedAvg, FedBuff
+from offbeat.algorithms import AREA, FADAS, MIFA, FedAST, FedAsyncMixing, FedAvg, FedBuff
 from offbeat.algorithms.buffer import Buffer
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
@@ -25,6 +25,7 @@ from offbeat.deploy.noise import secret_normal
 from offbeat.deploy.reducer import Reducer
 from offbeat.deploy.refold import fingerprint
 from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.session import Session
 from offbeat.local import SGD, Moreau
 from offbeat.privacy.differential import Noise, Privacy, clipped, grid
 from offbeat.privacy.protect import guarded
@@ -430,13 +431,15 @@ def test_whoever_sees_updates_otherwise_than_the_class_above_must_say_it_itself(
     assert guarded(says(**given), None, PRIVACY, 8).guard is PRIVACY  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("given", [{"allocation": "dynamic"}, {"aggregate": FedAsync()}, {"aggregate": MIFA()}])
+@pytest.mark.parametrize("given", [{"allocation": "dynamic"}, {"aggregate": FedAsyncMixing()}, {"aggregate": MIFA()}])
 def test_tasks_whose_updates_would_count_elsewhere_are_refused_in_python_too(given: Any) -> None:
     with pytest.raises(SettingError, match="could stand in for"):
         Algorithm(FedAST(size=2, guard=PRIVACY, **given), SGD(lr=0.1))
 
 
-@pytest.mark.parametrize("server", [FedAsync(guard=PRIVACY), MIFA(guard=PRIVACY), FedAsync(guard=Robust(Median()))])
+@pytest.mark.parametrize(
+    "server", [FedAsyncMixing(guard=PRIVACY), MIFA(guard=PRIVACY), FedAsyncMixing(guard=Robust(Median()))]
+)
 def test_a_guard_that_nobody_asks_is_refused_in_python_too(server: Any) -> None:
     with pytest.raises(SettingError, match="could stand in for"):
         Algorithm(server, SGD(lr=0.1))
@@ -450,6 +453,25 @@ def test_a_file_says_what_is_promised() -> None:
 
 
 NOISE = {"epsilon": 8.0, "participations": 10}
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_inputs_that_are_scaled_by_all_clients_samples_are_refused(tasks: bool) -> None:
+    """Other clients' contributions would follow from one client's data, too."""
+    public = {"mean": 0.5, "std": 0.5}
+    for way in ("standard", "signed", public):
+        data = {"data": "digits", "inputs": way}
+        table: dict[str, Any] = {"problem": {**data, "clients": 12}}
+        if tasks:
+            algorithm = {"fedast": {"requests": 8, "size": 4}}
+            task = {name: {**data, "local": LOCAL} for name in ("one", "two")}
+            table = {"problem": None, "clients": {"count": 12}, "task": task, "algorithm": algorithm}
+        made = Session(Experiment.parse({key: value for key, value in {**FILE, **table}.items() if value is not None}))
+        if way == "standard":
+            with pytest.raises(SettingError, match="by those of all clients, without noise"):
+                made.check()
+        else:
+            made.check()
 
 
 @pytest.mark.parametrize(
@@ -468,7 +490,7 @@ NOISE = {"epsilon": 8.0, "participations": 10}
         ({"algorithm": {"fedbuff": {"size": 20, "local": LOCAL}}}, "need 20 clients"),
         ({"algorithm": {"fedbuff": {"size": {"period": 1.0}, "local": LOCAL}}}, "aggregates by the clock"),
         ({"algorithm": {"mifa": {"local": LOCAL}}}, "must count in one sum"),
-        ({"algorithm": {"fedasync": {"local": LOCAL}}}, "must count in one sum"),
+        ({"algorithm": {"fedasync-mixing": {"local": LOCAL}}}, "must count in one sum"),
         ({"algorithm": {"fedavg": {"replacement": True, "sampled": 3, "local": LOCAL}}}, "counts twice"),
         ({"algorithm": {"centralised": {"local": LOCAL}}}, "could not be hidden"),
         ({"algorithm": {"area": {"local": {"sgd": {"lr": 0.1, "compress": "sign"}}}}}, "leave compress out"),

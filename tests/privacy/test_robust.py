@@ -128,8 +128,17 @@ def test_what_is_no_rule_is_refused(robust: Any, said: str) -> None:
         parsed(robust=robust)
 
 
-@pytest.mark.parametrize("name", ["fedasync", "scaffold", "quafl", "ca2fl", "aced", "local-only"])
+@pytest.mark.parametrize("name", ["fedasync-mixing", "scaffold", "quafl", "ca2fl", "aced", "local-only"])
 def test_servers_without_single_updates_are_refused_by_name(name: str) -> None:
     local = {"scaffold" if name == "scaffold" else "sgd": {"lr": 0.1}}
     with pytest.raises(SettingError, match=rf"algorithm.{name}: robust: \w+ neither collects updates"):
         parsed(algorithm={name: {"local": local}}, robust={"rule": "median"})
+
+
+@pytest.mark.parametrize("name", ["fedasync", "fedbuff"])
+def test_a_rule_that_has_one_update_to_work_on_is_refused(name: str) -> None:
+    one, several = ({name: {"size": size, "local": {"sgd": {"lr": 0.1}}}} for size in (1, 2))
+    with pytest.raises(SettingError, match=r"robust: .* has no others to compare with; give a size"):
+        parsed(algorithm=one, robust={"rule": "median"})
+    assert parsed(algorithm=several, robust={"rule": "median"}).algorithms
+    assert parsed(algorithm=one, robust={"rule": {"norm-bound": 1.0}}).algorithms

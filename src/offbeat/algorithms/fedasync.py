@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from offbeat.algorithms.fedbuff import BuffState, FedBuff
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
-from offbeat.core.errors import Positive, Share
+from offbeat.core.errors import Count, Share
 from offbeat.core.events import Update
 from offbeat.core.local import Local
 from offbeat.core.server import Commands, View
@@ -15,19 +16,28 @@ from offbeat.local.reached import Reached
 
 
 @dataclass(frozen=True)
-class FedAsync(Flow[OneModel]):
+class FedAsync(FedBuff):
     """A server step for every update.
 
-    w ← w − lr · s(τ) · delta on every arrival (PersA-FL, algorithm 1, line 4, where s = 1).
+    w ← w − lr · s(τ) · delta on every arrival (PersA-FL, algorithm 1, line 4, where s = 1). With `size` = K, a step for
+    every K updates along their mean, s(τ) · delta over K each, as under [secure], which shows no single update: that is
+    FedBuff.
 
     lr: server step size, β.
     weight: staleness weight s(τ), 1 for a fresh update.
+    size: updates per server step, K.
     """
 
-    lr: Positive = 1.0
-    weight: Staleness = field(default_factory=Equal)
+    size: Count = field(default=1, kw_only=True)
 
-    def arrived(self, state: OneModel, update: Update, view: View) -> Commands:
+    own_size: ClassVar[bool] = True
+    releases: ClassVar[bool] = True
+    summed = FedBuff.summed  # of what `arrived` makes of several
+
+    def arrived(self, state: BuffState, update: Update, view: View) -> Commands:
+        if self.size > 1 or self.guard is not None:
+            yield from super().arrived(state, update, view)
+            return
         staleness = state.model.received(update.job)
         self.step(state.model, -self.lr * self.weight(staleness), update["delta"])
         yield from self.next(state, update.job.client, view)

@@ -71,7 +71,7 @@ def _row(cohort: int, dim: int) -> SecureRow:
     sum_ = torch.zeros(dim, dtype=torch.int32)
     parts = admit_masked(encoding.unpack(data), "delta", dim)
     ticket = MaskTicket("c", 1, 1, public_seal(CLIENT), bytes(parts["once"].tolist()))
-    context = MaskContext("fed", "run", 0, dim, cohort, secure.bits)
+    context = MaskContext("fed", "run", 0, dim, cohort, secure.places)
     mask = Unmasker(HELPER).total(context, (ticket,))
     left = parts["delta"] - torch.from_numpy(mask.view("int32"))
     assert torch.equal(left, words(local.rounded(delta, uniform)[0], secure.unit))

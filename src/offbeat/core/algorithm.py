@@ -42,7 +42,12 @@ class Algorithm:
                     f"{what} is no {kind.__name__}; write Algorithm(server, local), as in "
                     "Algorithm(FedBuff(size=4), SGD(lr=0.1))"
                 )
-        paired = tuple(self._paired(trainer, task) for task, trainer in enumerate(trainers))
+        sizes = getattr(self.server, "size", None)
+        tasks = max(len(trainers), len(sizes) if isinstance(sizes, tuple) else 1)  # one trainer may be for all of them
+        size = 0 if self.secure is None else max(map(self._added, range(tasks)))
+        if self.secure is not None and self._bound is not None:
+            object.__setattr__(self, "secure", self.secure.bounded(self._bound, size))
+        paired = tuple(self._paired(trainer, size) for trainer in trainers)
         object.__setattr__(self, "local", paired if several else paired[0])
         if self._guard is not None and self.secure is not None:
             object.__setattr__(self, "server", replace(self.server, guard=self._guard.within(self.secure)))  # type: ignore[call-arg]
@@ -78,6 +83,12 @@ class Algorithm:
 
         Its optimiser knows the tensors of a model and steps no running statistics.
         """
+        for problem in problems if self._guard is not None and self._guard.limits else ():
+            if getattr(problem, "scaled_by_all", False):
+                raise SettingError(
+                    f'privacy: inputs = "standard" scales the samples of {problem.name} by those of all clients, '
+                    "without noise; give a mean and a standard deviation that are public"
+                )
         server = self.server.for_problems(problems)
         optimiser = server.optimiser if isinstance(server, Stepping) else None
         spared: list[Any] = [getattr(problem, "averaged", None) for problem in problems]
@@ -96,14 +107,11 @@ class Algorithm:
         first, last = spared[0]
         return server.optimised(Sparing(inner=optimiser, first=first, last=last))  # type: ignore[attr-defined, no-any-return]
 
-    def _paired(self, trainer: Local, task: int) -> Local:
+    def _paired(self, trainer: Local, size: int) -> Local:
         trainer = trainer.inner if isinstance(trainer, Compressed | Encoded) else trainer
         if self.secure is None:
             paired = compressed(self.server.pair(trainer))
         else:
-            size = self._added(task)
-            if self._bound is not None:
-                object.__setattr__(self, "secure", self.secure.bounded(self._bound, size))
             plain = self.server if self._guard is None else replace(self.server, guard=None)  # type: ignore[call-arg]
             paired = encoded(plain.pair(trainer), self.secure, size)
         server, local = type(self.server).__name__, trainer.label
@@ -137,15 +145,10 @@ class Algorithm:
         # what a class makes of updates it must make of sums, too
         changed = min(map(depth, ("arrived", "counts", "aggregate"))) < depth("summed")
         size = None if changed else self.server.adds(task)
-        if size is None and name == "FedAsync":
-            raise SettingError(
-                "secure: FedAsync steps with every single update (K = 1), and no single one is shown; with a step for "
-                f"every K updates it is FedBuff: use that, with size = K ({self.secure.cohort} or more) and K times lr"
-            )
         if size is None:
             raise SettingError(
                 f"secure: {name} makes more of single updates than their sum, and no single one is shown; use FedBuff, "
-                "AREA, or FedAST with one of these"
+                "FedAsync with size, AREA, or FedAST with one of these"
             )
         if size < self.secure.cohort:
             raise SettingError(

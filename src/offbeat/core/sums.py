@@ -38,6 +38,7 @@ EXACT = 1 << 24  # whole numbers below it are exact in single precision
 RING = 1 << 32
 ROOM = 4  # times the updates of a server step: what a sum has room for, if few clients send most of them
 TAIL = 13  # standard deviations beyond which no noise goes: it is made of 104 random bits
+BITS = 20  # fractional bits, if nothing else is asked for
 GRAINS = 5  # units that the standard deviation of a client's share of the noise has at least
 _SAMPLE = 24  # the draw of random numbers that is for rounding
 _NOISE = 2  # the purpose of random numbers that are a client's share of the noise
@@ -62,14 +63,15 @@ class Secure(Checked):
 
     cohort: different clients, at least, whose updates are in every sum; a sum of fewer is never opened.
     mode: "helper": a second party, `offbeat helper`, takes the masks off a sum; "cohort": the clients in it do.
-    bits: fractional bits of a number that is sent: multiples of 2^-bits, up to 2^(24-bits).
+    bits: fractional bits of a number that is sent: multiples of 2^-bits, up to 2^(24-bits); by default 20, or as many
+        as the noise of [privacy] leaves room for.
     honest: with [privacy] and mode = "cohort", the share of the clients in a sum, at least, who tell nobody which noise
         they have added; the others may work with the server; 0.5 at least.
     """
 
     cohort: Count = 30
     mode: Literal["helper", "cohort"] = "helper"
-    bits: int = 20
+    bits: int | None = None
     honest: Share = 0.5
     bound: SumBound | None = field(default=None, repr=False, metadata={"setting": False})
 
@@ -79,13 +81,18 @@ class Secure(Checked):
             raise SettingError(
                 f"cohort = {self.cohort}: the sum of one client is its update; give 2 at least, better 30"
             )
-        if not 1 <= self.bits <= 30:
+        if not 1 <= self.places <= 30:
             raise SettingError(f"bits = {self.bits}: must be between 1 and 30")
+
+    @property
+    def places(self) -> int:
+        """`bits`, or what is used without them."""
+        return BITS if self.bits is None else self.bits
 
     @property
     def unit(self) -> float:
         """What the last bit of a number stands for."""
-        return 2.0**-self.bits
+        return 2.0**-self.places
 
     def round(self, vector: Vector) -> Vector:
         """The nearest multiples of the unit, for an initial model."""
@@ -108,42 +115,30 @@ class Secure(Checked):
     def bounded(self, bound: SumBound, size: int) -> Secure:
         """The same with noise in its sums, where a server step takes so many updates; raises `SettingError`."""
         made = replace(self, bound=bound)
-        if self.mode == "cohort":
-            made._check_shares(bound, size)
-            return made
-        most = min(self.largest(size), RING // 4 * bound.clip / (TAIL * bound.deviation))  # what clip may be, in units
-        if bound.clip > most * self.unit:
-            fewer = self.bits
-            while fewer > 1 and bound.clip > most * 2.0**-fewer:
-                fewer -= 1
-            raise SettingError(
-                f"secure.bits = {self.bits}: messages of length clip = {bound.clip:g} and their noise would not fit "
-                f"into sums of {size}; give bits = {fewer}"
-            )
-        return made
-
-    def _check_shares(self, bound: SumBound, size: int) -> None:
-        """Raise `SettingError` if a message with its share of the noise has too many bits, or the noise too few.
-
-        And if so many members may work with the server that they open single messages: `threshold` of those who were
-        called. Of a sum of as many, half of them and all that have dropped out are too few for that; more may not be.
-        """
-        if self.honest < 0.5:
+        fit = [bits for bits in range(1, 31) if made._has_room(bound, size, bits)]
+        fine = [bits for bits in fit if not made.share or made.share >= GRAINS * 2.0**-bits]
+        if made.share and self.honest < 0.5:  # of a sum of `threshold` members, half and all drop-outs are fewer
             raise SettingError(
                 f"secure.honest = {self.honest:g}: the other members of a cohort could be enough to open its single "
                 "messages, with one client's share of the noise in each; give 0.5 at least"
             )
-        longest = bound.clip + TAIL * self.share
-        fit = [bits for bits in range(1, 31) if longest <= self.largest(size) * 2.0**-bits]
-        fine = [bits for bits in fit if self.share >= GRAINS * 2.0**-bits]
-        if self.bits in fine:
-            return
-        said = f"secure.bits = {self.bits}: "
-        if self.bits not in fit:
+        if self.bits is None and (chosen := [bits for bits in fine if bits <= BITS]):
+            return replace(made, bits=chosen[-1])
+        if self.places in fine:
+            return made
+        said, least = f"secure.bits = {self.places}: ", f"{GRAINS} times 2^-{self.places}"
+        if self.places not in fit:
             said += f"messages of length clip = {bound.clip:g} and their noise would not fit into sums of {size}; "
         else:
-            said += f"a client's share of the noise, {self.share:g}, would be less than {GRAINS} times 2^-{self.bits}; "
-        raise SettingError(said + (f"give bits = {fine[-1]}" if fine else "give more noise, or a larger clip"))
+            said += f"a client's share of the noise, {made.share:g}, would be less than {least}; "
+        remedy = "give more noise, or a larger clip" if fit else "give a smaller clip, or less noise"
+        raise SettingError(said + (f"give bits = {fine[-1]}" if fine else remedy))
+
+    def _has_room(self, bound: SumBound, size: int, bits: int) -> bool:
+        """Whether nothing is cut and no sum wraps around: of messages with their shares of the noise, or before it."""
+        if self.mode == "cohort":
+            return bound.clip + TAIL * self.share <= self.largest(size) * 2.0**-bits
+        return bound.clip <= self.largest(size) * 2.0**-bits and TAIL * bound.deviation <= RING // 4 * 2.0**-bits
 
     def noise(self, normal: Vector) -> Vector:
         """Standard normal numbers as the noise of a sum, in whole units."""

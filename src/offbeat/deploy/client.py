@@ -447,7 +447,7 @@ class RunClient:
             self.cut += 1
             if self.cut & (self.cut - 1) == 0:  # the first, the second, the fourth: not every line of a log
                 most = f"{lost:,} numbers of job {job.id} were beyond ±{exact.largest * exact.secure.unit:g}"
-                advice = f"what was beyond is lost; give fewer secure.bits than {exact.secure.bits}, or clip"
+                advice = f"what was beyond is lost; give fewer secure.bits than {exact.secure.places}, or clip"
                 log.warning("%s: %s; %s (%d updates so far)", self.party.client, most, advice, self.cut)
         return lost > 0
 

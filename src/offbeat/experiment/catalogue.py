@@ -263,6 +263,7 @@ register(
         "inner-product": attack.InnerProduct,
         "label-flip": attack.LabelFlip,
         "backdoor": attack.Backdoor,
+        "fast": attack.Fast,
     },
     "offbeat.attacks",
     functions=own_attack,

@@ -126,6 +126,16 @@ class InnerProduct(Forgery):
 
 
 @dataclass(frozen=True)
+class Fast(Kind):
+    """Honest updates, and more of them than others send.
+
+    factor: how many times as often; `speed` is the same for attackers of another kind.
+    """
+
+    factor: Positive = 10.0
+
+
+@dataclass(frozen=True)
 class OwnForgery(Forgery):
     """A function of the user's own: (delta, others, rng) to a vector."""
 
@@ -195,6 +205,11 @@ class Attack(Checked):
             raise SettingError(
                 'kind missing; say what they do, such as kind = "sign-flip", or how fast they are, speed'
             )
+
+    @property
+    def pace(self) -> float:
+        """How many times as fast as others they compute."""
+        return self.speed * (self.kind.factor if isinstance(self.kind, Fast) else 1.0)
 
 
 def attackers(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Attack]:

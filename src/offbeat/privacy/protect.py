@@ -14,6 +14,7 @@ from offbeat.core.errors import SettingError
 from offbeat.core.server import Server, Stepping, releasing
 from offbeat.privacy.differential import Privacy
 from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import NormBound
 
 
 def guarded(server: Server[Any], robust: Robust | None, privacy: Privacy | None, clients: int) -> Server[Any]:
@@ -33,6 +34,12 @@ def _robust(server: Server[Any], robust: Robust) -> Server[Any]:
         raise SettingError(
             f"robust: {type(server).__name__} neither collects updates in a buffer nor keeps a table of one vector a "
             "client; use fedbuff, fadas, fedavg, area, mifa or ace"
+        )
+    alone = server.combines == "buffer" and fixed(getattr(server, "size", 0)) == 1
+    if alone and not isinstance(robust.rule, NormBound | None):
+        raise SettingError(
+            f"robust: {type(server).__name__} steps with every single update (size = 1), which a rule has no others to "
+            "compare with; give a size, or rule = { norm-bound = ... }"
         )
     return replace(server, guard=robust)
 

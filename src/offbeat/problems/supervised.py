@@ -480,6 +480,11 @@ class Supervised:
         found: Tensor = self.flat.apply(w, self.objective.values, *given, key=key)
         return found.sum()
 
+    @property
+    def scaled_by_all(self) -> bool:
+        """Whether a client's inputs follow from other clients' samples, too."""
+        return self.data.fitted
+
     def check_by_sample(self, label: str) -> None:
         """Raise `SettingError` where a sample has no gradient of its own."""
         if self.data.fitted:

@@ -100,7 +100,7 @@ def prepare(
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)
     who = attackers(attacks, problems[0].clients, seed)
-    if hurry := {client: attack.speed for client, attack in who.items() if attack.speed != 1.0}:
+    if hurry := {client: attack.pace for client, attack in who.items() if attack.pace != 1.0}:
         timing = Hurried(timing, hurry)
     clock = timing.bind(problems[0].clients, seed, [each.name for each in problems])
     server = algorithm.server_for(problems).fit(clock)

@@ -163,6 +163,10 @@ def _fedbuff(server: FedBuff, local: Local, c: Constants, rates: Sequence[float]
 
 
 def _persafl(server: FedAsync, local: Local, c: Constants, rates: Sequence[float], until: Until) -> Comparison:
+    if server.size > 1:
+        if isinstance(local, MAML | Moreau):
+            raise SettingError(f"size = {server.size}: the theorem is about a step for every update")
+        return _fedbuff(server, local, c, rates, until)
     arrivals = Arrivals(rates, 1, server.concurrency)
     base = persafl.FedAsyncProblem(c.smoothness.value, local.steps, 0.0, c.sigma, c.gamma, c.gap)
     run = arrivals, local, server, until
@@ -237,8 +241,8 @@ def _defedavg(
 
 _BY_SERVER: Mapping[type, Callable[..., Comparison]] = {
     AREA: _area,
+    FedAsync: _persafl,  # before FedBuff, of which it is one kind
     FedBuff: _fedbuff,
-    FedAsync: _persafl,
     FedAST: _fedast,
     DeFedAvg: _defedavg,
     DeFedAvgIID: _defedavg,

@@ -191,10 +191,11 @@ def test_the_question_to_the_helper_says_how_much_noise_the_clients_were_told_of
     ("privacy", "secure", "said"),
     [
         (replace(PRIVACY, separation=2, noise=Noise(6, multiplier=0.2, correlated=True)), SECURE, "leave correlated"),
-        (replace(PRIVACY, clip=100.0), SECURE, "give bits = 17"),
-        (replace(PRIVACY, noise=Noise(6, multiplier=1e4)), SECURE, "give bits = 14"),
+        (replace(PRIVACY, clip=100.0), Secure(cohort=3, bits=20), "give bits = 17"),
+        (replace(PRIVACY, noise=Noise(6, multiplier=1e4)), Secure(cohort=3, bits=20), "give bits = 14"),
+        (replace(PRIVACY, clip=1e8), SECURE, "give a smaller clip"),
     ],
-    ids=["correlated", "long messages", "much noise"],
+    ids=["correlated", "long messages", "much noise", "no bits left"],
 )
 def test_what_cannot_be_added_inside_a_sum_is_refused(privacy: Privacy, secure: Secure, said: str) -> None:
     with pytest.raises(SettingError, match=said):

@@ -43,6 +43,7 @@ from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 
 SECURE = Secure(cohort=4, mode="cohort")
+TWENTY = replace(SECURE, bits=20)
 PRIVACY = Privacy(clip=0.5, noise=Noise(participations=6, multiplier=0.2))
 PROBLEM, LOCAL, TIMES = Quadratic(dim=5, clients=7, noise=0.1), SGD(lr=0.1, steps=2), Times(compute=Exponential(1.0))
 SERVERS: dict[str, Any] = {"fedbuff": FedBuff(size=6), "area": AREA(size=6)}
@@ -234,7 +235,7 @@ def test_what_has_to_be_secret_is_drawn_in_one_place_that_no_server_calls() -> N
     ("privacy", "secure", "said"),
     [
         (replace(PRIVACY, noise=Noise(6, multiplier=1e-5)), SECURE, r"less than 5 times 2\^-20; give bits"),
-        (replace(PRIVACY, noise=Noise(6, multiplier=50.0)), SECURE, "would not fit into sums of 6; give bits = 16"),
+        (replace(PRIVACY, noise=Noise(6, multiplier=50.0)), TWENTY, "would not fit into sums of 6; give bits = 16"),
         (replace(PRIVACY, noise=Noise(6, multiplier=1e-9)), SECURE, "give more noise, or a larger clip"),
         (replace(PRIVACY, separation=2, noise=Noise(6, multiplier=0.2, correlated=True)), SECURE, "leave correlated"),
     ],
@@ -243,6 +244,19 @@ def test_what_has_to_be_secret_is_drawn_in_one_place_that_no_server_calls() -> N
 def test_noise_that_cannot_be_shared_out_is_refused(privacy: Privacy, secure: Secure, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         Algorithm(replace(FedBuff(size=6), guard=privacy), LOCAL, secure=secure)
+
+
+@pytest.mark.parametrize("mode", ["helper", "cohort"])
+@pytest.mark.parametrize("epsilon", [0.1, 8.0, 1000.0])
+def test_without_bits_as_many_are_used_as_there_is_room_for(mode: Any, epsilon: float) -> None:
+    guard = Privacy(clip=1.0, noise=Noise(participations=50, epsilon=epsilon))
+    found = Algorithm(FedBuff(size=30, guard=guard), LOCAL, secure=Secure(mode=mode)).secure
+    assert found is not None
+    assert found.bits is not None
+    assert found.bits <= 20
+    for bits in range(found.bits + 1, 21):
+        with pytest.raises(SettingError, match=rf"would not fit into sums of 30; give bits = {found.bits}\b"):
+            Algorithm(FedBuff(size=30, guard=guard), LOCAL, secure=Secure(mode=mode, bits=bits))
 
 
 def openers(honest: float) -> list[tuple[int, int]]:

@@ -193,8 +193,13 @@ def test_fedast_adds_up_each_task_by_itself() -> None:
         assert all(task.inner.model.version >= 10 for task in world.server.tasks)
 
 
+def test_no_task_s_sum_can_wrap_where_one_trainer_is_for_all() -> None:
+    found = Algorithm(FedAST(requests=900, size=(4, 400)), SGD(lr=0.1), secure=SECURE).locals(2)
+    assert all(isinstance(each, Encoded) and each.largest <= SECURE.largest(400) for each in found)
+
+
 REFUSED = {
-    "steps on every update": (FedAsync(), "no single one is shown; with a step for every K updates it is FedBuff"),
+    "steps on every update": (FedAsync(), "size = 1: .* cohort = 3"),
     "quantises around the model": (QuAFL(), "no single one is shown"),
     "too small a buffer": (FedBuff(size=2), "size = 2: .* cohort = 3"),
     "a staleness weight": (FedBuff(size=4, weight=Polynomial(0.5)), "weight: .* no update can be weighted"),

@@ -75,7 +75,7 @@ def context_for(federation: str, run: str, task: int, dim: int, secure: Secure) 
     """Of messages of so many words under these settings."""
     bound = secure.bound
     noise = (0.0, 0) if bound is None else ((secure.share or bound.deviation) / secure.unit, bound.participations)
-    return MaskContext(federation, run, task, dim, secure.cohort, secure.bits, *noise)
+    return MaskContext(federation, run, task, dim, secure.cohort, secure.places, *noise)
 
 
 @dataclass(frozen=True)
