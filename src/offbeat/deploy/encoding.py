@@ -18,7 +18,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -155,22 +155,8 @@ def read_json(data: bytes) -> Any:
     try:
         found = _DECODER.decode(data.decode())
     except (ValueError, RecursionError):
-        raise RefusedError("malformed", "the header is not JSON, or holds numbers or keys that it must not") from None
-    _check_plain(found, DEPTH)
-    return found
-
-
-def _integer(text: str) -> int:
-    found = int(text) if len(text) <= 17 else _BIG
-    if not -_BIG < found < _BIG:
-        raise ValueError("an integer that is not exact everywhere")
-    return found
-
-
-def _finite(text: str) -> float:
-    found = float(text)
-    if not math.isfinite(found):
-        raise ValueError("a number that is not finite")
+        raise RefusedError("malformed", "the header is not JSON, or holds a key twice or no number") from None
+    _check_plain((found,), DEPTH)
     return found
 
 
@@ -185,9 +171,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-_DECODER = json.JSONDecoder(
-    parse_int=_integer, parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_once
-)
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_once)
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -196,20 +180,26 @@ def write_json(value: Any) -> bytes:
     return _ENCODER.encode(value).encode()
 
 
-def _check_plain(value: Any, depth: int) -> None:
-    if isinstance(value, str):
-        if not value.isascii() and _surrogates(value):
-            raise RefusedError("malformed", "text with lone surrogates, which cannot be written")
-    elif isinstance(value, list | dict):
-        if not depth:
-            raise RefusedError("malformed", f"lists and mappings more than {DEPTH} deep")
-        if isinstance(value, dict):
-            for key in value:
-                if len(key) > KEYS:
-                    raise RefusedError("malformed", f"a key of {len(key)} letters")
-                _check_plain(key, depth)
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_plain(each, depth - 1)
+def _check_plain(values: Iterable[Any], depth: int) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            if not -_BIG < value < _BIG:
+                raise RefusedError("malformed", "an integer that is not exact everywhere")
+        elif kind is float:
+            if not math.isfinite(value):
+                raise RefusedError("malformed", "a number that is not finite")
+        elif kind is str:
+            if not value.isascii() and _surrogates(value):
+                raise RefusedError("malformed", "text with lone surrogates, which cannot be written")
+        elif kind is list or kind is dict:
+            if not depth:
+                raise RefusedError("malformed", f"lists and mappings more than {DEPTH} deep")
+            _check_plain(value, depth - 1)
+            if kind is dict:
+                if (long := max(map(len, value), default=0)) > KEYS:
+                    raise RefusedError("malformed", f"a key of {long} letters")
+                _check_plain(value.values(), depth - 1)
 
 
 def _surrogates(text: str) -> bool:
