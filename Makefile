@@ -88,7 +88,7 @@ screenshots: setup-dev
 # the documentation as a site, in site/; a link that leads nowhere fails
 docs: setup
 	$(PIP) -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # with --quiet, warnings would be neither shown nor counted
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

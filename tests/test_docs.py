@@ -217,6 +217,10 @@ def test_every_page_has_its_place_on_the_site() -> None:
     placed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [*(page.name for page in (ROOT / "docs").glob("*.md")), *(name.lower() for name in ROOTS[1:]), "index.md"]
     assert sorted(name for name in placed if "/" not in name) == sorted(pages)
+    below = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*/*.md")}
+    below |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
+    assert {name for name in below if not name.startswith("results/area/")} == {name for name in placed if "/" in name}
+    assert "--quiet" not in (ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("#")[0]
 
 
 def test_every_public_class_and_function_is_in_the_reference() -> None:
