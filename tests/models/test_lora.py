@@ -90,6 +90,12 @@ def test_only_the_adapters_and_what_is_named_travel() -> None:
     assert also.dim == blocks.dim + 2 * 16
 
 
+def test_a_shared_parameter_is_trained_in_full_by_either_name() -> None:
+    one, other = (problem(LoRA(2, targets="blocks.*", also=name)) for name in ("tokens.weight", "head.weight"))
+    assert one.dim == other.dim
+    assert torch.equal(one.initial(), other.initial())
+
+
 @pytest.mark.parametrize(
     "lora",
     [LoRA(2), LoRA(2, fixed=True), LoRA(2, dora=True), LoRA(2, dropout=0.2), LoRA(2, also="tokens.weight")],

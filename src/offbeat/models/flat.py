@@ -304,6 +304,7 @@ class Flat:
         drawing = Keyed(key, written=self._together) if self.random or self._writes else nullcontext()
         with self._in_modes(self._modes), drawing, precise:
             yield
+        self.attends = self.attends or (isinstance(drawing, Keyed) and drawing.attends)
 
     def _set(self, key: torch.Tensor | None, device: torch.device) -> Any:
         """The surroundings of a call: those of training, unless within `evaluating`."""

@@ -134,13 +134,13 @@ def adapted(module: nn.Module, lora: LoRA | None, seed: int) -> nn.Module:
     if lora is None:
         return module
     module = copy.deepcopy(module)
-    names = [name for name, _ in module.named_parameters()]
-    trained = {name for name in names if any(fnmatchcase(name, each) for each in _listed(lora.also))}
+    names = dict(module.named_parameters(remove_duplicate=False))  # of a shared one, all
+    trained = {id(p) for name, p in names.items() if any(fnmatchcase(name, each) for each in _listed(lora.also))}
     for pattern in _listed(lora.also):
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise SettingError(f"lora.also = {pattern!r}: no parameter has such a name; there are {_some(names)}")
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name in trained)
+            raise SettingError(f"lora.also = {pattern!r}: no parameter has such a name; there are {_some([*names])}")
+    for parameter in module.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
     if lora.base == "bf16":
         module.to(torch.bfloat16)
     drawn = torch.Generator().manual_seed(signed(seed % 2**64))

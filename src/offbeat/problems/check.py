@@ -72,7 +72,7 @@ def _dropping(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> None:
     with contextlib.suppress(Exception), Keyed(PROBE.to(problem.device)) as mode:  # what is wrong is said later
         call(function, *batch)
     flat.seen = None
-    flat.random, flat.attends = flat.random or mode.calls > 0, mode.attends
+    flat.random, flat.attends = flat.random or mode.calls > 0, flat.attends or mode.attends
     for name, tensor in flat.fixed(problem.device).items():
         if name in replaced or not torch.equal(tensor, before[name]):
             raise ModelError(
