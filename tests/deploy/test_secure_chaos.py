@@ -71,8 +71,8 @@ class Opens(Reducer):
 
     def __init__(self, *given: Any) -> None:
         self.single: dict[str, torch.Tensor] = {}  # once -> the whole numbers of one update
-        self.model: Any = None  # in double precision, by plain FedBuff over the same updates
-        self.sums = 0
+        self.plain: Any = None  # the model in double precision, by plain FedBuff over the same updates
+        self.taken = 0  # sums
         self.wrong: list[str] = []  # an error in here would be quarantined
         super().__init__(*given)
 
@@ -91,9 +91,9 @@ class Opens(Reducer):
         cohort = self.ledger.closed[number]
         total = sum(self.single[ticket[-1]] for ticket in cohort.tickets)
         assert isinstance(total, torch.Tensor)
-        before = self.plan.initial[0].double() if self.model is None else self.model
-        self.model = before - total.double() * self.plan.secure.unit / cohort.count
-        self.sums += 1
+        before = self.plan.initial[0].double() if self.plain is None else self.plain
+        self.plain = before - total.double() * self.plan.secure.unit / cohort.count
+        self.taken += 1
         super().summed(number, masks)
 
 
@@ -142,23 +142,23 @@ def same_as_plain(ledger: Ledger, opened: Opens) -> None:
     """The model is the one that plain FedBuff makes of the same updates, to rounding."""
     assert opened.wrong == []
     assert ledger.unopened == 0
-    assert ledger.server.model.version == opened.sums
-    torch.testing.assert_close(ledger.server.model.vector.double(), opened.model, atol=1e-5, rtol=1e-5)
+    assert ledger.server.model.version == opened.taken
+    torch.testing.assert_close(ledger.server.model.vector.double(), opened.plain, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_thirty_clients_killed_for_a_minute_end_with_the_model_of_plain_sums(tmp_path: Path) -> None:
     result, killed, ledger, opened = run(tmp_path, 80.0, clients=30, size=30, cohort=20, shares=5, kill=True)
-    print(dict(killed), result["updates"], result["metrics"], opened.sums, ledger.tally.refused)
+    print(dict(killed), result["updates"], result["metrics"], opened.taken, ledger.tally.refused)
     assert min(killed[what] for what in ("server", "helper", "share")) > 0
-    assert opened.sums >= 3
+    assert opened.taken >= 3
     same_as_plain(ledger, opened)
 
 
 @pytest.mark.slow
 def test_every_sum_of_a_real_run_is_that_of_its_updates(tmp_path: Path) -> None:
     _, _, ledger, opened = run(tmp_path, 15.0, clients=4, size=4, cohort=3, shares=2, kill=False)
-    assert opened.sums >= 3
+    assert opened.taken >= 3
     same_as_plain(ledger, opened)
 
 

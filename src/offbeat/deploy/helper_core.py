@@ -122,7 +122,8 @@ class HelperCore:
             self.trouble = f"sum {request.number} is not opened: {error}"
             if error.code == "identity":  # a newer roster may come
                 return False
-            self.kept = replace(self.kept, opened=self.kept.opened.refused(request.number))
+            if error.code != "order":
+                self.kept = replace(self.kept, opened=self.kept.opened.refused(request.number))
             self.answers[request.number] = wire.say(wire.Unmasked(self.run, HELPER, request.number, str(error)[:200]))
             return True
         self.kept = replace(self.kept, opened=opened.state)

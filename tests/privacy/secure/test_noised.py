@@ -15,15 +15,18 @@ from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import SettingError
 from offbeat.core.sums import Cohort, Encoded, Secure, SumBound, shortened
 from offbeat.core.until import Until
+from offbeat.deploy import encoding, wire
+from offbeat.deploy.effects import Tell
 from offbeat.deploy.envelope import public_seal
-from offbeat.deploy.helping import read_helping, requests_of
+from offbeat.deploy.helper_core import HelperCore, HelperMemory
+from offbeat.deploy.helping import HelpingHeader, read_helping, requests_of
 from offbeat.experiment.experiment import Experiment
 from offbeat.local import SGD
 from offbeat.privacy.differential import Noise, Privacy
 from offbeat.privacy.protect import guarded
 from offbeat.privacy.secure.helper import Helper, HelperState, read_state
 from offbeat.privacy.secure.masks import Masker, Unmasker
-from offbeat.privacy.secure.tickets import MaskContext, SumRequest, TicketError, read_request
+from offbeat.privacy.secure.tickets import LIFE, MaskContext, SumRequest, TicketError, read_request
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
@@ -150,6 +153,22 @@ def test_the_helper_opens_no_more_sums_of_a_client_than_its_budget_has_and_goes_
         helper().open(state, late)
     other = replace(CONTEXT, task=1)  # a budget of its own
     assert helper().open(state, SumRequest(4, other, tickets("a", "c", seq=5))).state.last == 4
+
+
+def test_with_noise_a_helper_does_not_believe_that_the_run_was_restored() -> None:
+    """There are no backups of such a run; a helper that has lost its state would have forgotten all budgets."""
+    restored = SumRequest(LIFE + 1, CONTEXT, tickets("a", "b", seq=1))
+    with pytest.raises(TicketError, match=f"order: sum {LIFE + 1} after 0"):
+        helper().open(HelperState(), restored)
+    core = HelperCore("fed", "run", HELPER, b"")
+    core.kept = HelperMemory(seals={name: [public_seal(secret).hex()] for name, secret in CLIENTS.items()})
+    for position, number in enumerate((LIFE + 1, LIFE + 2)):  # nor does a refusal let the next one through
+        request = SumRequest(number, CONTEXT, tickets("a", "b", seq=1))
+        parts = {"roster": b"", str(number): request.to_bytes()}
+        said = core.hear(encoding.pack("helping", vars(HelpingHeader("run", position)), parts), 0.0)
+        answers = [wire.heard(encoding.unpack(each.data)) for each in said if isinstance(each, Tell)]
+        assert [getattr(answer, "error", "")[:5] for answer in answers] == ["order"]
+    assert core.kept.opened.last == 0
 
 
 def test_a_client_is_in_a_sum_with_noise_once() -> None:

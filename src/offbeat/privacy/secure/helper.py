@@ -13,7 +13,8 @@ The rules, before the code:
 
 7. A sum that is refused for good is over: the next one may follow, and the refused number is never opened.
 8. In a run with noise a client is in a sum once, and in no more sums of a task than `participations`. The noise of a
-   sum follows from the helper's secret and the request, so an answer that is given again has the same.
+   sum follows from the helper's secret and the request, so an answer that is given again has the same. Such a run is
+   never restored from a backup, so a server that says so is not believed.
 
 It never sees a masked number: these are sealed for the server. The server never sees a mask. Both together see all.
 """
@@ -111,7 +112,7 @@ class Helper:
             if request.digest != state.digests[request.number]:
                 raise TicketError("repeated", f"sum {request.number} was refused, or opened with other messages")
             return state
-        if not state.follows(request.number):
+        if not state.follows(request.number) or (request.context.deviation and request.number != state.last + 1):
             raise TicketError("order", f"sum {request.number} after {state.last}")
         opened = dict(state.opened)
         for ticket in request.tickets:
