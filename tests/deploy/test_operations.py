@@ -22,6 +22,7 @@ from offbeat.deploy.logs import logged
 from offbeat.deploy.mending import NAME
 from offbeat.deploy.server import _own_name
 from offbeat.experiment import admin, serving
+from offbeat.experiment.admin import connected
 from offbeat.experiment.experiment import Spec
 from offbeat.experiment.real import RunIdentity, new_identity, save_identity, saved_identity
 
@@ -58,6 +59,25 @@ def test_a_broker_without_room_is_said_and_the_run_goes_on_once_there_is_some(
     made = Served(tmp_path)
     made.broker = Small(tmp_path / "broker", tmp_path / "fed", sync=False)
     staged(made, act)
+
+
+def test_a_broker_of_our_own_that_was_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fed = tmp_path / "fed"
+    keys.init(fed, ["a"], tls=False)
+    broker = Broker(tmp_path / "broker", fed, sync=False)
+
+    async def play() -> None:
+        async with connected(identity.read_creds(fed / "server.creds"), "", broker, 20) as link:
+            watch, first = asyncio.create_task(serving.look_after(broker)), broker.process
+            await link.make_board()
+            assert first is not None
+            first.kill()
+            await until(lambda: broker.process is not first and link.client.is_connected)
+            assert await link.insist(lambda: link.end("BOARD")) == 0  # the same store
+            watch.cancel()
+
+    asyncio.run(play())
+    assert "the broker has ended with -9; it is started again" in caplog.text
 
 
 def test_how_far_a_server_is_behind_is_how_long_the_oldest_message_has_waited(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ async def serve_all(
         many = processes or min(count, 8)
         cohort = None if secure is None else secure.cohort
         clients = ClientProcesses(folder, broker.url, names, many, experiment.table, options.data, cohort)
+        watch = asyncio.create_task(look_after(broker))
         try:
             with display(Console(stderr=True), len(experiment.runs)) as shown:
                 for spec in experiment.runs:
@@ -90,6 +91,7 @@ async def serve_all(
             await change_board(link, lambda board: replace(board, closed=True))
             await clients.finish()
         finally:
+            watch.cancel()
             clients.stop()
     return results
 
@@ -328,6 +330,23 @@ async def _watch(folder: Path) -> None:
         await asyncio.sleep(10)
 
 
+async def look_after(broker: Broker) -> None:
+    """Say loudly that the broker of this process has ended or that its disk is nearly full, and start it again."""
+    watch = asyncio.create_task(_watch(broker.folder))
+    try:
+        while True:
+            await asyncio.sleep(1.0)
+            if broker.process is not None and (code := broker.process.poll()) is not None:
+                note(f"the broker has ended with {code}; it is started again", "error")
+                try:
+                    await asyncio.to_thread(broker.start)
+                except OffbeatError as error:
+                    note(f"{error}. Trying again", "error")
+                    await asyncio.sleep(10.0)
+    finally:
+        watch.cancel()
+
+
 @dataclass(frozen=True)
 class Place:
     """Who serves, and where: the server's keys, the roster, the folder they are in, the broker."""
@@ -360,7 +379,7 @@ async def serve_one(
 ) -> Result:
     """Serve one run of an experiment. identity: which one, if it is there already."""
     broker = place.broker() if place.embedded else None
-    watch = asyncio.create_task(_watch(broker.folder)) if broker else None
+    watch = asyncio.create_task(look_after(broker)) if broker else None
     try:
         async with connected(place.creds, place.url, broker, 30) as link:
             with display(Console(stderr=True), 1) as shown:
