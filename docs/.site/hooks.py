@@ -1,4 +1,4 @@
-"""Pages of the repository's root and notebooks on the site, names of files above their blocks, links that leave docs/."""
+"""Root pages and notebooks on the site, the names of files above their blocks, links that leave docs/."""
 
 from __future__ import annotations
 
