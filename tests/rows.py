@@ -219,6 +219,7 @@ SEVERAL = [
     SeveralRow("one by one", OneByOne(requests=6, size=3, lr=1.0)),
     SeveralRow("sync-st", SyncST(sampled=8)),
     SeveralRow("sync-st first", SyncST(sampled=8, first=1)),
+    SeveralRow("sync-st stop", SyncST(sampled=8, first=1, stop=True)),
     SeveralRow("sync-ucb-st", SyncUCBST(sampled=8, explore=1.0)),
     SeveralRow("sync-ucb-st first", SyncUCBST(sampled=8, first=1)),
     SeveralRow("sync-bayes-st", SyncBayesST(sampled=8, candidates=4, memory=16), within=0.1, updates=1200),

@@ -281,8 +281,18 @@ def test_quafl(sampled: int, period: float, clients: int, monkeypatch: pytest.Mo
 # Several tasks in rounds
 
 
-def sync_st(times: Times, parts: Sequence[Mapping[int, Sequence[int]]], first: int | None, events: int) -> Trail:
-    """Sync-ST: all tasks step when each has its first results; who is late ends its job, which counts for nothing."""
+def sync_st(
+    times: Times,
+    parts: Sequence[Mapping[int, Sequence[int]]],
+    sampled: int,
+    first: int | None,
+    stop: bool,
+    events: int,
+) -> Trail:
+    """Sync-ST: all tasks step when each has its first results; who is late ends its job, which counts for nothing.
+
+    stop: who is late is free at once.
+    """
     x, clock, rounds, number = [start(m) for m in range(3)], Clock(), iter(parts), 0
     results: dict[int, list[Array]] = {}
     sizes: dict[int, int] = {}
@@ -290,7 +300,8 @@ def sync_st(times: Times, parts: Sequence[Mapping[int, Sequence[int]]], first: i
 
     def begin() -> None:
         part = next(rounds)
-        assert not busy & {i for clients in part.values() for i in clients}
+        drawn = [i for clients in part.values() for i in clients]
+        assert len(set(drawn) - busy) == len(drawn) == min(sampled, times.clients - len(busy))
         for m, clients in part.items():
             sizes[m], results[m] = len(clients), []
             for i in clients:
@@ -302,23 +313,34 @@ def sync_st(times: Times, parts: Sequence[Mapping[int, Sequence[int]]], first: i
     found = [(0.0, list(x))]
     while len(found) < events:
         i, m, of, delta = clock.pop()
-        busy.remove(i)
+        if i < 0:  # a new round
+            busy.clear()
+            begin()
+            found.append((clock.now, list(x)))
+            continue
         wanted = {m: size if first is None else min(first, size) for m, size in sizes.items()}
+        if stop and (of < number or len(results[m]) == wanted[m]):
+            continue
+        busy.remove(i)
         if of == number and len(results[m]) < wanted[m]:
             results[m].append(delta)
             if all(len(results[m]) == wanted[m] for m in sizes):
                 for m in sizes:
                     x[m] = x[m] - 0.9 * sum(results[m]) / wanted[m]
                 number += 1
-                begin()
+                if stop:
+                    clock.at(clock.now, -1, 0, number, None)
+                else:
+                    begin()
         found.append((clock.now, list(x)))
     return found
 
 
+@pytest.mark.parametrize("stop", [False, True])
 @pytest.mark.parametrize(
     ("sampled", "first", "shares"), [(9, None, ()), (9, 2, ()), (12, 1, (1.0, 2.0, 3.0)), (3, None, ())]
 )
-def test_sync_st(sampled: int, first: int | None, shares: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_st(sampled: int, first: int | None, shares: Any, stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[Mapping[int, Sequence[int]]] = []
     plain = SyncST.assign
 
@@ -328,11 +350,11 @@ def test_sync_st(sampled: int, first: int | None, shares: Any, monkeypatch: pyte
 
     monkeypatch.setattr(SyncST, "assign", assign)
     times = Times(13, clients=12)
-    server = SyncST(sampled=sampled, first=first, lr=0.9, shares=shares)
+    server = SyncST(sampled=sampled, first=first, stop=stop, lr=0.9, shares=shares)
     found = trail(
         server, SGD(LR, steps=STEPS), times, lambda world: [t.model.vector for t in world.server.tasks], tasks=3
     )
-    agree(found, sync_st(times, parts, first, len(found)))
+    agree(found, sync_st(times, parts, sampled, first, stop, len(found)))
 
 
 # FedAST as in its authors' demonstration

@@ -105,10 +105,13 @@ def test_a_round_takes_the_harmonic_sum() -> None:
     assert mean_round(result) == pytest.approx(sum(1 / k for k in range(1, 11)) / 2.0, rel=0.02)
 
 
-def test_with_first_k_a_round_takes_the_last_k_terms_of_the_sum() -> None:
-    """The k-th of n: (1/λ) Σ_{i=n−k+1}^{n} 1/i."""
-    server = SyncST(sampled=10, first=4)
-    result = run(lines(1, 400), server, HALF, Times(Exponential(2.0)), Until(updates=40_000))
+@pytest.mark.parametrize(("clients", "stop"), [(400, False), (10, True)])
+def test_with_first_k_a_round_takes_the_last_k_terms_of_the_sum(clients: int, stop: bool) -> None:
+    """The k-th of n: (1/λ) Σ_{i=n−k+1}^{n} 1/i; with ten clients only if those who are late are free again."""
+    server = SyncST(sampled=10, first=4, stop=stop)
+    result = run(
+        lines(1, clients), server, HALF, Times(Exponential(2.0)), Until(updates=40_000 if clients > 10 else 8000)
+    )
     assert mean_round(result) == pytest.approx(sum(1 / i for i in range(7, 11)) / 2.0, rel=0.02)
 
 

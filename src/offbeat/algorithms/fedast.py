@@ -102,7 +102,8 @@ class FedAST(Stepping[FedASTState]):
     leaves out biases; of a full window the oldest update is dropped first, so that it is the variance of `window` − 1.
     Requests move in packets of `ratio`, each task keeps one packet, and b_m is R_m / `ratio`, rounded up. Nothing moves
     before every task has made more than `window` steps. Differs from that code: b_m follows R_m, not the number of
-    requests under way, and requests of a finished task go to the others at once.
+    requests under way, of which there may be more than ΣR while requests move, and requests of a finished task go to
+    the others at once.
     """
 
     requests: Counts = 100

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from offbeat.algorithms.allocate import divide
 from offbeat.algorithms.buffer import Buffer
 from offbeat.core.errors import Count, NotNegative, Positive, SettingError
-from offbeat.core.events import Job, Send, Stop, Update
+from offbeat.core.events import Alarm, Cancel, Job, Send, Stop, Update
 from offbeat.core.local import Carry, Local, Work, Wrapper
 from offbeat.core.metric import Goal
 from offbeat.core.server import Commands, Model, Stepping, View
@@ -28,6 +28,13 @@ class RoundTask(State):
     active: bool = False
     out: int = 0  # jobs of this round on their way
     done: bool = False  # this round has given what it should
+    working: list[int] = field(default_factory=list)  # who has these jobs, if late ones are stopped
+
+    def landed(self, client: int) -> None:
+        """A job of this round is not on its way any more."""
+        self.out -= 1
+        if client in self.working:
+            self.working.remove(client)
 
 
 @dataclass
@@ -49,6 +56,8 @@ class TaskRounds(Stepping[S]):
     sampled: clients drawn per round over all tasks.
     first: over-selection: use this many first results of each task (the paper's k = 30) and ignore the rest; by
         default wait for all.
+    stop: stop clients whose result would come too late, so that they are free for the next round, as in the authors'
+        demonstration; otherwise they finish, and the result is ignored.
     lr: server step size.
     shares: each task's part of the clients, in the order of the tasks; by default equal.
     targets: by task, the goal at which it is done; its clients go to the others.
@@ -56,6 +65,7 @@ class TaskRounds(Stepping[S]):
 
     sampled: Count = 100
     first: Count | None = None
+    stop: bool = False
     lr: Positive = 1.0
     shares: tuple[Positive, ...] = ()
     targets: tuple[Goal | None, ...] = field(default=(), metadata={"setting": False})
@@ -95,10 +105,12 @@ class TaskRounds(Stepping[S]):
         task = state.tasks[update.job.task]
         self.learn(state, update, view)
         if task.active and update.job.version == task.model.version:  # otherwise too late for its round
-            task.out -= 1
+            task.landed(update.job.client)
             if not task.done:
                 task.buffer.add(1.0, update["delta"])
                 task.done = task.out == 0 or task.buffer.count == self.first
+                if task.done:
+                    yield from self._dismiss(update.job.task, task)
             yield from self._barrier(state, view)
         else:
             yield from self._wake(state, view)
@@ -106,7 +118,7 @@ class TaskRounds(Stepping[S]):
     def lost(self, state: S, job: Job, reason: str, view: View) -> Commands:
         task = state.tasks[job.task]
         if task.active and job.version == task.model.version:
-            task.out -= 1
+            task.landed(job.client)
             task.done = task.done or task.out == 0
             yield from self._barrier(state, view)
         else:
@@ -127,7 +139,7 @@ class TaskRounds(Stepping[S]):
 
     def closed(self, state: S, task: int, view: View) -> Commands:
         state.tasks[task].active = False
-        state.tasks[task].out = 0
+        state.tasks[task].out, state.tasks[task].working = 0, []
         yield from self._barrier(state, view)
 
     def _barrier(self, state: S, view: View) -> Commands:
@@ -138,8 +150,21 @@ class TaskRounds(Stepping[S]):
         for task in active:
             if task.buffer.count:
                 self.step(task.model, -self.lr, task.buffer.take_mean())
+            task.out = 0  # results of this round are no longer waited for
         self.concluded(state, view)
-        yield from self._round(state, view)
+        if self.stop:  # those who are stopped are idle when this is over
+            yield Alarm(0.0, "round")
+        else:
+            yield from self._round(state, view)
+
+    def rang(self, state: S, key: str, view: View) -> Commands:
+        yield from self._wake(state, view)
+
+    def _dismiss(self, m: int, task: RoundTask) -> Commands:
+        """Stop those who are too late."""
+        for client in task.working:
+            yield Cancel(client, m)
+        task.working = []
 
     def _wake(self, state: S, view: View) -> Commands:
         """Begin the round for which nobody was there."""
@@ -161,6 +186,7 @@ class TaskRounds(Stepping[S]):
         for m, task in enumerate(state.tasks):
             mine = assigned.get(m, [])
             task.out, task.done = len(mine), not mine
+            task.working = list(mine) if self.stop else []
             for client in mine:
                 yield Send(client, {"model": task.model.vector}, task.model.version, task=m)
 
