@@ -21,6 +21,9 @@ from offbeat.core.until import Until
 from offbeat.core.vectors import materialise
 from offbeat.local.gradient import Gradient
 from offbeat.local.sgd import SGD
+from offbeat.privacy.differential import Noise, Privacy
+from offbeat.privacy.robust import Robust
+from offbeat.privacy.rules import Krum, Median, NormBound
 from offbeat.simulate.abreast import Abreast, abreast
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.program import Program
@@ -95,6 +98,23 @@ def test_one_run_is_planned_for_all(server: Server[Any]) -> None:
     same(ends, alone)
     assert isinstance(first[0], Abreast)
     assert 3 * sum(batches) == sum(others)
+
+
+GUARDS = {
+    "privacy": Privacy(0.1, Noise(20, multiplier=1.0)),
+    "correlated": Privacy(0.1, Noise(20, multiplier=1.0, correlated=True), separation=2),
+    "median": Robust(Median()),
+    "krum": Robust(Krum(0.3)),
+    "norm bound": Robust(NormBound(0.1)),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS.values(), ids=list(GUARDS))
+@pytest.mark.parametrize("server", [AREA(size=4), FedBuff(size=4)], ids=["area", "fedbuff"])
+def test_a_guard_works_on_the_updates_of_each_run_by_itself(server: Any, guard: Any) -> None:
+    """Clipped together, side by side, an update would be longer than its clip or shorter than it need be."""
+    each = makers(NOISY, replace(server, guard=guard), [SGD(lr=lr) for lr in LRS])
+    same(played(each, wide=True)[0], played(each, wide=False)[0])
 
 
 def test_a_run_that_diverges_is_over_and_the_others_go_on() -> None:
