@@ -6,7 +6,8 @@ No module here imports PyTorch or the library at its top, so help and completion
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -55,11 +56,39 @@ _COMMANDS = {  # what people do -> name -> module in this package, and its funct
         "export": "deploy:export",
     },
 }
+_PLACES = {name: place for group in _COMMANDS.values() for name, place in group.items()}
 _HELP = "Asynchronous federated learning: simulate an experiment in virtual time, then run it across real machines."
+
+
+@cache
+def _command(name: str) -> Any:
+    """A command or a group of commands, with its options."""
+    module, _, attribute = _PLACES[name].partition(":")
+    found = getattr(import_module(f"offbeat.cli.{module}"), attribute)
+    app = typer.Typer(rich_markup_mode=None)
+    app.add_typer(found, name=name) if isinstance(found, typer.Typer) else app.command(name)(found)
+    return typer.main.get_group(app).commands[name]
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. Each is made when it is needed: to make all of them takes longer than most of them run."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
 
 
 class _Grouped(TyperGroup):
     """Help that lists commands by what they are for, each with its whole first sentence."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: Any = _Commands()
 
     def format_commands(self, context: Any, formatter: Any) -> None:
         for title, group in _COMMANDS.items():
@@ -86,11 +115,6 @@ def commands() -> typer.Typer:
     """All commands."""
     app = typer.Typer(cls=_Grouped, help=_HELP, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(_root)
-    for group in _COMMANDS.values():
-        for name, place in group.items():
-            module, _, attribute = place.partition(":")
-            found = getattr(import_module(f"offbeat.cli.{module}"), attribute)
-            app.add_typer(found, name=name) if isinstance(found, typer.Typer) else app.command(name)(found)
     return app
 
 
