@@ -170,6 +170,23 @@ def test_columns_far_from_standard_are_named_with_the_remedy(tmp_path: Path) -> 
     assert not [remark for remark in remarks if "input columns" in remark]
 
 
+def test_text_that_nothing_uses_is_named_and_a_file_is_no_name_of_data(tmp_path: Path) -> None:
+    rows = [f"s{at % 4},{'ab'[at % 2]},{at % 7},{(at % 3) / 2}" for at in range(40)]
+    (tmp_path / "visits.csv").write_text("\n".join(["site,heating,dose,y", *rows]))
+    _, remarks = checked(tmp_path, VISITS, 'problem.client="site"')
+    assert "note: text is no input, and not used: 'heating'; make numbers of it where it is loaded" in remarks
+    assert not [remark for remark in remarks if "site" in remark]
+    found = offbeat("check", tmp_path / "experiment.toml", *sets("problem.data=visits.csv"))
+    wanted = 'problem.data = "visits.csv": a file; write problem.data = { file = "visits.csv" }'
+    assert (found.code, found.err) == (1, f"offbeat: {wanted}\n")
+
+
+def test_the_first_update_is_waited_for_however_short_the_trial(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(AREA)
+    found = json.loads(offbeat("check", tmp_path / "experiment.toml", "--json", "--seconds", "0.0001").out)
+    assert not [remark for remark in found["remarks"] if "no update arrived" in remark["text"]]
+
+
 @pytest.mark.parametrize(
     ("table", "cause"),
     [

@@ -68,6 +68,8 @@ def _choice(base: Any, kind: str) -> dict[str, Any]:
             raise SettingError(
                 f"{where} = {schema.shown(value)}: expected {kind}, as a name or as a table with options"
             )
+        if base is Dataset and isinstance(value, str) and value.endswith((".csv", ".parquet")):
+            raise SettingError(f'{where} = "{value}": a file; write {where} = {{ file = "{value}" }}')
         name, inner, others = schema.choose(base, value, where)
         make = names.find(base, name, where)
         if not callable(make):

@@ -132,9 +132,9 @@ def _try(
         warm = began, 0.0  # when it was under way, and how far: the first calls of a model take longer than later ones
         try:
             while not over and world.now < end and (wall := time.perf_counter() - start) < seconds:
-                waited = not world.tally.updates
+                patient = not world.tally.updates and time.perf_counter() - began < _PATIENCE * seconds
                 over = simulation.advance(1)
-                if waited and time.perf_counter() - began < _PATIENCE * seconds:
+                if patient:
                     start = time.perf_counter()  # choosing an executor, or a busy machine, takes nothing off the trial
                 if warm[1] == 0.0 and wall > _WARM * seconds:
                     warm = time.perf_counter(), _share(simulation)
@@ -256,6 +256,21 @@ def _scales(problem: Supervised) -> Iterator[Remark]:
             )
 
 
+def _unused(problem: Supervised, table: Any) -> Iterator[Remark]:
+    """Columns of text that nothing uses: they are no inputs, which is seen nowhere else.   table: [problem]."""
+    named = set(_texts(table))
+    if left := [repr(name) for name in getattr(problem.data.train, "words", ()) if name not in named]:
+        yield Remark(
+            "note", f"text is no input, and not used: {', '.join(left)}; make numbers of it where it is loaded"
+        )
+
+
+def _texts(table: Any) -> Iterator[str]:
+    """All strings in a table."""
+    for each in table.values() if isinstance(table, Mapping) else table if isinstance(table, list) else ():
+        yield from (each,) if isinstance(each, str) else _texts(each)
+
+
 def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float] | None:
     """The path and value of an algorithm's local step size, where the experiment states one."""
     local = algorithm_tables(table["algorithm"])[label].get("local")
@@ -274,6 +289,7 @@ def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequ
     problem = session.problems(spec)[0]
     if isinstance(problem, Supervised):
         yield from _scales(problem)
+        yield from _unused(problem, experiment.table.get("problem", {}))
     if isinstance(problem, Supervised) and problem.weighted is True:
         yield Remark(
             "note",
