@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import struct
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from served import cancel, until
 from offbeat.algorithms import AREA, FedAsync
 from offbeat.core.server import Server
 from offbeat.core.until import Until
-from offbeat.deploy import keys, server_core, wire
+from offbeat.deploy import encoding, keys, server_core, wire
 from offbeat.deploy.board import BoardSerial, Pulse, write_pulse
 from offbeat.deploy.effects import Judgement
 from offbeat.deploy.envelope import digest_of, sign
@@ -227,6 +228,40 @@ def test_a_megabyte_of_headers_is_not_read_and_hides_nothing(place: Place) -> No
         asking = Asking(thief, run)
         await asking.listen()
         assert await asking.ask("copy", "n", patience=60) == b"state"
+        await scene.goes_on()
+
+    place.play(act)
+
+
+def test_a_long_header_costs_what_it_takes_to_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of a megabyte of braces takes 50 ms: 50 such messages a second would leave no time for others."""
+    read, lengths = encoding.read_json, list[int]()
+
+    def measured(data: bytes) -> Any:
+        lengths.append(len(data))
+        return read(data)
+
+    def full(kind: str) -> bytes:
+        text = b'{"kind":"%s","x":[%s1]}' % (kind.encode(), b"{}," * 87_000)
+        return encoding.MAGIC + struct.pack("<I", len(text)) + text
+
+    async def act(scene: Scene) -> None:
+        run, thief = scene.run, scene.thief
+        monkeypatch.setattr(encoding, "read_json", measured)
+        await thief.say(f"beat.{run}", scene.sealed(full("beat"), "beat"))
+        await thief.say(f"ask.{run}", scene.sealed(full("question"), "ask"))
+        await thief.store(f"mirror.{run}", full("copy"))
+        await scene.up(PARTED + scene.sealed(b'{"numbers":[%s1]}' % (b"1," * 400_000), "parts"))
+        asking = Asking(thief, run)
+        await asking.listen()
+        assert await asking.ask("copy", "n", patience=60) is None
+        assert max(lengths) < 5000
+        budget = scene.server.gate.budgets["mallory"]
+        before = budget.messages
+        await scene.up(scene.sealed(full("hello")))
+        assert max(lengths) > 250_000
+        assert budget.messages < before - 4500  # more than four seconds of what it may send
+        monkeypatch.undo()
         await scene.goes_on()
 
     place.play(act)

@@ -36,8 +36,9 @@ class Budget:
         self.bytes = min(self.most, self.bytes + BYTES * passed)
         return max(0.0, -self.messages / RATE, -self.bytes / BYTES)
 
-    def spend(self, size: int, weight: float = 1.0) -> None:
-        self.messages -= weight
+    def spend(self, size: int, weight: float = 1.0, effort: float = 1.0) -> None:
+        """weight: what this message costs for each one that it counts as (`effort`)."""
+        self.messages -= weight * effort
         self.bytes -= weight * size
 
 
@@ -59,6 +60,8 @@ def write_parts(numbers: list[int], size: int, digest: str) -> bytes:
 def read_parts(data: bytes, largest: int) -> Parts:
     """Raises `RefusedError` and nothing else."""
     try:
+        if len(data) > 32 * MANY:
+            raise ValueError
         found = json.loads(data)
         numbers, size, digest = found["numbers"], found["size"], found["digest"]
         plain = all(type(number) is int and 0 < number < 1 << 53 for number in [*numbers, size])

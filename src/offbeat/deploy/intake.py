@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from offbeat.deploy.connection import FAILURES
-from offbeat.deploy.encoding import RefusedError
+from offbeat.deploy.encoding import RefusedError, effort
 from offbeat.deploy.gate import USELESS, Gate, Parts, Sender
 from offbeat.deploy.journal import Appender, Body, body_of
 from offbeat.deploy.link import Kept, Link
@@ -66,6 +66,7 @@ class Intake:
             return None
         if isinstance(found, Parts):
             return found
+        self.gate.budgets[sender.name].spend(0, effort=effort(found) - 1.0)
         await self.appender.add(sender.name, sender.keys, message.data, found, then=(message, time.monotonic()))
         return None
 
@@ -93,6 +94,7 @@ class Intake:
                 self.gate.budgets[sender.name].bytes -= USELESS * in_vain - parts.size
                 await self._refuse(message, sender.name, error)
                 return
+            self.gate.budgets[sender.name].spend(0, effort=effort(data))
             self.bodies += 1
             pieces, done = self.link.pieces(found or b""), dict[int, int]()
             body = Body(parts.digest, len(pieces), parts.size, self.bodies)

@@ -100,7 +100,7 @@ def read_copy(data: bytes) -> tuple[CopyPiece, bytes]:
 
 
 def _read(kind: str, header: type[Any], data: bytes) -> tuple[Any, bytes]:
-    message = encoding.unpack(data)
+    message = encoding.unpack(data, longest=encoding.SHORT)
     if message.kind != kind:
         raise RefusedError("malformed", f"not a {kind}")
     return encoding.read(header, message.header), bytes(message.parts["piece"][1]) if "piece" in message.parts else b""

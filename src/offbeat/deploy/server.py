@@ -21,7 +21,7 @@ from offbeat.deploy import wire
 from offbeat.deploy.admission import APPLIED
 from offbeat.deploy.board import Board, Pulse, Pulses, change_board, parse_pulse, read_board, write_pulse
 from offbeat.deploy.connection import BRIEFLY, FAILURES, PATIENCE, SOON, within
-from offbeat.deploy.encoding import RefusedError
+from offbeat.deploy.encoding import RefusedError, effort
 from offbeat.deploy.envelope import OVERHEAD
 from offbeat.deploy.following import Following
 from offbeat.deploy.gate import BURST, USELESS, Gate
@@ -378,7 +378,7 @@ class RunServer:
         self.reporter.after(self.ledger, client, entry, before)
         if entry.sender and code != APPLIED and entry.sender in self.gate.budgets:
             cost = BURST if code == "quarantined" else USELESS - 1  # to undo an entry, many are folded again
-            self.gate.budgets[entry.sender].spend(len(entry.data), cost)
+            self.gate.budgets[entry.sender].spend(len(entry.data), cost, effort(entry.data))
         if code not in ("", APPLIED) and rare(self.ledger.tally.refused.get(code, 1)):
             note("refused", client=entry.sender, code=code, position=entry.seq, bytes=len(entry.data))
         if code == "quarantined":

@@ -188,7 +188,7 @@ class ServerCore:
         and one that answers to a later one was made for later.
         """
         try:
-            message = encoding.unpack(data, 1 << 16)
+            message = encoding.unpack(data, 1 << 16, encoding.SHORT)
             beat = encoding.read(wire.Beat, message.header)
         except RefusedError:
             return []
