@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from offbeat.papers import load
 from offbeat.papers.cells import half_width
+from studies import diloco, suite
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -318,3 +320,25 @@ def test_the_overview_names_every_table_and_figure(paper: str) -> None:
     tables, figures = PAPERS[paper]
     assert listed(section, "table") == tables
     assert listed(section, "figure") == figures
+
+
+# Pages that a study writes from its records
+
+
+def test_the_page_of_diloco_has_the_tables_of_its_records() -> None:
+    files = {name: RESULTS / f"diloco/{name}.json" for name in diloco.PARTS}
+    parts = {name: json.loads(path.read_text())["runs"] for name, path in files.items() if path.exists()}
+    shown = (RESULTS / "diloco.md").read_text().partition(diloco.MARK)[2]
+    assert shown.strip() == "\n".join(diloco.tables(parts)).strip()
+
+
+def test_the_pages_of_the_suite_have_the_tables_of_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(RESULTS / "suite", tmp_path / "suite")
+    shutil.copy(RESULTS / "suite.md", tmp_path)
+    monkeypatch.setattr(suite, "FOLDER", tmp_path / "suite")
+    monkeypatch.setattr("sys.argv", ["suite"])
+    suite.main()
+    for path in [tmp_path / "suite.md", *sorted((tmp_path / "suite").iterdir())]:
+        assert path.read_bytes() == (RESULTS / path.relative_to(tmp_path)).read_bytes(), path.name
