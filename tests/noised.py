@@ -124,7 +124,8 @@ class Noised(Charged):
     def __init__(self, seed: int, algorithm: str = "noised", bugs: Bugs | None = None, rate: float = 1.0) -> None:
         super().__init__(seed, algorithm, bugs, rate)
         self.noise: dict[float, float] = {}  # by what is sent: the noise in it
-        self.left: dict[Place, set[bytes]] = defaultdict(set)  # what a client has masked and sent for a task
+        # what a client has masked and sent for a task, and for which job: two messages can be the same number by chance
+        self.left: dict[Place, set[tuple[int, bytes]]] = defaultdict(set)
         self.kept: dict[Place, float] = defaultdict(float)  # the most messages for it that it has had written down
 
     def run(self) -> Any:
@@ -164,8 +165,9 @@ class Noised(Charged):
             assert node.core is not None
             assert node.core.state is not None
             assert node.core.state.pending is not None
-            place = node.index, node.core.state.pending.task
-            self.left[place].add(node.core.state.pending.words)
+            pending = node.core.state.pending
+            place = node.index, pending.task
+            self.left[place].add((pending.job, pending.words))
             if len(self.left[place]) > self.kept[place]:
                 self.violations.append(f"{node.name} sends more than it has counted")
         super().obey_client(node, effect)
