@@ -344,6 +344,31 @@ def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(
     assert all(after[0] - before[1] > min(0.9, 8 * (before[1] - before[0])) for before, after in pairwise(times))
 
 
+def test_after_a_rest_a_client_gets_the_copy_that_it_asks_for_by_then(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives a question up after a while, and asks another one."""
+    copy = Answering._copy
+
+    async def slow(self: Answering, *given: Any) -> None:
+        await asyncio.sleep(0.4)
+        await copy(self, *given)
+
+    monkeypatch.setattr(Answering, "_copy", slow)
+
+    async def act(scene: Scene) -> None:
+        await scene.thief.store(f"mirror.{scene.run}", write("copy", CopyPiece("n", "c", 0, 1), b"state"))
+        asking = Asking(scene.thief, scene.run)
+        await asking.listen()
+        assert await asking.ask("copy", "n", patience=60) == b"state"
+        with pytest.raises(TimeoutError):
+            await asking.ask("copy", "n", patience=0.5)
+        assert await asking.ask("copy", "n", patience=30) == b"state"
+        await scene.goes_on()
+
+    place.play(act)
+
+
 def test_pieces_that_are_read_in_vain_cost_as_much_as_their_bytes_in_a_message_would(place: Place) -> None:
     """A few words that name a client's own pieces, again and again, would keep the server reading and hashing."""
 

@@ -34,7 +34,7 @@ FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
 HELD = 4 << 20  # bytes of copies in memory while one is handed back
 REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
-LONGEST = 1.0  # seconds of such a rest: who has lost its disk asks several times, and does not wait long
+LONGEST = 30.0  # seconds of such a rest
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Answering:
         self.own, self.about = own_seal(link.creds), (link.creds.federation, run)
         self.tasks: set[asyncio.Task[None]] = set()
         self.told = (float("-inf"), b"")  # the last status for a client, and when it was made
-        self.copying: set[str] = set()  # accounts whose copies are being handed back
+        self.copying: dict[str, Question] = {}  # account -> its newest question for a copy that is not answered yet
         self.resting: dict[str, float] = {}  # account -> until when it gets no other copy
 
     async def hear(self, subject: str, data: bytes) -> None:
@@ -163,10 +163,10 @@ class Answering:
                 answer = self._recent(clock)
                 budget.bytes -= USELESS * len(answer)
                 await self._tell(say, question, answer)
-            elif question.what == "copy" and account not in self.copying:
-                self.copying.add(account)
-                task = self._later(self._copy_slowly(say, account, question))
-                task.add_done_callback(lambda _: self.copying.discard(account))
+            elif question.what == "copy":
+                at_work, self.copying[account] = account in self.copying, question
+                if not at_work:
+                    self._later(self._copy_slowly(say, account))
 
     def _objection(self, at: float) -> str:
         """Why an order of this time may be an old one, "" if it is new. What else is asked changes nothing: a server
@@ -214,13 +214,19 @@ class Answering:
         if not pieces:
             await say(write("answer", Answer(question.id, 0, 0)))
 
-    async def _copy_slowly(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
-        """Copies are large: a client gets one at a time, and the next one after a rest."""
-        await asyncio.sleep(max(0.0, self.resting.get(account, 0.0) - time.monotonic()))
-        began = time.monotonic()
-        await self._copy(say, account, question)
-        took = time.monotonic() - began
-        self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
+    async def _copy_slowly(self, say: Callable[[bytes], Awaitable[None]], account: str) -> None:
+        """Copies are large: a client gets one at a time, and the next one after a rest, for the question that it asks
+        by then: it has given up the one before."""
+        answered: Question | None = None
+        try:
+            while self.copying[account] is not answered:
+                await asyncio.sleep(max(0.0, self.resting.get(account, 0.0) - time.monotonic()))
+                began, answered = time.monotonic(), self.copying[account]
+                await self._copy(say, account, answered)
+                took = time.monotonic() - began
+                self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
+        finally:
+            del self.copying[account]
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
         """Hand a client its own copy back; the broker keeps the last few copies, which may be large."""
