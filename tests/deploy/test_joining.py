@@ -37,7 +37,7 @@ def test_a_dead_port_is_said_and_the_client_connects_once_there_is_a_broker(tmp_
     async def play() -> None:
         with site(tmp_path, fed / "a.creds", broker.url) as a:
             async with a:
-                await a.says(f"cannot connect to nats://127.0.0.1:{port}: nothing listens there; start the broker")
+                await a.says(f"a: cannot connect to nats://127.0.0.1:{port}: nothing listens there; start the broker")
                 broker.start()
                 await a.says("connected to", 60)
                 await a.says("this federation has no active run")

@@ -225,6 +225,7 @@ class Connection:
 
     def __init__(self, creds: Creds, url: str) -> None:
         self.creds, self.url = creds, url
+        self.who = f"{creds.client}: " if creds.client else ""  # a process may be several clients
         self.addresses = addresses(creds, url)
         shuffle(self.addresses)  # each begins with another, and goes on with the next one
         self.client = _Client(_context(creds, self.addresses[0]))
@@ -293,7 +294,7 @@ class Connection:
         elif self._in_vain >= _REFUSALS * len(self.addresses) and REFUSED in self.trouble:
             self.refused.set()
         if self.trouble != before and not self._hopeless.is_set():
-            log.warning("cannot connect to %s: %s; trying again", self.url, self.trouble)
+            log.warning("%scannot connect to %s: %s; trying again", self.who, self.url, self.trouble)
 
     def _explain(self, error: Exception) -> tuple[str, bool]:
         """(what is wrong, whether trying again is pointless)."""
@@ -323,13 +324,13 @@ class Connection:
                 why = removed(self.creds)
             elif any(each in why for each in _CUT):
                 why = "the broker has withdrawn these keys"
-            log.warning("lost the connection to %s (%s); connecting again", self.url, why)
+            log.warning("%slost the connection to %s (%s); connecting again", self.who, self.url, why)
 
     async def _again(self) -> None:
         self._in_vain = 0
         self.trouble = ""
         self.refused.clear()
-        log.info("connected to %s again", self.url)
+        log.info("%sconnected to %s again", self.who, self.url)
         for action in self.reconnected:
             with contextlib.suppress(*FAILURES):
                 await action()
@@ -355,7 +356,7 @@ class Connection:
             except (*FAILURES, UncertainError) as error:
                 if self.refused.is_set():
                     raise OffbeatError(f"{self.url}: {self.trouble}") from None
-                log.warning("the broker does not answer (%s); trying again", error)
+                log.warning("%sthe broker does not answer (%s); trying again", self.who, error)
                 await asyncio.sleep(min(0.5, first / 4))
         raise AssertionError
 
