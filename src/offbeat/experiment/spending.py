@@ -83,8 +83,8 @@ class Spending:
             "  accounting: exact composition of Gaussian mechanisms; no amplification by sampling is claimed",
             "What it does not cover",
             f"  {bent if shared else servers};",
-            "  when and how often a client took part; metrics measured on clients' data; what was computed from all data",
-            "  before the run, such as a vocabulary; other runs on the same data, and the choice of settings by them",
+            "  when and how often a client took part; metrics measured on clients' data; what was computed from all",
+            "  data before, such as a vocabulary; other runs on the same data, and the choice of settings by them",
             *_careless(kept["delta"], len(kept["contributions"]), "clients"),
         ]
 
@@ -168,8 +168,8 @@ class LocalSpending:
             "  sampling: in a step every sample is drawn independently with probability batch over samples, in secret",
             f"  accounting: privacy loss distribution of the Poisson-sampled Gaussian mechanism, over {steps}",
             "What it does not cover",
-            "  how many samples a client has; metrics measured on clients' data; what was computed from all data before the",
-            "  run, such as a vocabulary; other runs on the same data, and the choice of settings by them",
+            "  how many samples a client has; metrics measured on clients' data; what was computed from all data",
+            "  before the run, such as a vocabulary; other runs on the same data, and the choice of settings by them",
             *_careless(kept["delta"], samples, "samples of a client"),
         ]
 
