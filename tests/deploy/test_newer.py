@@ -30,6 +30,7 @@ from offbeat.deploy.helper_core import HelperCore
 from offbeat.deploy.helping import HelpingHeader
 from offbeat.deploy.push import push
 from offbeat.deploy.questions import Asking, channel_of
+from offbeat.deploy.shelf import Shelf
 from offbeat.experiment import backup
 from offbeat.experiment.real import RunIdentity, save_identity
 from offbeat.local import Gradient
@@ -403,6 +404,27 @@ def test_later_models_are_sealed_under_a_key_that_withdrawn_keys_have_never_seen
 
     with opened(tmp_path) as made:
         made.play(act)
+
+
+def test_models_under_a_former_key_are_removed_from_the_broker_like_others(place: Place) -> None:
+    async def act(scene: Scene) -> None:
+        async def kept() -> int:
+            return int((await scene.admin.js.stream_info("MODEL")).state.messages)
+
+        shelf, before = Shelf(scene.admin, "other", 0), await kept()
+        await shelf.put("a", b"model")
+        assert shelf.renew(1)
+        assert not shelf.renew(1)
+        await shelf.put("a", b"model")
+        assert await kept() == before + 2
+        await shelf.drop("a")
+        assert await kept() == before
+        await shelf.put("a", b"model")
+        await shelf.put("b", b"another")
+        await shelf.drop("b")
+        assert await kept() == before + 1
+
+    place.play(act)
 
 
 def test_a_client_that_was_added_while_nobody_led_has_its_own_place_and_nobody_else_s(tmp_path: Path) -> None:

@@ -20,14 +20,20 @@ class Shelf:
     def __init__(self, link: Link, run: str, kept: int) -> None:
         self.link, self.run, self.kept = link, run, kept
         self.stored: dict[str, tuple[list[int], int]] = {}  # digest -> (numbers of its pieces, bytes)
-        self.dropped: deque[tuple[str, list[int], int]] = deque()  # (digest, numbers, bytes), the oldest first
+        self.dropped: deque[tuple[list[int], int]] = deque()  # (numbers, bytes), the oldest first
         self.dropped_bytes = 0
         self.seal = self._seal(0)
 
     def renew(self, changes: int) -> bool:
         """Seal with another key after so many changes of who may know it; whether it is new."""
         before, self.seal = self.seal, self._seal(changes)
-        return before.key != self.seal.key
+        if before.key == self.seal.key:
+            return False
+        for numbers, size in self.stored.values():  # a client that has not heard of the new key may be fetching one
+            self.dropped.append((numbers, size))
+            self.dropped_bytes += size
+        self.stored.clear()
+        return True
 
     def _seal(self, changes: int) -> ModelSeal:
         creds = self.link.creds
@@ -43,12 +49,11 @@ class Shelf:
     async def drop(self, digest: str) -> None:
         """No assignment names this model any more: remove it, or rather older ones, if they take too much room."""
         numbers, size = self.stored.pop(digest, ([], 0))
-        self.dropped.append((digest, numbers, size))
+        self.dropped.append((numbers, size))
         self.dropped_bytes += size
         while self.dropped_bytes > self.kept:
-            digest, numbers, size = self.dropped.popleft()
+            numbers, size = self.dropped.popleft()
             self.dropped_bytes -= size
-            if digest not in self.stored:
-                for number in numbers:
-                    with contextlib.suppress(*FAILURES):
-                        await self.link.forget("MODEL", number)
+            for number in numbers:
+                with contextlib.suppress(*FAILURES):  # if it was stored again, under the same address, it has another
+                    await self.link.forget("MODEL", number)
