@@ -52,6 +52,7 @@ TUNING, SEEDS = 1000, range(3)  # seeds
 SPEEDS = {"equal": [1.0] * 4, "unequal": [0.58, 0.75, 1.51, 3.33]}  # seconds a local step
 AT_ONCE = (1, 4, 16)  # workers at work in the parts about staleness
 EVALUATIONS = 20  # of a run that judges
+_FURTHER = 2  # step sizes tried beyond an edge, at most
 MARK = "<!-- the tables: studies.diloco --page -->"
 KINDS = {  # by the beginnings of the files' names; the rest are comedies
     "histories": ("1king", "2king", "3king", "king", "life"),
@@ -222,11 +223,13 @@ class Bench:
         """Tune, then judge; the parts about staleness also with the step size that is best without it."""
         methods = [method for method in self.part.methods if method in self.given.methods]
         self.run([(method, outer, TUNING) for method in methods for outer in self.part.outer])
-        chosen = {(method, best(self.runs, method)) for method in methods}
+        for _ in range(_FURTHER):  # where the best is at an edge of what was tried, the next one, too
+            self.run([(method, outer, TUNING) for method in methods for outer in beyond(self.runs, method)])
+        chosen = [(method, best(self.runs, method)) for method in methods]
+        self.run([(*each, seed) for seed in SEEDS for each in chosen])
         if self.part.at_once is not None and self.part.at_once > 1:
             fresh = json.loads((self.path.parent / "staleness-1.json").read_text())["runs"]
-            chosen |= {(method, best(fresh, method)) for method in methods}
-        self.run([(*each, seed) for seed in SEEDS for each in sorted(chosen)])
+            self.run([(method, best(fresh, method), seed) for seed in SEEDS for method in methods])
 
     def run(self, wanted: Sequence[tuple[str, float, int]]) -> None:
         """Those of these runs that are not done yet."""
@@ -268,6 +271,12 @@ def best(runs: Sequence[Mapping[str, Any]], method: str) -> float:
     return min(sorted(tuned), key=lambda outer: tuned[outer])
 
 
+def beyond(runs: Sequence[Mapping[str, Any]], method: str) -> list[float]:
+    """The next step size, where the best one is at an edge of those that were tried."""
+    steps, outer = tried(runs)[method], best(runs, method)
+    return [outer / 2] if outer == min(steps) else [2 * outer] if outer == max(steps) else []
+
+
 def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float) -> list[Mapping[str, Any]]:
     found = [r for r in runs if (r["method"], r["outer"]) == (method, outer) and r["seed"] in SEEDS]
     return sorted(found, key=lambda run: run["seed"])
@@ -276,7 +285,7 @@ def judged(runs: Sequence[Mapping[str, Any]], method: str, outer: float) -> list
 def tuned(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[tuple[str, float, list[Mapping[str, Any]]]]:
     """Each method that has all of its runs: its step size, and the runs that judge it."""
     for method in part.methods:
-        if sum(r["method"] == method and r["seed"] == TUNING for r in runs) == len(part.outer):
+        if len(tried(runs).get(method, ())) >= len(part.outer):
             outer = best(runs, method)
             mine = judged(runs, method, outer)
             if len(mine) == len(SEEDS):
@@ -293,15 +302,15 @@ def rows(runs: Sequence[Mapping[str, Any]], part: Part, time: float = TIME) -> I
         losses, fixed = [loss(run, time) for run in mine], [loss(run, UPDATES, 1) for run in mine]
         less = "" if base is None or mine is base else _less(losses, [loss(run, time) for run in base])
         done = statistics.fmean(max((row[1] for row in run["curve"] if row[0] <= time), default=0) for run in mine)
-        edge = " (edge)" if outer in (part.outer[0], part.outer[-1]) else ""
+        edge = " (edge)" if beyond(runs, method) else ""
         yield f"| {METHODS[method].text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {outer:g}{edge} |"
 
 
-def tried(runs: Sequence[Mapping[str, Any]], part: Part) -> dict[str, dict[float, float]]:
+def tried(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, float]]:
     """By method and step size, the loss on the seed for tuning."""
     found: dict[str, dict[float, float]] = {}
     for run in runs:
-        if run["seed"] == TUNING and run["method"] in part.methods:
+        if run["seed"] == TUNING:
             found.setdefault(run["method"], {})[run["outer"]] = loss(run)
     return {method: dict(sorted(each.items())) for method, each in found.items()}
 
@@ -310,7 +319,7 @@ def trials(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[str]:
     """The table of a part that has been tuned and not judged."""
     yield "| method | smallest loss of all step sizes, one seed | outer step |"
     yield "|---|---:|---:|"
-    for method, losses in tried(runs, part).items():
+    for method, losses in tried(runs).items():
         outer = min(losses, key=lambda each: losses[each])
         yield f"| {METHODS[method].text} | {losses[outer]:.3f} | {outer:g} |"
 
@@ -335,8 +344,9 @@ def harm(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
             line = {name: (o, mine) for name, o, mine in tuned(parts.get(part.name, ()), part)}.get(method)
             if base is None or line is None:
                 continue
-            same = judged(parts[part.name], method, base[0])
-            cells = [f"{line[0]:g}", *_worse(line[1], base[1]), f"{base[0]:g}", *_worse(same, base[1])]
+            edge = " (edge)" if beyond(parts[part.name], method) else ""
+            cells = [f"{line[0]:g}{edge}", *_worse(line[1], base[1]), f"{base[0]:g}"]
+            cells += _worse(judged(parts[part.name], method, base[0]), base[1])
             yield f"| {METHODS[method].text} | {n - 1} | {' | '.join(cells)} |"
 
 
@@ -344,7 +354,7 @@ def _worse(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]])
     ours, theirs = [loss(run) for run in runs], [loss(run) for run in base]
     if len(ours) != len(theirs):
         return "not run", ""
-    return _mean(ours), "" if runs is base else _less(ours, theirs)
+    return _mean(ours), "" if runs == base else _less(ours, theirs)
 
 
 def gap(parts: Mapping[str, Sequence[Mapping[str, Any]]], n: int) -> SeedMean | None:
@@ -371,12 +381,23 @@ def tables(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
             yield f"\n### {speeds}, {'like' if part.like else 'unlike'} shards\n"
             done = any(tuned(parts[part.name], part))
             yield from (rows if done else trials)(parts[part.name], part)
+    yield from alone(parts)
+
+
+def alone(parts: Mapping[str, Sequence[Mapping[str, Any]]], size: str = "") -> Iterator[str]:
+    """What is known about staleness alone.   size: other than the page's."""
     if fresh := parts.get("staleness-1"):
-        yield "\n### Staleness alone\n"
+        yield f"\n### Staleness alone{size}\n"
         yield from harm(parts) if any(tuned(fresh, PARTS["staleness-1"])) else trials(fresh, PARTS["staleness-1"])
         for n in AT_ONCE[1:]:
             if (found := gap(parts, n)) is not None:
                 yield f"\nStaleness {n - 1} costs Nesterov {found.text(3, sign='+')} more than it costs no momentum."
+
+
+def kept(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The runs in a folder's records, by part."""
+    files = {name: folder / f"{name}.json" for name in PARTS}
+    return {name: recorded(path) for name, path in files.items() if path.exists()}
 
 
 def main() -> None:
@@ -402,16 +423,17 @@ def main() -> None:
         for name in given.parts:
             with computing(()):
                 Bench(given.folder / f"{name}.json", PARTS[name], given, end).work()
-    files = {name: given.folder / f"{name}.json" for name in PARTS}
-    parts = {name: json.loads(path.read_text())["runs"] for name, path in files.items() if path.exists()}
+    parts = kept(given.folder)
     if given.page is None:
         print(*tables(parts), sep="\n")
     else:
+        small = kept(given.folder / "small")
         words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
-        given.page.write_text("\n".join([words + MARK, *tables(parts)]) + "\n", encoding="utf-8")
+        lines = [words + MARK, *tables(parts), *alone(small, ", small model")]
+        given.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
         from studies.diloco_figure import draw
 
-        draw(parts, given.folder)
+        draw(parts, small, given.folder)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,12 @@ COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 plt.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
 
 
-def draw(parts: Mapping[str, Runs], folder: Path) -> None:
-    """Write tuning.png and, where parts have been judged, curves.png and staleness.png."""
+def draw(parts: Mapping[str, Runs], small: Mapping[str, Runs], folder: Path) -> None:
+    """Write tuning.png and, where parts have been judged, curves.png and staleness.png, of the small model too."""
     _tuning(parts, folder / "tuning.png")
+    for runs, name in ((parts, "staleness.png"), (small, "staleness-small.png")):
+        if any(tuned(runs.get("staleness-1", ()), PARTS["staleness-1"])):
+            _staleness(runs, folder / name)
     compared = [part for part in PARTS.values() if part.at_once is None and list(tuned(parts.get(part.name, ()), part))]
     if not compared:
         return
@@ -33,8 +36,6 @@ def draw(parts: Mapping[str, Runs], folder: Path) -> None:
     axes[0][-1].legend(frameon=False, fontsize=6)
     figure.tight_layout()
     figure.savefig(folder / "curves.png", dpi=130)
-    if any(tuned(parts.get("staleness-1", ()), PARTS["staleness-1"])):
-        _staleness(parts, folder / "staleness.png")
 
 
 def _tuning(parts: Mapping[str, Runs], path: Path) -> None:
@@ -42,7 +43,7 @@ def _tuning(parts: Mapping[str, Runs], path: Path) -> None:
     figure, axes = plt.subplots(1, len(shown), figsize=(3 * len(shown), 2.8), sharey=True, squeeze=False)
     colours = dict(zip(METHODS, COLOURS, strict=True))
     for axis, part in zip(axes[0], shown, strict=True):
-        for method, losses in tried(parts[part.name], part).items():
+        for method, losses in tried(parts[part.name]).items():
             axis.plot([*losses], [*losses.values()], color=colours[method], lw=1, marker=".", label=method)
         axis.set(title=part.name, xscale="log", ylim=(1.6, 2.9), xlabel="outer step size")
     axes[0][0].set_ylabel("test loss at the end, one seed")
@@ -78,7 +79,7 @@ def _staleness(parts: Mapping[str, Runs], path: Path) -> None:
         if points:
             means, halves = [e.mean for _, e in points], [e.half or 0.0 for _, e in points]
             axis.errorbar([n for n, _ in points], means, halves, color=colour, lw=1, capsize=2, label=method)
-    axis.set(xlabel="staleness of every update", ylabel="test loss after 200 updates")
+    axis.set(xlabel="staleness of every update", ylabel="test loss at the end")
     axis.legend(frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=130)

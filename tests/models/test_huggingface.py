@@ -56,6 +56,7 @@ def test_stacked_clients_are_those_alone(options: dict, lora: LoRA | None) -> No
 def test_a_folder_gives_its_weights(tmp_path) -> None:
     pytest.importorskip("transformers")
     made = problem(**GPT2)
+    assert made.flat.module.inner.config.eos_token_id is None  # GPT-2's own, 50256, is no token of these data
     made.flat.module.inner.save_pretrained(tmp_path)
     again = problem(folder=str(tmp_path))
     assert torch.equal(again.initial(), made.initial())

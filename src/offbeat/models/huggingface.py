@@ -51,7 +51,8 @@ class HuggingFace(nn.Module):
             if task == "causal" and known < classes:
                 raise SettingError(f"the model in {folder} knows {known:,} tokens, and the data have {classes:,}")
         else:
-            sizes = {"vocab_size": classes} if task == "causal" else heads
+            # the tokens of the data have no beginning and no end of a text, which transformers would warn about
+            sizes = {"vocab_size": classes, "bos_token_id": None, "eos_token_id": None} if task == "causal" else heads
             made = _configured(found, str(config), {**sizes, **(settings or {})})
             self.inner = make.from_config(made, attn_implementation="eager")
         self.inner.config.use_cache = False
