@@ -30,14 +30,6 @@ class Compressed(Wrapper):
     reports: ClassVar[bool] = False
 
     @property
-    def sends(self) -> tuple[str, ...]:
-        return self.inner.sends
-
-    @property
-    def trains(self) -> bool:
-        return self.inner.trains
-
-    @property
     def moves(self) -> Mapping[str, str | None]:
         return {name: kept for name, kept in self.inner.moves.items() if name in self.inner.sends}
 

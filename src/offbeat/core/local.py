@@ -324,6 +324,14 @@ class Wrapper(Local):
         return self.inner.needs
 
     @property
+    def sends(self) -> tuple[str, ...]:
+        return self.inner.sends
+
+    @property
+    def trains(self) -> bool:
+        return self.inner.trains
+
+    @property
     def stops(self) -> bool:
         return self.inner.stops
 

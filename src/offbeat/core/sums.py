@@ -175,14 +175,6 @@ class Encoded(Wrapper):
     reports: ClassVar[bool] = False
 
     @property
-    def sends(self) -> tuple[str, ...]:
-        return self.inner.sends
-
-    @property
-    def trains(self) -> bool:
-        return self.inner.trains
-
-    @property
     def moves(self) -> Mapping[str, str | None]:
         return self.inner.moves
 

@@ -22,14 +22,14 @@ from offbeat.data.samples import Samples, Stored
 from offbeat.models.flat import Flat, ModelParts
 from offbeat.problems.given import given
 from offbeat.problems.objective import Loss
-from offbeat.problems.parted import parted
+from offbeat.problems.parted import OfModule, parted
 from offbeat.problems.scoring import Metrics, scores
 from offbeat.problems.supervised import Supervised
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
-class ModelOnly:
+class ModelOnly(OfModule):
     """A task of which only the model is known: what a server without data has."""
 
     stacks = False
@@ -56,22 +56,6 @@ class ModelOnly:
 
     def initial(self) -> Vector:
         return self.flat.initial()
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        return self.flat.blocks
-
-    @property
-    def averaged(self) -> tuple[int, int] | None:
-        return self.flat.averaged
-
-    @property
-    def biases(self) -> tuple[tuple[int, int], ...]:
-        return self.flat.biases
-
-    @property
-    def owned(self) -> bool:
-        return self.flat.dim < self.flat.size
 
     def pair(self, local: Local) -> Local:
         return parted(local, self.flat, self.name)

@@ -248,14 +248,6 @@ class ClippedResidual(Wrapper):
     reports: ClassVar[bool] = False
     clip: float = field(default=1.0, metadata={"setting": False})
 
-    @property
-    def sends(self) -> tuple[str, ...]:
-        return self.inner.sends
-
-    @property
-    def trains(self) -> bool:
-        return self.inner.trains
-
     def final(self, carry: Carry, work: Work) -> tuple[Payload, Payload]:
         upload, memory = map(dict, self.inner.final(carry, work))
         whole = upload["residual"]

@@ -88,6 +88,32 @@ class Parted(Wrapper):
         return replace(work, payload=payload, memory=memory, shared=shared)
 
 
+class OfModule:
+    """What a problem says about the vector of its PyTorch module."""
+
+    flat: Flat
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of the tensors in the server's vector."""
+        return self.flat.blocks
+
+    @property
+    def averaged(self) -> tuple[int, int] | None:
+        """From where to where running statistics stand in the server's vector."""
+        return self.flat.averaged
+
+    @property
+    def biases(self) -> tuple[tuple[int, int], ...]:
+        """From where to where biases stand in the server's vector."""
+        return self.flat.biases
+
+    @property
+    def owned(self) -> bool:
+        """Whether clients keep a part of the model to themselves."""
+        return self.flat.dim < self.flat.size
+
+
 def parted(local: Local, flat: Flat, name: str) -> Local:
     """The local trainer for this model: itself, if it steps along gradients in everything and sends everything."""
     if flat.running is None and flat.dim == flat.size:

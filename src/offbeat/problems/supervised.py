@@ -35,7 +35,7 @@ from offbeat.problems.evaluation import Evaluation, Measured
 from offbeat.problems.given import given
 from offbeat.problems.metrics import Score
 from offbeat.problems.objective import LOSSES, Loss, Objective, cross_entropy, total
-from offbeat.problems.parted import parted
+from offbeat.problems.parted import OfModule, parted
 from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.scoring import Metrics, scores
@@ -45,7 +45,7 @@ from offbeat.problems.shares import Weighted, test_shares, weights
 log = logging.getLogger("offbeat.problems")
 
 
-class Supervised:
+class Supervised(OfModule):
     """f̂_i(w) = mean loss over client i's samples + l2/2·|w|² (AREA eq. 4).
 
     shards: sample indices of each client.   loss: what is minimised, see `offbeat.problems.objective`; None:
@@ -336,26 +336,6 @@ class Supervised:
 
     def oracle(self, clients: Numbers, keys: Numbers, steps: int, batch: int | None, shuffle: bool) -> Rows:
         return Rows(self, clients, keys, steps, batch, shuffle)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The sizes of the tensors in the server's vector."""
-        return self.flat.blocks
-
-    @property
-    def averaged(self) -> tuple[int, int] | None:
-        """From where to where running statistics stand in the server's vector."""
-        return self.flat.averaged
-
-    @property
-    def biases(self) -> tuple[tuple[int, int], ...]:
-        """From where to where biases stand in the server's vector."""
-        return self.flat.biases
-
-    @property
-    def owned(self) -> bool:
-        """Whether clients keep a part of the model to themselves."""
-        return self.flat.dim < self.flat.size
 
     def pair(self, local: Local) -> Local:
         """The local trainer as this model needs it, see `offbeat.problems.parted`."""
