@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -37,6 +38,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         outcome = offbeat("run", tmp_path / "e.toml", "--out", tmp_path / out)
         assert (outcome.code, outcome.err.count("\n")) == (1, 1)
         assert says in outcome.err
+
+
+def test_a_disk_that_is_full_when_tables_are_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiment.toml").write_text(QUADRATIC)
+
+    def refuse(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("offbeat.experiment.runs.write_json", refuse)
+    found = offbeat("run", tmp_path / "experiment.toml", "--out", tmp_path / "out", *sets("until.updates=8"))
+    line = f"offbeat: no space left on the disk for {tmp_path}/out/summary.json; free space, then continue a run with "
+    assert found.code == 1
+    assert found.err.splitlines()[-1] == f"{line}`offbeat resume`, or call the same again"
 
 
 def test_what_is_not_a_run_folder_cannot_be_resumed(tmp_path: Path) -> None:

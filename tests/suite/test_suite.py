@@ -97,6 +97,7 @@ def test_elsewhere_a_score_may_be_one_that_another_seed_could_have_had(run: Path
     (tmp_path / "elsewhere.json").write_text(json.dumps(content))
     outcome = offbeat("suite", "verify", tmp_path / "elsewhere.json")
     assert "verified: 2 runs came out as stated\n1 runs differ by more than rounding" in outcome.out
+    assert "tabular/equal, fedavg, seed 0: final " in outcome.err  # and which
     seeds[0]["final"] = 5.0
     seeds[1]["final"] = seeds[2]["final"] = 4.9
     (tmp_path / "false.json").write_text(json.dumps(content))

@@ -129,7 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130 if isinstance(error, InterruptedRunError) else 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of the parser's
-            raise
+            from offbeat.watch.files import full
+
+            if not full(error):
+                raise
+            where = f" for {error.filename}" if getattr(error, "filename", None) else ""
+            again = "free space, then continue a run with `offbeat resume`, or call the same again"
+            print(f"offbeat: no space left on the disk{where}; {again}", file=sys.stderr)
+            sys.exit(1)
         if error.format_message().startswith("Usage:"):  # of a group without a command: its help
             error.show()  # type: ignore[attr-defined]
         else:

@@ -83,7 +83,9 @@ def verify(
                 stated = [vars(each) for each in result.cells[cell].methods[label].seeds]
                 then = next(each for each in stated if each["seed"] == seed)
                 far = _differs(then, again, () if same else stated)
-                near += not far and bool(_differs(then, again))
+                if not far and (close := _differs(then, again)):
+                    near += 1
+                    notes.append(f"{cell}, {label}, seed {seed}: {'; '.join(close)}: as another seed could")
                 wrong += [f"{cell}, {label}, seed {seed}: {line}" for line in far]
     return Verification(runs, near, wrong, notes)
 

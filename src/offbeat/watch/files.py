@@ -163,14 +163,19 @@ def atomic(path: Path) -> Iterator[Path]:
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def full(error: Exception) -> bool:
+    """Whether an error says that a disk has no room."""
+    known = isinstance(error, OSError) and error.errno in _NO_ROOM
+    return known or any(f"(os error {code})" in str(error) for code in _NO_ROOM)  # as safetensors says it
+
+
 @contextmanager
 def room(folder: Path, again: str = "continue with `offbeat resume`") -> Iterator[None]:
     """Within, a disk without room is a FolderError that says how to go on."""
     try:
         yield
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in _NO_ROOM
-        if not full and not any(f"(os error {code})" in str(error) for code in _NO_ROOM):  # as safetensors says it
+        if not full(error):
             raise
         raise FolderError(
             f"no space left in {folder}; free space and {again}: everything until the last checkpoint is kept"
