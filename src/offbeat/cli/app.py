@@ -133,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             if not full(error):
                 raise
-            where = f" for {error.filename}" if getattr(error, "filename", None) else ""
+            place = getattr(error, "filename", None)
+            where = f" for {place}" if place else ""
             again = "free space, then continue a run with `offbeat resume`, or call the same again"
             print(f"offbeat: no space left on the disk{where}; {again}", file=sys.stderr)
             sys.exit(1)
