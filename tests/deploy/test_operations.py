@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from offbeat.deploy.broker import Broker
 from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.logs import logged
 from offbeat.deploy.mending import NAME
-from offbeat.deploy.server import _own_name
+from offbeat.deploy.server import RunServer, _own_name
 from offbeat.experiment import admin, serving
 from offbeat.experiment.admin import connected
 from offbeat.experiment.experiment import Spec
@@ -163,11 +164,20 @@ def test_what_an_operator_asks_for_in_vain_is_one_line(tmp_path: Path) -> None:
             admin.restore(tmp_path / "area.tar", tmp_path / "file" / "out", creds, broker.url)
 
 
-def test_a_run_is_not_served_with_the_keys_of_another_federation(tmp_path: Path) -> None:
+def _further(server: RunServer, seq: int) -> bool:
+    return server.chain.seq > seq
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_run_is_not_served_with_the_keys_of_another_federation(tmp_path: Path, trimmed: bool) -> None:
     async def begun(served: Served) -> None:
         server, _ = await served.serve("one")
         await served.join("alice")
         await until(lambda: server.ledger.tally.updates > 5)
+        if trimmed:
+            for _ in range(2):  # as two checkpoints do: the first records are not in its copy any more
+                server.tail.rotate()
+                await until(partial(_further, server, server.chain.seq))
 
     async def other(served: Served) -> None:
         with pytest.raises(BrokenLogError, match="the records of run in this folder were not written with these keys"):

@@ -520,19 +520,19 @@ async def refill(stream: LogStream, tail: Tail, end: int, wanted: int, scribe: S
     """Add to a log that ends too early what it had, from the server's own copy."""
     ours, run = tail.known(), scribe.run
     missing = [seq for seq in range(end + 1, wanted + 1) if seq not in ours]
+    try:
+        records = {seq: scribe.read(raw) for seq, raw in ours.items() if end < seq <= wanted}
+    except RefusedError:
+        raise BrokenLogError(
+            f"the records of {run} in this folder were not written with these keys; serve it with the server.creds "
+            f"that it was begun with"
+        ) from None
     if missing:
         raise BrokenLogError(
             f"the broker's log of {run} ends at record {end}, but {wanted} were acknowledged, and this server has no "
             f"copy of record {missing[0]}: the broker has lost data. Restore its store from a backup that has them, "
             f"serve the run from another server's folder, or begin another run"
         )
-    try:
-        records = {seq: scribe.read(ours[seq]) for seq in range(end + 1, wanted + 1)}
-    except RefusedError:
-        raise BrokenLogError(
-            f"the records of {run} in this folder were not written with these keys; serve it with the server.creds "
-            f"that it was begun with"
-        ) from None
     last = await stream.read(end) if end else None
     if last is not None and sha256(last).hexdigest() != records[end + 1].prev:
         raise BrokenLogError(
