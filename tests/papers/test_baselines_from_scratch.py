@@ -222,11 +222,16 @@ class Runner:
         return q, w
 
 
-def favano(times: Times, draws: Sequence[Sequence[int]], period: float, normalise: str | None, events: int) -> Trail:
-    """FAVANO, and with normalise = None QuAFL without its quantisation."""
+def favano(
+    times: Times, draws: Sequence[Sequence[int]], s: int, period: float, normalise: str | None, events: int
+) -> Trail:
+    """FAVANO, and with normalise = None QuAFL without its quantisation.
+
+    Of QuAFL, the sum of the server's and all clients' models changes by their steps alone, however many answer.
+    """
     x, clock, asked = start(), Clock(), iter(draws)
     at_work = [Runner(times, i, x, 0.0) for i in range(times.clients)]
-    own = [x] * times.clients
+    own, models = [x] * times.clients, [x] * times.clients  # as asked for, and as they began
     counts: list[list[int]] = [[] for _ in range(times.clients)]
     clock.at(period, -1, None)
     waiting, given = list[int](), list[Array]()
@@ -236,6 +241,7 @@ def favano(times: Times, draws: Sequence[Sequence[int]], period: float, normalis
         if i < 0:
             waiting, given = list(next(asked)), []
             sampled = list(waiting)
+            whole, begins = x + sum(models), [models[j] for j in sampled]
             for j in waiting:
                 q, w = at_work[j].ask(clock.now)
                 counts[j].append(q)
@@ -249,16 +255,21 @@ def favano(times: Times, draws: Sequence[Sequence[int]], period: float, normalis
             waiting.remove(i)
             given.append(model)
             if not waiting:
-                before, x = x, (x + sum(given)) / (len(sampled) + 1)
+                before, missing = x, 0 if normalise else s - len(given)
+                x = ((1 + missing) * x + sum(given)) / (len(given) + missing + 1)
                 for j in sampled:
-                    mixed = (before + len(sampled) * own[j]) / (len(sampled) + 1)
+                    mixed = (before + s * own[j]) / (s + 1)
+                    models[j] = x if normalise else mixed
                     at_work[j] = Runner(times, j, x if normalise else mixed, clock.now)
+                moved_by = sum(w - begun for w, begun in zip([own[j] for j in sampled], begins, strict=True))
+                if not normalise:
+                    assert x + sum(models) == pytest.approx(whole + moved_by, abs=1e-10)
                 clock.at(clock.now + period, -1, None)
         found.append((clock.now, [x]))
     return found
 
 
-CLOCKED = [(2, 1.3, 5), (5, 0.31, 5), (1, 0.7, 1), (1, 20.0, 4)]  # sampled, period, clients
+CLOCKED = [(2, 1.3, 5), (5, 0.31, 5), (1, 0.7, 1), (1, 20.0, 4), (7, 0.6, 3)]  # sampled, period, clients
 
 
 @pytest.mark.parametrize("normalise", ["expected", "stochastic", "none"])
@@ -267,7 +278,7 @@ def test_favano(normalise: Any, sampled: int, period: float, clients: int, monke
     draws, times = rung(monkeypatch), Times(11, clients=clients)
     server = Favano(sampled=sampled, period=period, normalise=normalise)
     found = trail(server, SGD(LR, steps=STEPS), times, model)
-    agree(found, favano(times, draws, period, normalise, len(found)))
+    agree(found, favano(times, draws, sampled, period, normalise, len(found)))
 
 
 @pytest.mark.parametrize(("sampled", "period", "clients"), CLOCKED)
@@ -275,7 +286,7 @@ def test_quafl(sampled: int, period: float, clients: int, monkeypatch: pytest.Mo
     monkeypatch.setattr("offbeat.algorithms.quafl.quantise", lambda sent, known, uniform, bits: sent)
     draws, times = rung(monkeypatch), Times(12, clients=clients)
     found = trail(QuAFL(sampled=sampled, period=period), SGD(LR, steps=STEPS), times, model)
-    agree(found, favano(times, draws, period, None, len(found)))
+    agree(found, favano(times, draws, sampled, period, None, len(found)))
 
 
 # Several tasks in rounds

@@ -62,6 +62,7 @@ class Interrupting(Stepping[S]):
 
     holds: ClassVar[bool] = True
     restarts: ClassVar[bool] = True  # from the new model; otherwise from the one that clients met this round
+    stands_in: ClassVar[bool] = False  # the server's model counts for each of the s clients that have not answered
 
     def given(self, state: S, update: Update) -> Vector:
         """The model that this answer stands for."""
@@ -101,7 +102,9 @@ class Interrupting(Stepping[S]):
             return
         before = replace(state.model)
         if state.sum is not None:
-            self.move(state.model, (before.vector + state.sum) * (1.0 / (len(state.answered) + 1)))
+            missing = self.sampled - len(state.answered) if self.stands_in else 0
+            own = (1.0 + missing) * before.vector if missing else before.vector
+            self.move(state.model, (own + state.sum) * (1.0 / (len(state.answered) + missing + 1)))
             state.sum = None
         clients = [c for c in state.answered if view.present(c)]
         yield from hand_out(state.model if self.restarts else before, clients, hold=True)

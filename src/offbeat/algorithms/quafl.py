@@ -54,7 +54,8 @@ class QuAFL(Interrupting[InterruptedState]):
     """FAVANO's rounds with quantised messages and clients that mix the server's model with their own.
 
     The server's step is w ← (w + Σ Q(w_i))/(s + 1); a drawn client goes on from (Q(w) + s · w_i)/(s + 1), with the w
-    of before the step.
+    of before the step. Where fewer than s clients answer, w counts for each of the others, so that the mean of all
+    models still changes by local steps alone.
 
     bits: bits per number in either direction.
 
@@ -67,6 +68,7 @@ class QuAFL(Interrupting[InterruptedState]):
     state = InterruptedState
     reads: ClassVar[tuple[str, ...]] = ("model",)
     restarts = False
+    stands_in = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
