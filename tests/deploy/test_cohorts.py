@@ -518,7 +518,7 @@ def test_an_operator_is_told_of_cohorts_that_are_aborted_and_of_sums_that_are_lo
         talk.reveal(*FOUR, flip=1)
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "too few members of a cohort were left" in said
-    assert "a sum cannot be opened" in said
+    assert "a sum cannot be opened, and its updates are lost: masks: the shares of 'c3' do not give its" in said
 
 
 # What is refused before a run begins

@@ -189,6 +189,7 @@ class Ledger(RunState):
     norms: dict[int, UsualNorms] = field(default_factory=dict)  # by task
     helper: tuple[str, str, str] = ("", "", "")  # (account, sign, seal), the helper's public keys
     unopened: int = 0  # sums that nobody could or would open, or whose masks did not fit
+    unopened_why: str = ""  # the last of them
     waiting: dict[int, Waiting] = field(default_factory=dict)  # by job: results whose clients wait for others
     ready: list[int] = field(default_factory=list)  # of these, the jobs of those that are called to no cohort yet
     gatherings: dict[int, Gathering] = field(default_factory=dict)  # by number

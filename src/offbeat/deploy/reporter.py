@@ -63,7 +63,8 @@ class Reporter:
         for before, now, said in zip(was.secure, _secure(ledger), _SECURE, strict=True):
             if now > before and rare(now):
                 who = {"clients": ", ".join(left_out(ledger))} if said is _SECURE[-1] else {}
-                note(said, "warning", so_far=now, **who)
+                why = f": {ledger.unopened_why}" if said is _SECURE[1] else ""
+                note(said + why, "warning", so_far=now, **who)
         for measured in self.measurements[was.measured :]:
             self._measured(measured)
         if ledger.stopped and not was.stopped:

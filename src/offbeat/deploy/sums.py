@@ -48,7 +48,7 @@ class Sums(FoldPart):
     def unopened(self, number: int, why: str) -> None:
         """A sum will never be open: its updates are lost; if clients remember them as sent, the run cannot go on."""
         task = self.ledger.closed[number].task
-        self.ledger.unopened += 1
+        self.ledger.unopened, self.ledger.unopened_why = self.ledger.unopened + 1, why
         if self.plan.agrees[task] and task not in self.ledger.finished:
             self.fold.end(f"sum {number} cannot be opened, and its clients have moved on: {why}")
         self.fold.give_up(number)

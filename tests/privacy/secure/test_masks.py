@@ -112,6 +112,8 @@ def test_it_opens_no_sum_of_fewer_clients_than_the_run_says() -> None:
 
 def test_it_opens_no_sum_of_fewer_clients_than_it_says_itself() -> None:
     refused("cohort", cohort(clients=4)[0], least=5)
+    with pytest.raises(TicketError, match="5 is the least that this helper opens"):
+        helper(5).open(HelperState(), cohort(clients=4)[0])
 
 
 def test_many_messages_of_few_clients_are_no_cohort() -> None:

@@ -104,7 +104,8 @@ class Helper:
         cohort = max(self.least, request.context.cohort)
         clients = {ticket.client for ticket in request.tickets}
         if len(clients) < cohort:
-            raise TicketError("cohort", f"a sum of {len(clients)} clients, and {cohort} is the least")
+            whose = "" if cohort == request.context.cohort else " that this helper opens (its --cohort)"
+            raise TicketError("cohort", f"a sum of {len(clients)} clients, and {cohort} is the least{whose}")
         for ticket in request.tickets:
             if ticket.seal not in self.members.get(ticket.client, ()):
                 raise TicketError("identity", f"{ticket.client!r} is not on the roster with this key")
