@@ -248,8 +248,14 @@ def whole(weights: Sequence[float], total: int) -> list[int]:
     return [1 + part for part in parts]
 
 
-def fedast(times: Times, clients: Iterator[int], period: int | None, window: int, events: int) -> Trail:
-    """FedAST's algorithms 1 to 4 for three tasks, R = (10, 10, 10) and b = (2, 2, 2) at first.   clients: as drawn."""
+def fedast(times: Times, clients: Iterator[int], period: int | None, window: int, sent: bool, events: int) -> Trail:
+    """FedAST's algorithms 1 to 4 for three tasks, R = (10, 10, 10) and b = (2, 2, 2) at first.
+
+    clients: as drawn.   sent: remark 7, "weighting an update with 1/|A^(t−γ)| instead of taking average over buffer".
+    """
+    counts: dict[tuple[int, int], int] = {}  # (task, round), how many requests were sent in it
+    weighted: list[list[tuple[int, int, Array]]] = [[], [], []]
+    rounds = [0] * 3
     x, requests, size, later = [start(m) for m in range(3)], [10] * 3, [2] * 3, [2] * 3
     buffer: list[list[Array]] = [[], [], []]
     last: list[list[Array]] = [[], [], []]
@@ -260,15 +266,17 @@ def fedast(times: Times, clients: Iterator[int], period: int | None, window: int
             i = next(clients)
             free[i] = max(clock.now, free[i]) + times.next(i).compute  # "first-come, first-served"
             flying[m] += 1
-            clock.at(free[i], m, (x[m] - descend(x[m], i, task=m)) / (STEPS * LR))
+            counts[m, rounds[m]] = counts.get((m, rounds[m]), 0) + 1
+            clock.at(free[i], m, rounds[m], (x[m] - descend(x[m], i, task=m)) / (STEPS * LR))
 
     for m in range(3):
         send(m, requests[m])
     found = [(0.0, list(x))]
     while len(found) < events:
-        m, delta = clock.pop()
+        m, began, delta = clock.pop()
         flying[m] -= 1
         buffer[m].append(delta)
+        weighted[m].append((m, began, delta))
         last[m] = [*last[m], delta][-window:]
         arrived += 1
         if period is not None and arrived % period == 0 and all(len(each) == window for each in last):
@@ -281,16 +289,20 @@ def fedast(times: Times, clients: Iterator[int], period: int | None, window: int
             later = [max(1, round(number * 2 / 10)) for number in requests]
             size = [b if held else new for b, held, new in zip(size, buffer, later, strict=True)]
         if len(buffer[m]) == size[m]:
-            x[m] = x[m] - 0.4 * LR * STEPS * sum(buffer[m]) / size[m]
-            buffer[m], size[m] = [], later[m]
+            mean = sum(buffer[m]) / size[m]
+            if sent:
+                mean = sum(each / counts[task, of] for task, of, each in weighted[m])
+            x[m] = x[m] - 0.4 * LR * STEPS * mean
+            buffer[m], weighted[m], size[m], rounds[m] = [], [], later[m], rounds[m] + 1
         had = flying[m] + 1
         send(m, 1 if had == requests[m] else 0 if had > requests[m] else 2)
         found.append((clock.now, list(x)))
     return found
 
 
+@pytest.mark.parametrize("weights", ["buffer", "sent"])
 @pytest.mark.parametrize("allocation", ["static", "dynamic"])
-def test_fedast(allocation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedast(allocation: Any, weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line 10: "x_m ← x_m − η_s η_c τ (1/b) Σ Δ"; algorithm 3: "c mod c_period = 0"; algorithm 4, lines 2 and 3."""
     drawn: list[int] = []
     plain = FedAST._send
@@ -302,8 +314,8 @@ def test_fedast(allocation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             yield command
 
     monkeypatch.setattr(FedAST, "_send", send)
-    server = FedAST(requests=30, ratio=5.0, lr=0.4, allocation=allocation, window=6, period=0.25)
+    server = FedAST(requests=30, ratio=5.0, lr=0.4, allocation=allocation, weights=weights, window=6, period=0.25)
     times, local = Times(2, network=False), SGD(LR, steps=STEPS)
     found = trail(server, local, times, lambda world: [t.inner.model.vector for t in world.server.tasks], tasks=3)
     period = None if allocation == "static" else round(0.25 * 3 * 30)
-    agree(found, fedast(times, iter(drawn), period, 6, len(found)))
+    agree(found, fedast(times, iter(drawn), period, 6, weights == "sent", len(found)))

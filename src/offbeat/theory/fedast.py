@@ -124,7 +124,10 @@ def corollary_bound(task: FedASTTask, server_steps: float) -> Bound:
 
 
 def dynamic_conditions(task: FedASTTask, skew: float, server: float, client: float) -> list[Condition]:
-    """What theorem 2 asks of the step sizes.   task: with b_min and R_max.   skew: ρ_b = b_max/b_min."""
+    """What theorem 2 asks of the step sizes.   task: with b_min and R_max.   skew: ρ_b = b_max/b_min.
+
+    Differs from the paper: it prints sqrt(τR)·γ, where its proof needs no more than sqrt(τRγ), as in theorem 1.
+    """
     L, tau, late, part = task.smoothness, task.steps, task.requests * task.staleness, _part(skew)
     largest = part / (24.0 * L * tau * math.sqrt(tau * task.size))
     if late:
