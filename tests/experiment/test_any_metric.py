@@ -39,6 +39,7 @@ def test_a_run_ends_at_an_error_and_says_when_it_was_reached() -> None:
     later, sooner = result.time_to("r2", 0.9), result.time_to("r2", 0.5)
     assert sooner is not None
     assert later is None or sooner <= later
+    assert f"<th>rmse</th><td>{result.metrics['rmse']:.4g}</td>" in result._repr_html_()  # in a notebook
 
 
 def test_a_metric_that_is_not_the_tasks_is_refused_with_those_that_are() -> None:

@@ -31,7 +31,7 @@ from offbeat.theory.schedules import settle
 from offbeat.timing.base import Timing
 from offbeat.watch.files import locked
 from offbeat.watch.history import History
-from offbeat.watch.results import time_to_all
+from offbeat.watch.results import html_table, time_to_all
 from offbeat.watch.session import interruptible
 from offbeat.watch.watched import final_metrics
 
@@ -89,6 +89,10 @@ class Run:
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"<Run: {metrics or 'no evaluation'} after {self.world.tally.updates:,} updates>"
+
+    def _repr_html_(self) -> str:
+        metrics = {name: f"{value:.4g}" for name, value in self.metrics.items()}
+        return html_table({**metrics, "updates": f"{self.world.tally.updates:,}", "time": f"{self.world.now:g}"})
 
 
 def run(

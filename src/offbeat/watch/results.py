@@ -354,8 +354,13 @@ class Result:
         else:
             rows |= {name: f"{value:.4g}" for name, value in self.overall.items()}
             rows |= {"updates": f"{self.updates:,}", "time": f"{self.time or 0.0:g}"}
-        lines = (f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
-        return f"<table>{''.join(lines)}</table>"
+        return html_table(rows)
+
+
+def html_table(rows: Mapping[str, Any]) -> str:
+    """Names and values, for a notebook."""
+    lines = (f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _evaluation(row: dict[str, Any]) -> Measurement:
