@@ -16,7 +16,7 @@ from offbeat.algorithms import AREA, FedAsync
 from offbeat.core.errors import FolderError, HandlerError
 from offbeat.core.events import Job, Update
 from offbeat.core.server import Commands, View
-from offbeat.deploy import past, reducer as module
+from offbeat.deploy import past, reducer as module, verdicts
 from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.gate import BURST
 from offbeat.deploy.membership import openings
@@ -138,7 +138,7 @@ def fail(*_: Any, **__: Any) -> Any:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "admission": (module, "admit"),
+    "admission": (verdicts, "admit"),
     "the times of a job": (Reducer, "times"),
     "the report of an event": (module, "trips"),
     "landing": (module.LoggedTraffic, "_forget"),
@@ -226,7 +226,7 @@ def test_what_is_the_machine_s_fault_is_not_blamed_on_the_entry(
     def fail_so(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(module, "admit", fail_so)
+    monkeypatch.setattr(verdicts, "admit", fail_so)
     with pytest.raises(type(error)):
         log.result("b", 1, 1)
 
