@@ -120,7 +120,7 @@ def test_files_are_tables(ending: str, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("no table")
     with pytest.raises(DataError, match=r"expected a \.parquet or \.csv file"):
         samples(tmp_path / "mine.txt")
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="no such file or folder"):
         samples(tmp_path / "other.csv")
 
 
@@ -292,11 +292,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: None, "a NoneType is not a data set"),
     "iterator": (lambda: iter([(X[0], 1)]), "can only be gone through; give a map-style data set"),
     "no target": (lambda: {"x": X, "price": Y}, "which column is the target.*there are x, price"),
-    "unequal": (lambda: {"x": X, "y": Y[:9]}, "unlike numbers of samples: x 60, y 9"),
+    "unequal": (lambda: {"x": X, "y": Y[:9]}, "differ in their number of samples: x 60, y 9"),
     "empty": (lambda: (X[:0], Y[:0]), "the training set is empty"),
     "one sample": (lambda: (X[:1], Y[:1]), "one sample cannot be trained on and tested on"),
     "empty test": (lambda: ((X, Y), (X[:0], Y[:0])), "the test set is empty"),
-    "no clients": (dict, "there is no client"),
+    "no clients": (dict, "no clients: the mapping"),
     "empty client": (lambda: {"a": (X, Y), "b": (X[:0], Y[:0])}, "client 'b' has no samples; leave it out"),
     "wrong client": (lambda: {"a": (X, Y), "b": 3}, "client 'b': a int is not a data set"),
     "other columns": (
@@ -309,7 +309,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "empty list": (lambda: {"x": [[1, 2], [], [3]], "y": Y[:3]}, "'x': sample 1 is an empty list; leave it out"),
     "a number among lists": (lambda: {"x": [np.array(1), np.ones(2), np.ones(1)], "y": Y[:3]}, "'x' holds objects"),
     "complex": (lambda: (torch.zeros(3, 2, dtype=torch.complex64), Y[:3]), "'x' is complex64; give its parts"),
-    "only text": (lambda: {"name": NAMES, "y": Y}, "no column of numbers for an input; of text: name"),
+    "only text": (lambda: {"name": NAMES, "y": Y}, "no numeric column to use as input; columns of text: name"),
 }
 
 

@@ -139,7 +139,9 @@ def test_a_damaged_table_is_named(tmp_path: Path, text: bytes, says: str) -> Non
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=re.escape(f"grunfeld: {tmp_path}") + ".* is not there; install offbeat again"):
+    with pytest.raises(
+        DataError, match=re.escape(f"grunfeld: {tmp_path}") + ".* does not exist; install offbeat again"
+    ):
         read("grunfeld", 1, tmp_path)
 
 
@@ -167,7 +169,7 @@ def test_scikit_learns_files_are_read_as_it_reads_them() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "pair is not there; install mylab again"),
+        (None, "pair is not installed; install mylab again"),
         ("1 2\n3 x\n", r"expected a table of 2 × 2 numbers, found .*'x'"),
         ("1 2\n", "expected a table of 2 × 2 numbers, found 1 × 2; delete the file, then install mylab again"),
     ],

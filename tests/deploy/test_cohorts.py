@@ -379,7 +379,7 @@ def test_a_client_that_was_restarted_refuses_a_roster_older_than_the_one_before(
     seen = pairing.roster.serial if pairing.roster else 0
     kept = read_client_state(write_client_state(ClientState("run", "c0", 1, "a", roster=seen)))
     again = PairMasking("fed", "run", SECURE, SIGN["c0"], made.coordinator)
-    with pytest.raises(TicketError, match="was there before"):
+    with pytest.raises(TicketError, match="was seen before"):
         again.signers(old, kept.roster)
     assert "c2" in again.signers(new, kept.roster)
 

@@ -147,7 +147,7 @@ def test_a_client_moves_on_from_an_abandoned_run_and_comes_back_when_that_lives_
                     await a.says("takes part in first", 60)
                 await a.says("the server of first has been silent for")
                 async with served(tmp_path, broker.url, "second", 40) as (_, second):
-                    await a.says("leaves first, which nobody serves, for another run", 60)
+                    await a.says("leaves first, which no server is running, for another run", 60)
                     await a.says("takes part in second", 60)
                     await asyncio.wait_for(second, 120)
                 await a.says("second is finished (updates); ", 60)

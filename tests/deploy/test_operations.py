@@ -210,7 +210,7 @@ def test_an_operator_hears_within_two_seconds_that_nobody_answers_yet(tmp_path: 
         asyncio.run(abandoned())
         patience.setattr(admin, "SOON", 0.05)
         patience.setattr(questions, "SLOW", 0.2)
-        with pytest.raises(OffbeatError, match="nobody serves run now"):
+        with pytest.raises(OffbeatError, match="no server is running run now"):
             admin.status(creds, broker.url)
     assert "warning: the server of run does not answer yet; waiting" in (tmp_path / "told").read_text()
 

@@ -127,7 +127,7 @@ def test_a_run_that_is_over_leaves_the_board_although_its_leader_died_before_tha
             board = await read_board(link)
             assert board is not None
             assert (dict(board.runs), dict(board.past)) == ({}, {"one": "updates"})
-        assert await admin.stop_run(link, "one") == "one is finished (updates) already, and nobody serves it"
+        assert await admin.stop_run(link, "one") == "one is finished (updates) already, and no server is running it"
         await link.close()
 
     with running(broker):

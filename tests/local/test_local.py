@@ -152,5 +152,5 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None
 def test_a_gradient_has_no_step_of_its_own_and_can_be_copied_like_any_other_half() -> None:
     assert replace(Gradient(batch=8), lr=1.0, steps=1) == Gradient(batch=8)
     for setting in ({"lr": 0.5}, {"steps": 2}):
-        with pytest.raises(SettingError, match="takes no step of its own"):
+        with pytest.raises(SettingError, match="makes no local steps"):
             Gradient(**setting)

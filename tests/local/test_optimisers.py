@@ -316,10 +316,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "steps and epochs": (lambda: SGD(0.1, steps=5, epochs=2), "steps = 5: epochs = 2 already sets the number"),
     "accumulating everything": (lambda: SGD(0.1, accumulate=4), "accumulate = 4: without batch"),
     "two clips": (lambda: SGD(0.1, clip=1.0, clip_value=1.0), "clip_value = 1: clip bounds"),
-    "nothing to keep": (lambda: Prox(0.1, keep=True), "keep = true: without an optimiser"),
+    "nothing to keep": (lambda: Prox(0.1, keep=True), "keep = true: there is no optimiser"),
     "nesterov alone": (lambda: SGD(0.1, nesterov=True), "nesterov = true: it needs a momentum"),
     "momentum and adam": (lambda: SGD(0.1, momentum=0.9, optimiser=AdamRule()), "momentum = 0.9: the optimiser"),
-    "epochs of a gradient": (lambda: Gradient(epochs=2), "gradient takes no step of its own"),
+    "epochs of a gradient": (lambda: Gradient(epochs=2), "gradient makes no local steps"),
     "epochs of no samples": (
         lambda: planned_steps(SGD(0.1, epochs=2), Quadratic(2)),
         "epochs: the clients' numbers of samples",

@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dynamic allocation and secure": (
         {**TASKS, "secure": SECURE, "algorithm": {"fedast": {"size": 4, "allocation": "dynamic"}}},
-        "goes by single updates",
+        "needs single updates",
     ),
     "a buffer of a task beyond the clients": (
         {**TASKS, "secure": {**SECURE, "mode": "cohort"}, "algorithm": {"fedast": {"requests": 26, "size": 13}}},

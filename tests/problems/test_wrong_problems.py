@@ -116,7 +116,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a class in a list": (lambda: split((X, Y.unsqueeze(1))), r"'y' is int64 \[1\] a sample; .*squeeze"),
     "outputs": (
         lambda: split((X, REAL), loss="mse"),
-        r"'y' is float32 \[\] a sample, and the model gives \[3\] a sample",
+        r"'y' is float32 \[\] a sample, and the model returns \[3\] a sample",
     ),
     "a class as a real number": (
         lambda: split((X, Y.float())),
@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "weight": (lambda: split((X, Y), weight="w"), "no column 'w'; known: x, y"),
     "loss's column": (lambda: split((X, REAL), 1, loss=masked), "no column 'mask'; known: x, y"),
     "test column": (lambda: split((X, Y), test={"x": X, "label": Y}), "no column 'y'; known: label, x"),
-    "lengths": (lambda: split((X, Y[:9])), "unlike numbers of samples: x 30, y 9"),
+    "lengths": (lambda: split((X, Y[:9])), "differ in their number of samples: x 30, y 9"),
     "weights": (lambda: split({"x": X, "y": REAL, "w": -X[:, 0].abs()}, 1, weight="w"), "'w': weights run from -"),
     "empty": (lambda: split((X[:0], Y[:0]), test=(X, Y)), "the training set is empty"),
     "empty test": (lambda: split((X, Y), test=(X[:0], Y[:0])), "the test set is empty"),
@@ -168,7 +168,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ob.Supervised.of_clients({"a": (X, Y), "b": (X[:0], Y[:0])}),
         "client 'b' has no samples",
     ),
-    "shard": (lambda: ob.Supervised(PAIRS, nn.Linear(4, 3), [np.arange(31)]), "training sample 30, .*: from 0 to 29"),
+    "shard": (
+        lambda: ob.Supervised(PAIRS, nn.Linear(4, 3), [np.arange(31)]),
+        "training sample 30; expected numbers from 0 to 29",
+    ),
     "clients": (lambda: split((X, Y), clients=31), "31 clients, but only 24 samples"),
     "stream": (lambda: split(Stream()), "a Stream can only be gone through; give a map-style data set"),
     "loader": (lambda: split(DataLoader(TensorDataset(X, Y))), "give its data set, .dataset"),
@@ -199,9 +202,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "output": (
         lambda: split((X, Y), model=Made(lambda m, x: {"out": m.linear(x)})),
-        "gives a dict, not a tensor; .*loss",
+        "returns a dict, not a tensor; .*loss",
     ),
-    "random": (lambda: split((X, Y), model=Made(lambda m, x: m.linear(x + torch.rand(4)))), "gives other outputs"),
+    "random": (lambda: split((X, Y), model=Made(lambda m, x: m.linear(x + torch.rand(4)))), "returns other outputs"),
     "probabilities": (
         lambda: split((X, Y), model=nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))),
         "leave its softmax out",
@@ -217,7 +220,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     # the loss and the metrics
     "loss's name": (lambda: split((X, REAL), 1, loss="mes"), "unknown loss 'mes'; did you mean 'mse'"),
-    "pairwise": (lambda: split((X, REAL), 1, loss=wide), r"gives \[2, 2\] for two samples; give a value for each"),
+    "pairwise": (lambda: split((X, REAL), 1, loss=wide), r"returns \[2, 2\] for two samples; return one for each"),
     "sum": (lambda: split((X, REAL), 1, loss=summed), "is a sum, which grows with the batch: take the mean"),
     "weighted mean": (lambda: split({"x": X, "y": REAL, "w": Y}, 1, loss=averaged, weight="w"), "cannot weigh"),
     "detached": (lambda: split((X, REAL), 1, loss=detached), "does not depend on the parameters"),

@@ -68,7 +68,7 @@ REFUSED = [
     (lambda: Intervals((((0.0, 5.0), (4.0, 6.0)),), 10.0), "do not overlap"),
     (lambda: Intervals((((0.0, 11.0),),), 10.0), "end by the period, 10.0"),
     (lambda: Times(), "nothing takes any time"),
-    (lambda: Times(network=Delays(), speeds=Spread(1, 5)), "no compute time for them to scale"),
+    (lambda: Times(network=Delays(), speeds=Spread(1, 5)), "no compute time to scale"),
     (lambda: Times(ONE, available=0.0), "available = 0.0: must be a share"),
     (lambda: Times(ONE, dropout=1.0), "dropout = 1.0"),
     (lambda: Times(ONE).bind(0, 0), "clients = 0: give at least one"),

@@ -131,7 +131,9 @@ def test_stays_alone_come_from_a_trace(trace):
 
 @pytest.mark.parametrize("part", [{"constant": {"time": 1.0}}, {"delays": {}}, {"diurnal": {"period": 1.0}}])
 def test_a_trace_and_another_source_of_the_same_part_are_refused(trace, part):
-    with pytest.raises(SettingError, match=r"^(compute|network|presence) = .*: the trace .* gives it; keep one"):
+    with pytest.raises(
+        SettingError, match=r"^(compute|network|presence) = .*: the trace .* defines it as well; remove one"
+    ):
         read_timing({"trace": {"file": trace}, **part}, "timing").bind(1, 0)
 
 

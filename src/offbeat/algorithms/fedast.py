@@ -247,7 +247,7 @@ class FedAST(Stepping[FedASTState]):
 
     def adds(self, task: int = 0) -> int | None:
         if self.allocation != "static":
-            raise SettingError(f'allocation = "{self.allocation}": it goes by single updates, which [secure] hides')
+            raise SettingError(f'allocation = "{self.allocation}": it needs single updates, which [secure] hides')
         if self.weights == "sent":
             raise SettingError('weights = "sent": [secure] shows sums only, in which no update can be weighed')
         if self.size is None:

@@ -148,7 +148,7 @@ def _pair(given: Any) -> tuple[Samples, Samples | None]:
 
 def _clients(given: Mapping[Any, Any], test: Any) -> tuple[Samples, Samples | None, list[list[int]]]:
     if not given:
-        raise DataError("there is no client: the mapping of data sets is empty")
+        raise DataError("no clients: the mapping of data sets is empty")
     parts: dict[Any, tuple[Samples, Samples | None]] = {}
     for client, each in given.items():
         try:
@@ -331,7 +331,7 @@ def _inputs(
         return (target,)
     if not left:
         said = ", ".join(train.words) or "none"
-        raise DataError(f"there is no column of numbers for an input; of text: {said}; make numbers of it before")
+        raise DataError(f"no numeric column to use as input; columns of text: {said}; convert them to numbers first")
     return tuple(left)
 
 

@@ -31,7 +31,7 @@ class Images:
         ]
         self.targets = [number for _, number in self.files]
         if not self.files:
-            raise DataError(f"{folder}: expected a folder of images for each class, and there is no image in one")
+            raise DataError(f"{folder}: expected one folder of images per class, found no images")
 
     def __len__(self) -> int:
         return len(self.files)

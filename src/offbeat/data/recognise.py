@@ -173,7 +173,7 @@ def _file(path: Path) -> Any:
     if path.is_dir():
         return Images(path)
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file or folder")
+        raise DataError(f"{path}: no such file or folder")
     name = path.name.lower()
     try:
         if name.endswith((".parquet", ".pq")):

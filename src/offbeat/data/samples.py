@@ -94,7 +94,7 @@ class Stored(Samples):
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
             said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise DataError(f"the columns have unlike numbers of samples: {said}" if said else "there is no column")
+            raise DataError(f"the columns differ in their number of samples: {said}" if said else "there is no column")
         self._length = next(iter(lengths.values()))
         self._moved: dict[torch.device, Stored] = {}
         self._faults: dict[str, int | None] = {}

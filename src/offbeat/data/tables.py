@@ -140,7 +140,7 @@ def bundled(name: str, *shapes: tuple[int, int], delimiter: str | None = None, h
     """
     paths = BUNDLED[name].paths()
     if not paths or not all(path.is_file() for path in paths):
-        raise DataError(f"{name} is not there; {remedy(name)}")
+        raise DataError(f"{name} is not installed; {remedy(name)}")
     tables = []
     for path, shape in zip(paths, shapes, strict=True):
         try:
@@ -158,7 +158,7 @@ def read(name: str, rows: int, folder: Path = EMBEDDED) -> Numbers:
     """The numbers in an embedded table, [rows, columns], or a DataError that says what is wrong with the file."""
     path, columns = folder / f"{name}.csv.gz", COLUMNS[name]
     if not path.is_file():
-        raise DataError(f"{name}: {path} is not there; {remedy(name)}")
+        raise DataError(f"{name}: {path} does not exist; {remedy(name)}")
     try:
         header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines() or [""]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

@@ -73,7 +73,9 @@ def parse_board(creds: Creds, data: bytes, at_least: int = 0) -> Board:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise RefusedError("malformed", "not a board of this version") from None
     if board.serial < at_least:
-        raise RefusedError("old", f"the broker shows board {board.serial}, but {at_least} was there before")
+        raise RefusedError(
+            "old", f"the broker's board has number {board.serial}, but number {at_least} was seen before"
+        )
     return board
 
 

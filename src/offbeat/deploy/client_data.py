@@ -142,9 +142,9 @@ def dataset(
         raise SettingError(f"holdout = {holdout}: is a share in [0, 1)")
     train, tested, owners = parts(loaded, None)
     if owners:
-        raise DataError("the loader gives one data set for each client; give those of this client alone")
+        raise DataError("the loader returned one data set per client; return only this client's samples")
     if not len(train):
-        raise DataError("the loader gives no samples")
+        raise DataError("the loader returned no samples")
     cut = len(train) if tested is not None else max(1, len(train) - round(holdout * len(train)))
     places = np.arange(len(train))
     held = tested if tested is not None else train.part(places[cut:]) if cut < len(train) else train

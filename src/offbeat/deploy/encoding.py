@@ -172,7 +172,7 @@ def read_json(data: bytes) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key that is there twice")
+        raise ValueError("a duplicate key")
     return found
 
 
@@ -229,7 +229,7 @@ def _parts(header: Mapping[str, Any], body: memoryview) -> dict[str, tuple[str, 
         name, dtype, count = _entry(entry)
         size = count * SIZES[dtype]
         if name in found or at + size > len(body):
-            raise RefusedError("malformed", "the manifest promises more than there is, or something twice")
+            raise RefusedError("malformed", "the manifest lists more than the message holds, or a part twice")
         found[name] = dtype, body[at : at + size]
         at += size
     if at != len(body):
@@ -322,7 +322,7 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
         return {_checked(k, inner[0], name): _checked(v, inner[1], name) for k, v in value.items()}
     if origin is list and isinstance(value, list) and len(value) <= SUMS:
         return [_checked(each, inner[0], name) for each in value]
-    raise RefusedError("malformed", f"{name} is not what it should be")
+    raise RefusedError("malformed", f"{name} has the wrong type or is out of range")
 
 
 def whole(value: Any) -> bool:

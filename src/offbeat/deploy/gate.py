@@ -127,7 +127,7 @@ class Gate:
     def join(self, sender: Sender, parts: Parts, found: bytes | None) -> bytes:
         """The message in an envelope that came in pieces; raises `RefusedError`."""
         if found is None or len(found) != parts.size or digest_of(found) != parts.digest:
-            raise RefusedError("damaged", "its pieces are not there any more, or are not what was sent")
+            raise RefusedError("damaged", "its pieces are missing or have changed")
         return self.channel(sender).open("entry", found, parts.digest)
 
 

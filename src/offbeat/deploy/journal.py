@@ -213,7 +213,7 @@ def body_of(run: str, term: int, number: int) -> str:
 def check_body(wanted: Body, found: bytes | None) -> None:
     """Whether this is the envelope that a record names; raises `RefusedError`."""
     if found is None or len(found) != wanted.size or digest_of(found) != wanted.digest:
-        raise RefusedError("damaged", f"the {wanted.size} bytes beside the log are not there any more, or changed")
+        raise RefusedError("damaged", f"the {wanted.size} bytes stored outside the log are missing or have changed")
 
 
 # Time

@@ -90,7 +90,7 @@ class PairMasking:
         if self.roster is None or found.serial > self.roster.serial:
             self.roster = found
         if self.roster.serial < serial:
-            raise TicketError("roster", f"number {self.roster.serial}, and number {serial} was there before")
+            raise TicketError("roster", f"number {self.roster.serial}, but number {serial} was seen before")
         return {name: member.sign for name, member in self.roster.clients.items() if member.state == ACTIVE}
 
 

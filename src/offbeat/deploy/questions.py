@@ -354,4 +354,4 @@ async def ask_server(
                 return bytes(await asking.put(question, piece, SLOW / 2) or b"")
     finally:
         await asking.close()
-    raise OffbeatError(f"nobody serves {run} now")
+    raise OffbeatError(f"no server is running {run} now")

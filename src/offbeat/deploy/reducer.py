@@ -242,7 +242,7 @@ class Reducer(Course[SentJob]):
                 return self.cohorts.accused(client, header.number, message)
             case wire.Revealed() if self.cohorts is not None:
                 return self.cohorts.revealed(client, header.number, message)
-        raise RefusedError("malformed", "of a kind that clients do not send")
+        raise RefusedError("malformed", "a kind of message that clients do not send")
 
     def _own(self, message: Message) -> str:
         """What the server itself has added; each takes effect once, however often it was added."""

@@ -95,7 +95,7 @@ class Sessions(FoldPart):
         if hello.epoch > record.epoch + 1:
             raise RefusedError("epoch", f"epoch {hello.epoch} after {record.epoch}")
         if hello.epoch > record.epoch and (hello.after_epoch, hello.after_seq) != (record.epoch, record.seq):
-            raise RefusedError("behind", "the client does not know of its last message that was settled")
+            raise RefusedError("behind", "the client's state is older than its last message with a verdict")
         if not record.present:
             self._check_seen(record, hello.seen)
 
@@ -110,7 +110,7 @@ class Sessions(FoldPart):
     def _check_seen(self, record: ClientRecord, seen: int) -> None:
         """A greeting knows that the client was gone, a farewell that it was there: not so if they are said again."""
         if seen <= record.since and record.since:
-            raise RefusedError("replay", "from before the client last came or left")
+            raise RefusedError("replay", "from before the client last joined or left")
 
     def leave(self, client: int) -> None:
         record = self.ledger.clients[client]
@@ -131,4 +131,4 @@ class Sessions(FoldPart):
         if epoch < record.epoch:
             raise RefusedError("fenced", "from before another copy of this client took over")
         if epoch > record.epoch:
-            raise RefusedError("epoch", "from an epoch that has not been greeted")
+            raise RefusedError("epoch", "from an epoch that no greeting has opened")

@@ -17,7 +17,7 @@ class Sums(FoldPart):
         """The helper has opened a sum, or says that it will not; once each."""
         ledger, header = self.ledger, wire.heard(message)
         if not isinstance(header, wire.Unmasked):
-            raise RefusedError("malformed", "of a kind that helpers do not send")
+            raise RefusedError("malformed", "a kind of message that helpers do not send")
         if entry.keys != ledger.helper:
             raise RefusedError("keys", "verified with other keys than the helper has here")
         if header.number not in ledger.closed or ledger.stopped:
@@ -41,7 +41,7 @@ class Sums(FoldPart):
         cohort, secure = self.ledger.closed[number], self.plan.secure
         if secure is None or not cohort.fits(masks, self.fold.server.adds(cohort.task) or 1, secure):
             self.unopened(number, "a client's mask is not the one that it has told of")
-            raise RefusedError("masks", "what they leave is not a sum of updates")
+            raise RefusedError("masks", "without these masks, the sum is not one of valid updates")
         self.fold.summed(number, masks)
         return APPLIED
 

@@ -60,7 +60,7 @@ class Verdicts(FoldPart):
         if result.seq == record.seq and digest == record.digest:
             return True
         if result.seq <= record.seq:
-            raise RefusedError("replay", "a number that is settled, with another content")
+            raise RefusedError("replay", "a sequence number that was used before, with other content")
         if result.seq != record.seq + 1:
             raise RefusedError("order", f"number {result.seq} after {record.seq}")
         return False
@@ -73,8 +73,8 @@ class Verdicts(FoldPart):
         flight = ledger.flights.get(result.job)
         if flight is None or flight.job.client != client:
             if result.job in ledger.clients[client].cancelled:
-                raise RefusedError("cancelled", "the server has cancelled the job meanwhile")
-            raise RefusedError("late", "the job is not in flight any more")
+                raise RefusedError("cancelled", "the server has cancelled this job")
+            raise RefusedError("late", "the job is no longer in flight")
         job = flight.job
         if ledger.clients[client].paused:
             raise RefusedError("paused", "too many of its results were refused")
@@ -91,14 +91,16 @@ class Verdicts(FoldPart):
                 ledger.tally.spend(job.task, client, job.steps)  # as its client has: a failure, too, says something
             return False
         if job.hold and job.task not in ledger.clients[client].recalls:
-            raise RefusedError("uncalled", "held work that nobody asked for")
+            raise RefusedError("uncalled", "a held result that the server has not recalled")
         partial = job.hold and ledger.clients[client].recalls[job.task]
         if result.steps > job.steps or (result.steps < job.steps and not partial):
             raise RefusedError("steps", f"{result.steps} local steps of {job.steps}")
         version = plan.server.models(ledger.server)[job.task].version
         self._fresh(ledger.clients[client], job, version)
         if ledger.barred(client, job.version, job.task):
-            raise RefusedError("twice", "its second update of one model, where only sums are shown")
+            raise RefusedError(
+                "twice", "its second update of one version of the model; with [secure] one of each version counts"
+            )
         if self.fold.cohorts is not None:
             self.fold.cohorts.wait(client, flight, result, message, digest)
             return True

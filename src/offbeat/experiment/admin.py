@@ -32,7 +32,7 @@ STREAMS = ("LOG", "BODY", "IN", "PART", "MIRROR")  # of a run
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run on the broker. state: "active", "abandoned" (on the board, but nobody serves it), "restored" (to be served
+    """A run on the broker. state: "active", "abandoned" (on the board, but without a server), "restored" (to be served
     again), "stopped", "diverged", "finished", or "over" if the board no longer says how it ended.
 
     entries: of its log.   bytes: of all its streams.   last: when its log was last written to, or None.
@@ -84,13 +84,13 @@ async def _answers(link: Link, run: str, patience: float) -> bool:
 
 
 async def stop_run(link: Link, run: str) -> str:
-    """End a run: its server ends it; one that nobody serves is taken off the board. Gives what was done."""
+    """End a run: its server ends it; one without a server is taken off the board. Gives what was done."""
     if await _is_served(link, run):
         await ask_server(link, run, "append", wire.say(wire.Halted(run, "stopped")))
         return f"{run} is stopped; its server writes the results"
     board = await _board(link)
     if run not in board.runs and (why := board.past.get(run, "")):
-        return f"{run} {ending(why)} already, and nobody serves it"
+        return f"{run} {ending(why)} already, and no server is running it"
     await change_board(link, lambda board: board.without(run, "stopped"))
     return (
         f"{run} is off the board, and sites leave it; nobody served it. `offbeat serve --out` with its folder goes on"

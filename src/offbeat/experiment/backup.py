@@ -239,7 +239,7 @@ def _manifest(tar: tarfile.TarFile) -> bytes:
     member = tar.getmember(MANIFEST)
     content = tar.extractfile(member) if member.isfile() and member.size <= LARGEST else None
     if content is None:
-        raise ValueError(f"{MANIFEST} is not what it should be")
+        raise ValueError(f"{MANIFEST} is not a file of a sensible size")
     return content.read()
 
 

@@ -312,7 +312,7 @@ class Participant:
                 self._say(f"the server of {run} is there again")
                 self.said = ""
             if silent > GONE and self._choose(bulletin)[0] not in ("", run):
-                self._say(f"leaves {run}, which nobody serves, for another run", "warning")
+                self._say(f"leaves {run}, which no server is running, for another run", "warning")
                 break
             gone = 0.0 if bulletin.board is None or run in bulletin.board.runs else gone or now
             if gone and now - gone > GONE:

@@ -76,7 +76,7 @@ class Sparse(Compressor):
         if places == 4 * kept:
             at = _apart(head).view(torch.int32).long()
             if bool((at < 0).any()) or bool((at >= dim).any()) or bool((at.diff(dim=1) <= 0).any()):
-                raise ValueError("places that are not there, or not in order")
+                raise ValueError("indices that are out of range or not in order")
             which = torch.zeros(rows, dim, dtype=torch.bool).scatter_(1, at, True)
         elif places:
             which = from_bits(head, dim, 1).bool()

@@ -40,7 +40,9 @@ class Descent(Local):
         if self.clip is not None and self.clip_value is not None:
             raise SettingError(f"clip_value = {self.clip_value:g}: clip bounds the gradient already; keep one")
         if self.keep and self.rule is None:
-            raise SettingError("keep = true: without an optimiser there is no state to keep; give one, or momentum")
+            raise SettingError(
+                "keep = true: there is no optimiser whose state could be kept; set optimiser or momentum"
+            )
 
     @property
     def rule(self) -> Optimiser | None:

@@ -21,7 +21,9 @@ class Gradient(Local):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr != 1.0 or self.steps != 1 or self.epochs is not None:
-            raise SettingError("gradient takes no step of its own: leave lr and steps out, the server's lr is the step")
+            raise SettingError(
+                "gradient makes no local steps: leave out lr and steps; the server's lr is the step size"
+            )
 
     sends: ClassVar[tuple[str, ...]] = ("gradient",)
 

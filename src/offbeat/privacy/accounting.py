@@ -69,7 +69,7 @@ def multiplier_for(epsilon: float, delta: float, participations: int, norm: floa
     """The smallest noise multiplier with which so many contributions are (ε, δ)-differentially private."""
     found = _smallest(lambda z: delta_of(epsilon, mu_of(z, participations, norm)) <= delta, 1e9)
     if found == inf:
-        raise SettingError(f"epsilon = {epsilon:g}, delta = {delta:g}: no noise that is worth adding gives that")
+        raise SettingError(f"epsilon = {epsilon:g}, delta = {delta:g}: no useful amount of noise reaches this")
     return found
 
 
@@ -125,7 +125,7 @@ def steps_within(rate: float, multiplier: float, epsilon: float, delta: float) -
     while sampled_epsilon(rate, multiplier, high, delta) <= epsilon:
         low, high = high, 2 * high
         if high > 1 << 40:
-            raise SettingError(f"epsilon = {epsilon:g}: no number of steps would spend it; there is no need for noise")
+            raise SettingError(f"epsilon = {epsilon:g}: no number of steps would exceed it, so no noise is needed")
     while high - low > 1:
         middle = (low + high) // 2
         within = sampled_epsilon(rate, multiplier, middle, delta) <= epsilon

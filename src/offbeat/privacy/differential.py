@@ -61,7 +61,7 @@ class Noise(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.epsilon is None) == (self.multiplier is None):
-            raise SettingError("epsilon and multiplier: give one of them, which says how much noise there is")
+            raise SettingError("epsilon and multiplier: set exactly one; either determines the noise")
         if self.delta == 0:
             raise SettingError("delta = 0: Gaussian noise always fails with some probability; give 1e-6, say")
 

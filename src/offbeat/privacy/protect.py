@@ -72,7 +72,7 @@ def _private_tasks(server: Server[Any], privacy: Privacy, clients: int) -> Serve
     """FedAST, each of whose tasks has a ledger."""
     name = type(server).__name__
     if not isinstance(server, FedAST):
-        raise SettingError(f"privacy: {name} goes by what single clients report; use fedast, or one task at a time")
+        raise SettingError(f"privacy: {name} needs the reports of single clients; use fedast, or one task at a time")
     if server.allocation != "static":
         raise SettingError(
             f'privacy: allocation = "{server.allocation}" goes by the variance of updates without noise, and everybody '

@@ -113,7 +113,7 @@ def check_scores(problem: Supervised) -> None:
             if score.of_loss:
                 continue
             if target is None or not isinstance(output, Tensor):
-                raise SettingError(f"it compares outputs with a target, and there is a {type(output).__name__}")
+                raise SettingError(f"it compares a tensor with a target, got a {type(output).__name__}")
             _ = score.of(output, target) if isinstance(score, Whole) else score.state(output, target)
         except Exception as error:
             said = str(error) if isinstance(error, OffbeatError) else one_line(error)
@@ -149,7 +149,7 @@ def _shards(problem: Supervised) -> None:
     order, count = problem.shards.order, len(problem.data.train)
     if order.min() < 0 or order.max() >= count:
         wrong = int(order.min() if order.min() < 0 else order.max())
-        raise DataError(f"a client has the training sample {wrong}, and there are {count}: from 0 to {count - 1}")
+        raise DataError(f"a client has training sample {wrong}; expected numbers from 0 to {count - 1}")
 
 
 def _extremes(problem: Supervised, call: Any) -> None:
@@ -191,12 +191,12 @@ def _output(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Tensor:
     if not isinstance(output, Tensor):
         own = ', or "model" if the output has its loss' if hasattr(output, "loss") else ""
         raise ModelError(
-            f"the model gives a {type(output).__name__}, not a tensor; write a loss as loss(model, batch){own}"
+            f"the model returns a {type(output).__name__}, not a tensor; write a loss as loss(model, batch){own}"
         )
     if output.dim() == 0 or len(output) != 2:
-        raise ModelError(f"the model gives {_shape(output)} for two samples, {given}; samples are the first dimension")
+        raise ModelError(f"the model returns {_shape(output)} for two samples, {given}; samples come first")
     if not torch.equal(output, again) and bool(torch.isfinite(output).all()):
-        raise ModelError("the model gives other outputs for the same inputs, so no run could be repeated: draw nothing")
+        raise ModelError("the model returns other outputs for the same inputs; draw no random numbers in it")
     return output
 
 
@@ -215,7 +215,7 @@ def _target(problem: Supervised, output: Tensor, target: Tensor) -> None:
         if output.dim() == target.dim() and target.shape[1:] == (1,):
             raise DataError(f"{a_sample}; a class is one number: use .squeeze(1)")
         if output.dim() < 2 or not places:
-            raise DataError(f"{a_sample}, and the model gives {_shape(output)}: no score for each class")
+            raise DataError(f"{a_sample}, and the model returns {_shape(output)}: no score for each class")
         last = function is losses.next_token or output.shape[:-1] == target.shape
         _classes(problem, output.shape[-1] if last else output.shape[1])
         total = output.detach().sum(-1)
@@ -224,7 +224,9 @@ def _target(problem: Supervised, output: Tensor, target: Tensor) -> None:
     elif function in _NUMBERS:
         fits = output.shape == target.shape or (output.dim() == target.dim() + 1 and output.shape[-1] == 1)
         if not fits or (output.dim() == target.dim() + 1 and output.shape[:-1] != target.shape):
-            raise DataError(f"{a_sample}, and the model gives {list(output.shape[1:])} a sample{_fit(output, target)}")
+            raise DataError(
+                f"{a_sample}, and the model returns {list(output.shape[1:])} a sample{_fit(output, target)}"
+            )
         if _padded(problem, name):
             raise DataError(
                 f"{name!r} holds lists that were padded, and {problem.objective.name} would count the padding: write a "
@@ -291,14 +293,14 @@ def _loss(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Any:
         raise SettingError(f"{said}: {one_line(error)}") from error
     parts = found if isinstance(found, tuple) else (found,)
     if not all(isinstance(part, Tensor) for part in parts) or len(parts) > 2:
-        raise SettingError(f"the loss {objective.name} gives a {type(found).__name__}, not a tensor, or two of them")
+        raise SettingError(f"the loss {objective.name} returns a {type(found).__name__}, not a tensor, or two of them")
     for part in parts:
         if part.dim() > 1 or (part.dim() == 1 and len(part) != 2):
             raise SettingError(
-                f"the loss {objective.name} gives {_shape(part)} for two samples; give a value for each, [2], or a mean"
+                f"the loss {objective.name} returns {_shape(part)} for two samples; return one for each, [2], or a mean"
             )
     if len(parts) == 2 and any(part.dim() == 0 for part in parts):
-        raise SettingError(f"the loss {objective.name} gives sums and counts; each has one value a sample, [2]")
+        raise SettingError(f"the loss {objective.name} returns sums and counts; each has one value a sample, [2]")
     if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise SettingError(f"the loss {objective.name} is not finite at the start: are the inputs scaled?")
     return found

@@ -86,7 +86,7 @@ def bce(output: Tensor, target: Tensor) -> Tensor:
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The loss that the model gives itself: it gets all columns as keywords, and its output has `.loss`, a mean."""
+    """The loss that the model computes itself: it gets all columns as keywords, and its output has `.loss`, a mean."""
     found: Tensor = model(**batch).loss
     return found
 

@@ -485,7 +485,7 @@ class Supervised(OfModule):
                 "unlike; use a loss that gives one value a sample, without weights"
             )
         if self.unstackable:
-            raise SettingError(f"{label}: {self.name} gives no gradients of single samples: {self.unstackable}")
+            raise SettingError(f"{label}: {self.name} cannot compute gradients of single samples: {self.unstackable}")
 
     @property
     def own(self) -> bool:

@@ -77,7 +77,9 @@ class TorchMetric(Score):
         self.metric._update_count = 1
         found = torch.as_tensor(self.metric.compute())
         if found.numel() != 1:
-            raise SettingError(f"metrics: {self.name} gives {list(found.shape)} numbers, not one; choose an average")
+            raise SettingError(
+                f"metrics: {self.name} returns {list(found.shape)} numbers, expected one; choose an average"
+            )
         return float(found)
 
     def _given(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class Abreast(Simulation):
 
     def _send_all(self, send: Send) -> None:
         if send.lr is not None:
-            raise ApartError("the server gives its clients a step size")
+            raise ApartError("the server sets its clients' step size")
         self._send_one(send._replace(lr=self.step_sizes))  # type: ignore[arg-type]
 
     # What becomes of each
@@ -105,7 +105,7 @@ class Abreast(Simulation):
                 ended = self.advance(_FOREVER, pause=True)
             except DivergedError as error:
                 if not any(map(self._error, self.going)):
-                    raise ApartError("a run has diverged, and nobody knows which") from error
+                    raise ApartError("a run has diverged, and it is unknown which") from error
             except ApartError:
                 raise
             except OffbeatError as error:  # which one of the runs by itself will show

@@ -194,6 +194,6 @@ def rates(clock: Clock, clients: int, steps: int = 1, down: int = 0, up: int = 0
         if clock.download and clock.upload:
             mean += clock.download.mean(client, down) + clock.upload.mean(client, up)
         if not (math.isfinite(mean) and mean > 0):
-            raise SettingError(f"client {client}: its mean time is {mean:g}, which gives no rate")
+            raise SettingError(f"client {client}: its mean time is {mean:g}, so it has no rate")
         found.append(1.0 / mean)
     return found

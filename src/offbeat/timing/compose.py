@@ -51,7 +51,7 @@ class Times(Checked):
         if self.compute is None and self.network is None and self.trace is None:
             raise SettingError("nothing takes any time; set a compute time or a network")
         if self.speeds is not None and self.compute is None and self.trace is None:
-            raise SettingError(f"speeds = {self.speeds!r}: there is no compute time for them to scale; set one")
+            raise SettingError(f"speeds = {self.speeds!r}: no compute time to scale; set one")
         if self.dropout >= 1:
             raise SettingError(f"dropout = {self.dropout!r}: must be a probability below 1")
 
@@ -68,7 +68,9 @@ class Times(Checked):
         recorded = {name: part for name, part in self.trace.read()._asdict().items() if part is not None}
         for name in recorded:
             if getattr(self, name) is not None:
-                raise SettingError(f"{name} = {getattr(self, name)!r}: the trace {self.trace.file} gives it; keep one")
+                raise SettingError(
+                    f"{name} = {getattr(self, name)!r}: the trace {self.trace.file} defines it as well; remove one"
+                )
         return replace(self, trace=None, **recorded)
 
 

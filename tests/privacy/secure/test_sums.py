@@ -204,7 +204,7 @@ REFUSED = {
     "too small a buffer": (FedBuff(size=2), "size = 2: .* cohort = 3"),
     "a staleness weight": (FedBuff(size=4, weight=Polynomial(0.5)), "weight: .* no update can be weighted"),
     "by the clock": (AREA(size=Period(1.0)), "after a number of updates"),
-    "dynamic allocation": (FedAST(allocation="dynamic", size=4), "it goes by single updates"),
+    "dynamic allocation": (FedAST(allocation="dynamic", size=4), "it needs single updates"),
     "a buffer that changes": (FedAST(), "size: .* needs one that stays"),
 }
 

@@ -89,7 +89,7 @@ class CohortMember:
             raise TicketError("own", "what this client has said of itself was changed")
         named = [what for each in call.members for what in (each.client.encode(), each.seal, each.mask, each.seed)]
         if len({*named}) != len(named):
-            raise TicketError("members", "a name or a key is there twice")
+            raise TicketError("members", "a duplicate name or key")
 
     # Sharing
 
@@ -162,7 +162,7 @@ class CohortMember:
         """The words with all masks on."""
         call, me = self._called()
         if not self.shares:
-            raise TicketError("order", "nobody has shared yet")
+            raise TicketError("order", "no shares have been dealt yet")
         total = words.astype(np.uint32)
         call.add_own(total, self.seed)
         for other in self.shares:
@@ -176,11 +176,11 @@ class CohortMember:
         """Shares of the survivors' seeds and of the others' mask keys, in the order of places; once."""
         call, me = self._called()
         if len({*survivors, *dropped}) != len(survivors) + len(dropped):
-            raise TicketError("both", "a member is a survivor and a drop-out, or is there twice")
+            raise TicketError("both", "a member is listed twice, or both as survivor and as drop-out")
         if {*survivors, *dropped} != {*self.shares}:
             raise TicketError("members", "survivors and drop-outs are not those who have shared")
         if me not in survivors or len(survivors) < max(call.threshold, call.context.cohort):
-            raise TicketError("cohort", f"{len(survivors)} survivors are too few, or this client is none of them")
+            raise TicketError("cohort", f"{len(survivors)} survivors are too few, or do not include this client")
         if self.survivors and self.survivors != tuple(sorted(survivors)):
             raise TicketError("repeated", "it has answered for other survivors before")
         found = [seed if place in survivors else mask for place, (seed, mask) in self.shares.items()]
