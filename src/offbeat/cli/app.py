@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from offbeat import __version__
-from offbeat.core.errors import InterruptedRunError, OffbeatError
+from offbeat.core.errors import InterruptedRunError, OffbeatError, disk_full
 
 _COMMANDS = {  # what people do -> name -> module in this package, and its function or group of commands
     "Run an experiment": {
@@ -129,9 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130 if isinstance(error, InterruptedRunError) else 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # not one of the parser's
-            from offbeat.watch.files import full
-
-            if not full(error):
+            if not disk_full(error):
                 raise
             place = getattr(error, "filename", None)
             where = f" for {place}" if place else ""

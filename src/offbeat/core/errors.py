@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -200,3 +201,12 @@ def _check(hint: Any, value: Any, name: str) -> None:
 def _fits(option: Any, value: Any) -> bool:
     origin = get_origin(option) or option
     return value in get_args(option) if origin is Literal else isinstance(origin, type) and isinstance(value, origin)
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def disk_full(error: Exception) -> bool:
+    """Whether an error says that a disk has no room."""
+    known = isinstance(error, OSError) and error.errno in _NO_ROOM
+    return known or any(f"(os error {code})" in str(error) for code in _NO_ROOM)  # as safetensors says it

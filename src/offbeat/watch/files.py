@@ -10,7 +10,6 @@ run.json, server.log, trips/part-00000.parquet, checkpoint-00000.safetensors   a
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat import __version__
-from offbeat.core.errors import FolderError
+from offbeat.core.errors import FolderError, disk_full
 
 if TYPE_CHECKING:  # heavy, and `import offbeat` leads here
     import pyarrow as pa
@@ -160,22 +159,13 @@ def atomic(path: Path) -> Iterator[Path]:
     part.replace(path)
 
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def full(error: Exception) -> bool:
-    """Whether an error says that a disk has no room."""
-    known = isinstance(error, OSError) and error.errno in _NO_ROOM
-    return known or any(f"(os error {code})" in str(error) for code in _NO_ROOM)  # as safetensors says it
-
-
 @contextmanager
 def room(folder: Path, again: str = "continue with `offbeat resume`") -> Iterator[None]:
     """Within, a disk without room is a FolderError that says how to go on."""
     try:
         yield
     except Exception as error:
-        if not full(error):
+        if not disk_full(error):
             raise
         raise FolderError(
             f"no space left in {folder}; free space and {again}: everything until the last checkpoint is kept"
