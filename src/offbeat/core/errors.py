@@ -98,15 +98,6 @@ def failure(error: BaseException, file: str | None = None) -> str:
     return f"{type(error).__name__}: {said}{place}"
 
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def disk_full(error: Exception) -> bool:
-    """Whether an error says that a disk has no room."""
-    known = isinstance(error, OSError) and error.errno in _NO_ROOM
-    return known or any(f"(os error {code})" in str(error) for code in _NO_ROOM)  # as safetensors says it
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """What a name that is not among the known ones was probably meant to be."""
     names = sorted(known)
