@@ -76,8 +76,13 @@ def text(table: SuiteTable) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, nargs="*", default=[])
+    given = parser.parse_args()
     suite = definition.load("v1")
-    for path in parser.parse_args().add:
+    if suite.stand_ins:
+        parser.error(
+            f"the pages name the data sets of the results, which have to be here: {'; '.join(suite.stand_ins)}"
+        )
+    for path in given.add:
         new = result.read(path)
         (task,) = {cell.task for cell in new.cells.values()}
         place = FOLDER / f"{task}.json"

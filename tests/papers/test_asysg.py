@@ -53,9 +53,9 @@ def test_a_gradient_later_than_the_cap_counts_cap_over_staleness() -> None:
 
 def test_there_is_no_local_step_size() -> None:
     """Clients send gradients, so there is no local step size."""
-    with pytest.raises(SettingError, match="leave lr and steps out"):
+    with pytest.raises(SettingError, match="leave out lr and steps"):
         Gradient(lr=0.1)
-    with pytest.raises(SettingError, match="leave lr and steps out"):
+    with pytest.raises(SettingError, match="leave out lr and steps"):
         Gradient(steps=3)
 
 

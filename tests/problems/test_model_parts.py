@@ -111,7 +111,7 @@ def test_a_model_without_such_layers_is_called_as_before() -> None:
     ("module", "message"),
     [
         (Recomputed, "gradients differ for the same masks; does it recompute activations"),
-        (Drawn, "gives other outputs for the same inputs"),
+        (Drawn, "returns other outputs for the same inputs"),
     ],
 )
 def test_what_no_key_reaches_is_refused(module: Any, message: str) -> None:

@@ -302,6 +302,7 @@ def test_workers_end_with_their_run_however_it_ends(number: signal.Signals) -> N
 
 def test_data_lie_in_shared_memory_once_however_many_problems_are_made_of_them() -> None:
     shared, data = Shared(), load("digits")
+    data.as_inputs("signed")  # made once for all problems, and sent with none
     try:
         problems = [Supervised.split(data, clients) for clients in (4, 7)]
         packed = [pack(problem, shared.put) for problem in problems]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,10 @@ class Dataset:
     def __post_init__(self) -> None:
         for samples in (self.train, self.test):
             samples.has(*self.inputs, self.target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is sent to other processes: without the same samples in other ranges."""
+        return {**vars(self), "_made": {}}
 
     def __repr__(self) -> str:
         kind = f", one of {self.classes} classes" if self.classes else ""
