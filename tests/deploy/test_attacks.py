@@ -34,7 +34,7 @@ from offbeat.deploy.envelope import digest_of, sign
 from offbeat.deploy.gate import PARTED, write_parts
 from offbeat.deploy.journal import BrokenLogError
 from offbeat.deploy.link import Kept, Link
-from offbeat.deploy.questions import Answering, Asking, CopyPiece, Question, ask_server, read_answer, write
+from offbeat.deploy.questions import Answering, Asking, CopyPiece, Question, ask_server, read_answer, rest, write
 from offbeat.deploy.refold import fingerprint, refold
 from offbeat.deploy.roll import members_of
 from offbeat.experiment.admin import served_runs
@@ -324,10 +324,11 @@ def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(
 ) -> None:
     copy, times = Answering._copy, list[tuple[float, float]]()
 
-    async def timed(self: Answering, *given: Any) -> None:
+    async def timed(self: Answering, *given: Any) -> int:
         began = time.monotonic()
-        await copy(self, *given)
+        handled = await copy(self, *given)
         times.append((began, time.monotonic()))
+        return handled
 
     monkeypatch.setattr(Answering, "_copy", timed)
 
@@ -344,15 +345,22 @@ def test_questions_for_copies_are_answered_one_at_a_time_with_a_rest_between(
     assert all(after[0] - before[1] > min(0.9, 8 * (before[1] - before[0])) for before, after in pairwise(times))
 
 
+def test_a_large_copy_has_a_long_rest_and_a_slow_line_has_none() -> None:
+    """Of a client that has lost its disk on a slow line, the wait for the network is not the server's work."""
+    assert rest(took=1.0, handled=100_000_000) == 9.0
+    assert rest(took=0.01, handled=100_000) == pytest.approx(0.09)
+    assert rest(took=15.0, handled=100_000) < 1.1
+
+
 def test_after_a_rest_a_client_gets_the_copy_that_it_asks_for_by_then(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gives a question up after a while, and asks another one."""
     copy = Answering._copy
 
-    async def slow(self: Answering, *given: Any) -> None:
+    async def slow(self: Answering, *given: Any) -> int:
         await asyncio.sleep(0.4)
-        await copy(self, *given)
+        return await copy(self, *given)
 
     monkeypatch.setattr(Answering, "_copy", slow)
 

@@ -381,19 +381,21 @@ async def unchecked(self: LogAudit, seq: int, raw: bytes) -> list[tuple[Record, 
 def oldest_copy(copy: Any) -> Any:
     """A client gets the oldest of its copies back."""
 
-    async def hand_back(self: Any, say: Any, account: str, question: Any) -> None:
+    async def hand_back(self: Any, say: Any, account: str, question: Any) -> int:
+        handled = 0
         for skip in (2, 1, 0):
             before: list[bytes] = []
 
             async def note(answer: bytes, before: list[bytes] = before) -> None:
                 before.append(answer)
 
-            await copy(self, note, account, questions.Question(question.what, question.id, 0.0, question.nonce, skip))
+            older = questions.Question(question.what, question.id, 0.0, question.nonce, skip)
+            handled += await copy(self, note, account, older)
             if before and questions.read_answer(before[0])[0].count:
                 for answer in before:
                     await say(answer)
-                return
-        await copy(self, say, account, question)
+                return handled
+        return handled + int(await copy(self, say, account, question))
 
     return hand_back
 

@@ -34,7 +34,8 @@ FRESH = 120.0  # seconds for which such a question counts
 SLOW = 8.0  # seconds to wait for an answer
 HELD = 4 << 20  # bytes of copies in memory while one is handed back
 REST = 9.0  # times as long as it took to hand a client a copy, until it may have the next
-LONGEST = 30.0  # seconds of such a rest
+LONGEST = 1.0  # seconds of such a rest at most, for a small copy: a slow line is not the server's work
+SPEED = 1e8  # bytes of copies that a server handles in a second: large ones have a longer rest
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class CopyPiece:
     name: str
     number: int
     count: int
+
+
+def rest(took: float, handled: int) -> float:
+    """Seconds until a client gets its next copy. took: seconds for the last one.   handled: bytes of copies for it."""
+    return min(REST * took, LONGEST + REST * handled / SPEED)
 
 
 def copy_name(progress: Progress) -> str:
@@ -222,21 +228,22 @@ class Answering:
             while self.copying[account] is not answered:
                 await asyncio.sleep(max(0.0, self.resting.get(account, 0.0) - time.monotonic()))
                 began, answered = time.monotonic(), self.copying[account]
-                await self._copy(say, account, answered)
-                took = time.monotonic() - began
-                self.resting[account] = time.monotonic() + min(REST * took, LONGEST)
+                handled = await self._copy(say, account, answered)
+                ended = time.monotonic()
+                self.resting[account] = ended + rest(ended - began, handled)
         finally:
             del self.copying[account]
 
-    async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> None:
-        """Hand a client its own copy back; the broker keeps the last few copies, which may be large."""
+    async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> int:
+        """Hand a client its own copy back, and say how many bytes were handled; the broker keeps the last few."""
+        handled = 0
         stream, subject, at = f"MIRROR-{self.run}", f"mirror.{account}.{self.run}", 1
         found: dict[str, dict[int, int]] = {}  # name -> which piece -> its number in the stream
         counts: dict[str, int] = {}
         held: dict[int, bytes] = {}  # the last pieces by number: asking again for each takes a round trip
         with contextlib.suppress(*FAILURES):
             while (kept := await self.link.kept(stream, at, subject)) is not None:
-                at = max(at, kept.number) + 1
+                at, handled = max(at, kept.number) + 1, handled + len(kept.data)
                 with contextlib.suppress(RefusedError):
                     piece, _ = read_copy(kept.data)
                     if piece.nonce == question.nonce:
@@ -249,16 +256,19 @@ class Answering:
             chosen = whole[-1 - question.skip] if question.skip < len(whole) else None
             if chosen is None:
                 await self._tell(say, question, None)
-                return
+                return handled
             for number in range(counts[chosen]):
                 data = held.pop(found[chosen][number], None)
                 if data is None:
                     kept = await self.link.kept(stream, found[chosen][number])
                     if kept is None:  # a newer copy has pushed it out: the client asks again
-                        return
+                        return handled
+                    handled += len(kept.data)
                     data = kept.data
                 _, content = read_copy(data)
                 await say(write("answer", Answer(question.id, number, counts[chosen]), content))
+                handled += len(content)
+        return handled
 
     async def finish(self) -> None:
         """Give the answers that are under way: who has had the run stopped waits for one."""
