@@ -236,7 +236,7 @@ class Answering:
 
     async def _copy(self, say: Callable[[bytes], Awaitable[None]], account: str, question: Question) -> int:
         """Hand a client its own copy back, and say how many bytes were handled; the broker keeps the last few."""
-        handled = 0
+        handled = taken = 0
         stream, subject, at = f"MIRROR-{self.run}", f"mirror.{account}.{self.run}", 1
         found: dict[str, dict[int, int]] = {}  # name -> which piece -> its number in the stream
         counts: dict[str, int] = {}
@@ -250,8 +250,9 @@ class Answering:
                         found.setdefault(piece.name, {})[piece.number] = kept.number
                         counts[piece.name] = piece.count
                         held[kept.number] = kept.data
-                        while sum(map(len, held.values())) > HELD:
-                            del held[next(iter(held))]
+                        taken += len(kept.data)
+                        while taken > HELD:
+                            taken -= len(held.pop(next(iter(held))))
             whole = sorted(name for name, pieces in found.items() if len(pieces) == counts[name] == max(pieces) + 1)
             chosen = whole[-1 - question.skip] if question.skip < len(whole) else None
             if chosen is None:
