@@ -13,7 +13,9 @@ import pytest
 from quartics import Array, Quartics, gradient
 from worlds import Scripted
 
+from offbeat.algorithms import FedAST
 from offbeat.core.algorithm import Algorithm
+from offbeat.core.events import Send
 from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.core.until import Until
@@ -105,3 +107,18 @@ def agree(found: Trail, wanted: Trail, least: int = EVENTS) -> None:
         assert time == pytest.approx(moment, rel=1e-12)
         for a, b in zip(vectors, expected, strict=True):
             assert a == pytest.approx(b, rel=1e-12, abs=1e-12)
+
+
+def sent_by_fedast(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The clients that FedAST gives work to from now on, in its order."""
+    clients: list[int] = []
+    plain = FedAST._send
+
+    def send(*given: Any) -> Iterator[Any]:
+        for command in plain(*given):  # type: ignore[misc]
+            if isinstance(command, Send):
+                clients.append(command.client)
+            yield command
+
+    monkeypatch.setattr(FedAST, "_send", send)
+    return clients

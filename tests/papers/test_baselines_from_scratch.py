@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from anew import LR, STEPS, Clock, Times, Trail, agree, descend, model, moved, trail
+from anew import LR, STEPS, Clock, Times, Trail, agree, descend, model, moved, sent_by_fedast, trail
 from quartics import DIM, Array, Quartics, gradient, start, whole_gradient
 
 from offbeat.algorithms import CA2FL, MIFA, SCAFFOLD, AsFedAvg, Favano, FedAST, QuAFL, SyncST
 from offbeat.algorithms.favano import Interrupting
 from offbeat.algorithms.fedavg import Rounds
-from offbeat.core.events import Send
 from offbeat.core.server import Server
 from offbeat.local import SGD, Scaffold
 
@@ -491,16 +490,7 @@ def demonstration(times: Times, clients: Iterator[int], last: Mapping[int, int],
 
 @pytest.mark.parametrize("last", [{}, {0: 12}, {1: 9, 2: 14}])
 def test_fedasts_demonstration(last: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_clients: list[int] = []
-    plain = FedAST._send
-
-    def send(*given: Any) -> Iterator[Any]:
-        for command in plain(*given):  # type: ignore[misc]
-            if isinstance(command, Send):
-                drawn_clients.append(command.client)
-            yield command
-
-    monkeypatch.setattr(FedAST, "_send", send)
+    drawn_clients = sent_by_fedast(monkeypatch)
     monkeypatch.setattr(Quartics, "biases", ((DIM - 1, DIM),), raising=False)
     server = FedAST(
         requests=(10, 5, 15),

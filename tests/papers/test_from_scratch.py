@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from anew import CLIENTS, EVENTS, LR, STEPS, Clock, Times, Trail, agree, descend, model, trail
+from anew import CLIENTS, EVENTS, LR, STEPS, Clock, Times, Trail, agree, descend, model, sent_by_fedast, trail
 from quartics import DIM, Array, gradient, hessian, start
 
 from offbeat.algorithms import AREA, Decay, DeFedAvg, DeFedAvgIID, FedAST, FedAsync, FedBuff, Period
-from offbeat.core.events import Recall, Send
+from offbeat.core.events import Recall
 from offbeat.core.local import Local
 from offbeat.core.server import Server
 from offbeat.local import MAML, SGD, Moreau
@@ -304,16 +304,7 @@ def fedast(times: Times, clients: Iterator[int], period: int | None, window: int
 @pytest.mark.parametrize("allocation", ["static", "dynamic"])
 def test_fedast(allocation: Any, weights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line 10: "x_m ← x_m − η_s η_c τ (1/b) Σ Δ"; algorithm 3: "c mod c_period = 0"; algorithm 4, lines 2 and 3."""
-    drawn: list[int] = []
-    plain = FedAST._send
-
-    def send(*given: Any) -> Iterator[Any]:
-        for command in plain(*given):  # type: ignore[misc]
-            if isinstance(command, Send):
-                drawn.append(command.client)
-            yield command
-
-    monkeypatch.setattr(FedAST, "_send", send)
+    drawn = sent_by_fedast(monkeypatch)
     server = FedAST(requests=30, ratio=5.0, lr=0.4, allocation=allocation, weights=weights, window=6, period=0.25)
     times, local = Times(2, network=False), SGD(LR, steps=STEPS)
     found = trail(server, local, times, lambda world: [t.inner.model.vector for t in world.server.tasks], tasks=3)
