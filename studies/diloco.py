@@ -423,10 +423,8 @@ def main() -> None:
         for name in given.parts:
             with computing(()):
                 Bench(given.folder / f"{name}.json", PARTS[name], given, end).work()
-    parts = kept(given.folder)
-    if given.page is None:
-        print(*tables(parts), sep="\n")
     else:
+        parts = kept(given.folder)
         small = kept(given.folder / "small")
         words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
         lines = [words + MARK, *tables(parts), *alone(small, ", small model")]

@@ -49,6 +49,7 @@ WAVES = (
     Wave("fedast-fig3/fashion", 90, 2),
     Wave("fedast-fig4/main", 130, 2),
     Wave("fedast-fig8/fig9", 130, 2),
+    Wave("fedast-fig5/mnist-2", 20, 0.3),
     Wave("fedast-fig5/mnist-4", 75, 0.7),
     Wave("fedast-fig5/mnist-6", 115, 1.3),
     Wave("defedavg-fig6/fashion-iid/n-5,n-20,n-40,n-80", 130, 1.5),

@@ -144,7 +144,7 @@ class Part:
         gpu = self.given.device.startswith("cuda")
         parts = bundles(missing, ABREAST if gpu else 1)
         orders = Orders(str(self.folder / self.unit.slug), self.given.device, False, 1, len(parts),
-                        save=float("inf"), sweeps=self.given.processes)  # fmt: skip
+                        save=float("inf"), sweeps=max(self.given.processes, self.given.sharers))  # fmt: skip
         with path.open("a", encoding="utf-8") as out, computing(()):
             out.write("\n" if path.stat().st_size else "")  # after a line that was cut short
 
@@ -230,6 +230,7 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="say what is missing, and run nothing")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--sharers", type=int, default=1, help="processes that share the GPU, with those of others")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
