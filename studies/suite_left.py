@@ -43,7 +43,6 @@ from offbeat.watch.results import Result
 
 RECORDED = Path(__file__).parent.parent / "docs" / "results" / "suite"
 OWN = "mine.py"  # the method from outside the package, whose text the result files hold
-METHODS = 10  # of a part
 Given = argparse.Namespace
 
 
@@ -69,8 +68,8 @@ def request(folder: Path, given: Given) -> SuiteRequest:
     return SuiteRequest("v1", "quick" if given.quick else "full", own, only=tuple(given.only), device=given.device)
 
 
-def left(suite: Suite, order: Sequence[str]) -> list[Unit]:
-    """What has no record, the cells in this order. A method is always in the same part."""
+def left(suite: Suite, order: Sequence[str], size: int) -> list[Unit]:
+    """What has no record, the cells in this order. size: methods of a part; a method is always in the same one."""
 
     def rank(cell: str) -> int:
         return min((at for at, each in enumerate(order) if each in (cell, *cell.split("/"))), default=-1)
@@ -80,9 +79,9 @@ def left(suite: Suite, order: Sequence[str]) -> list[Unit]:
         path = RECORDED / f"{cell.partition('/')[0]}.json"
         old = result.read(path).cells.get(cell) if suite.scale == "full" and path.exists() else None
         labels = suite.labels(cell)
-        for at in range(0, len(labels), METHODS):
-            mine = [label for label in labels[at : at + METHODS] if old is None or label not in old.methods]
-            found += [Unit(cell, at // METHODS, mine)] if mine else []
+        for at in range(0, len(labels), size):
+            mine = [label for label in labels[at : at + size] if old is None or label not in old.methods]
+            found += [Unit(cell, at // size, mine)] if mine else []
     return found
 
 
@@ -231,6 +230,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--sharers", type=int, default=1, help="processes that share the GPU, with those of others")
+    parser.add_argument("--size", type=int, default=10, help="methods of a part; a second call must name the same")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def main() -> None:
         print(line)
     if absent := [line for line in suite.stand_ins if line not in suite.omitted]:
         raise SystemExit("; ".join(absent))
-    units = left(suite, given.only)
+    units = left(suite, given.only, given.size)
     for unit in units if given.plan else ():
         print(f"{unit.slug}: {', '.join(unit.labels)}")
     if not given.plan:

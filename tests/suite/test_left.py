@@ -16,7 +16,7 @@ from offbeat.suite.run import SuiteRequest, create, work as work_in_folders
 from studies import suite as study, suite_left
 
 ROOT = Path(__file__).parent.parent.parent
-GIVEN = Namespace(device="cpu", processes=1, limit=1e9, quick=True, only=["tabular/equal"])
+GIVEN = Namespace(device="cpu", processes=1, sharers=1, limit=1e9, quick=True, only=["tabular/equal"])
 BLOCKED = """
 import sys
 class Blocked:
@@ -54,13 +54,10 @@ def rows_of(path: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_the_scores_are_those_of_the_command_and_nothing_is_done_twice(
-    asked: SuiteRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scores_are_those_of_the_command_and_nothing_is_done_twice(asked: SuiteRequest, tmp_path: Path) -> None:
     folder = tmp_path / "left"
     folder.mkdir()
-    monkeypatch.setattr(suite_left, "METHODS", 2)
-    units = suite_left.left(asked.suite(), ())
+    units = suite_left.left(asked.suite(), (), 2)
     assert [(unit.slug, *unit.labels) for unit in units] == [
         ("tabular-centralised-0", "centralised"),
         ("tabular-equal-0", "m-sync", "fedavg"),
