@@ -13,6 +13,7 @@ second call does what is missing; runs that were cut short begin anew. `--limit`
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ import studies.bare  # noqa: F401  # before anything that would import what this
 
 # isort: split
 import numpy as np
+import torch
 
 from offbeat.experiment import mps, sweep_workers, tuning
 from offbeat.experiment.grid import Grid, bundles
@@ -158,6 +160,10 @@ class Part:
             worker.keep_events = stage == "judged"
             for _ in worker.steps():
                 pass
+            del worker
+            gc.collect()  # its runs refer to themselves, and to memory of a GPU that the next stage needs
+            if gpu:
+                torch.cuda.empty_cache()
         if short := sum((point.label, point.seed) not in known for point in points):
             raise TimeoutError(f"{stage}: {short} of {len(points)} runs are missing")
         return [known[point.label, point.seed] for point in points]

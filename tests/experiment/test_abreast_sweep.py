@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from simulate.test_owed import LazyArenas
 
+from offbeat.core.errors import OffbeatError
 from offbeat.experiment import sweep_workers
 from offbeat.experiment.grid import Grid, Point, bundles
 from offbeat.experiment.sweep_workers import Orders, alone
 from offbeat.simulate.abreast import Abreast
+from offbeat.simulate.arena import LazyArena
 from offbeat.watch.results import Result
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # one of the step sizes diverges
@@ -71,6 +74,39 @@ def test_a_sweep_that_is_stopped_goes_on_run_by_run_and_ends_the_same(
     assert set(saved) == {point.number for point in points if point.number not in some}
     rest = done(tmp_path / "stopped", bundles([p for p in points if p.number not in some], 8))
     assert {**some, **rest} == whole
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("events", [False, True])
+def test_a_sweep_that_runs_out_of_memory_goes_on_with_fewer_runs_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, events: bool
+) -> None:
+    points = Grid({**TABLE, "until": {"time": 2.0}}).points
+    whole = done(tmp_path / "whole", bundles(points, size), events=events)
+    grow, largest = LazyArena._grow, list[int]()
+
+    def limited(arena: LazyArena) -> None:
+        if len(arena.matrix) * arena.matrix.shape[1] > 100_000:  # two or three of the twelve runs
+            largest.append(len(arena.matrix))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        grow(arena)
+
+    monkeypatch.setattr(LazyArena, "_grow", limited)
+    assert done(tmp_path / "little", bundles(points, size), events=events) == whole
+    assert len(largest) >= len(caplog.messages) >= 2
+    assert caplog.messages[0] == "no GPU memory for 12 runs at once; fewer are"
+    logs = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("part-*.parquet")]
+    assert len(logs) == (12 if events else 0)
+    assert all((tmp_path / "whole" / log).read_bytes() == (tmp_path / "little" / log).read_bytes() for log in logs)
+
+
+def test_a_run_that_is_too_large_by_itself_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(arena: LazyArena) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(LazyArena, "_grow", full)
+    with pytest.raises((OffbeatError, torch.OutOfMemoryError), match="out of memory"):
+        done(tmp_path, bundles(Grid(TABLE).points, 8))
 
 
 def test_every_run_has_its_event_log(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
 import offbeat as ob
 from offbeat.data.base import Dataset
+from offbeat.data.readers import load
 from offbeat.models.linear import Softmax
-from offbeat.problems.evaluation import OBJECTIVE, _equally
+from offbeat.problems import evaluation
+from offbeat.problems.evaluation import OBJECTIVE, Evaluation, _equally
 from offbeat.problems.supervised import Supervised
 from offbeat.timing import Exponential, Times
 
@@ -83,3 +87,24 @@ def test_a_finished_run_tells_the_loss_on_all_training_samples() -> None:
     assert result.metrics["loss"] == p.exact(result.model)
     assert result.metrics["loss"] != last.metrics["loss"]
     assert result.metrics["accuracy"] == last.metrics["accuracy"]
+
+
+def test_what_a_few_samples_take_on_a_gpu_says_how_many_are_evaluated_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    p = Supervised.split(load("digits"), 4, model=model)
+    asked: list[Any] = []
+
+    def fit(function: Callable[..., Any], arguments: Any, tried: int) -> int:
+        asked.append((len(function(arguments[0][:tried])), tried))
+        return 48
+
+    monkeypatch.setattr(evaluation, "fit", fit)
+    found = Evaluation(p)
+    assert found._chunk == 256
+    first = p.initial()
+    monkeypatch.setattr(p, "initial", lambda: first)
+    monkeypatch.setattr(p, "device", torch.device("cuda"))
+    assert (found._chunk, found._chunk) == (48, 48)
+    assert asked == [(256, 256)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import shutil
 import signal
 import tempfile
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +41,8 @@ from offbeat.watch.progress import fraction
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.session import summary
+
+log = logging.getLogger("offbeat.experiment")
 
 # ("done", Result) | ("so far", Results under way) | ("share", (worker, runs' worth of work done, updates))
 # and for the dispatcher ("next", None) | ("files", (number, files)) | ("left", "" or why it has failed)
@@ -101,20 +106,50 @@ class SweepWorker:
         share(orders.device, orders.sharers)
         self.folder = Path(orders.folder)
         self.bundles = bundles
+        self.begun: list[Sequence[Point]] = []  # bundles, of which some may be over
+        self.finished: set[int] = set()
+        self.ended = self.updates = 0
+        self.most, self.together = self._fair_share, True  # runs at work at once, and whether several are done as one
+        self._clear()
+
+    def _clear(self) -> None:
         self.problems, self.arenas = Problems(), Arenas()
         self.executors: dict[bool, Executor] = {}
         # by number: the point, how it is evaluated, who watches, when it began
         self.at_work: dict[int, tuple[Point, Evaluate, History | Recorder, float]] = {}
-        self.ended = self.updates = 0
-        self.program: Program
         self.largest = 0.0  # of the runs so far, in bytes of vectors
+        self.program = Program(self._makers(), self._over, self.most)
 
     def steps(self) -> Iterator[None]:
-        """Until there is nothing left to do, or the dispatcher says stop: then what is unfinished is saved."""
-        first = next(self.bundles, None)
-        if first is None:
-            return
-        self.program = Program(self._makers(first), self._over, self._fair_share)
+        """Until there is nothing left to do, or the dispatcher says stop: then what is unfinished is saved.
+
+        Where a GPU's memory was not enough, half as many runs go on, from where they were saved last.
+        """
+        while True:
+            try:
+                yield from self._steps()
+                return
+            except (OffbeatError, RuntimeError) as error:
+                if not no_memory(error) or not (self.most > 1 or self.together):
+                    raise
+            self._fewer()
+
+    def _fewer(self) -> None:
+        """Begin again with what is not over: half as many at once, in the end one by one."""
+        runs = len(self.at_work)
+        if self.most > 1:
+            self.most = max(1, min(self.most, len(self.program.active)) // 2)
+        else:
+            self.most, self.together = max(1, runs // 2), False
+        log.warning("no GPU memory for %d runs at once; fewer are", runs)
+        left = [[point for point in bundle if point.number not in self.finished] for bundle in self.begun]
+        self.bundles, self.begun = chain([bundle for bundle in left if bundle], self.bundles), []
+        self._clear()
+        gc.collect()  # what is left of the runs refers to itself
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _steps(self) -> Iterator[None]:
         told = noted = saved = time.perf_counter()
         for active in self.program.rounds():
             if self.stop():
@@ -145,7 +180,7 @@ class SweepWorker:
     def _width(self, size: float) -> int:
         """How many runs of this size, in bytes of vectors, are at work at once: on a CPU those that its cache holds,
         on a GPU as many as fit."""
-        return max(1, min(self._fit(size), self._fair_share))
+        return max(1, min(self._fit(size), self.most))
 
     def _fit(self, size: float) -> int:
         if not self.orders.device.startswith("cuda"):
@@ -158,15 +193,14 @@ class SweepWorker:
         if size > self.largest:
             self.largest, self.program.width = size, self._width(size)
 
-    def _makers(self, first: Sequence[Point]) -> Iterator[tuple[int, Callable[[], Simulation]]]:
-        bundle: Sequence[Point] | None = first
-        while bundle:
-            if len(bundle) > 1 and (together := self._abreast(bundle)) is not None:
+    def _makers(self) -> Iterator[tuple[int, Callable[[], Simulation]]]:
+        for bundle in self.bundles:
+            self.begun.append(bundle)
+            if len(bundle) > 1 and self.together and (together := self._abreast(bundle)) is not None:
                 yield bundle[0].number, lambda run=together: run  # type: ignore[misc]
             else:
                 for point in bundle:
                     yield point.number, lambda point=point: self._make(point)  # type: ignore[misc]
-            bundle = next(self.bundles, None)
 
     def _abreast(self, bundle: Sequence[Point]) -> Simulation | None:
         """Several runs as one, if that can be and there is room."""
@@ -274,6 +308,11 @@ class SweepWorker:
         """The files of a run to where the sweep's folder is."""
         if self.orders.apart:
             self.tell(("files", (number, pack_folder(place_of(self.folder, number)))))
+
+
+def no_memory(error: BaseException | None) -> bool:
+    """Whether a GPU's memory was not enough, behind whatever it came to."""
+    return error is not None and (isinstance(error, torch.OutOfMemoryError) or no_memory(error.__cause__))
 
 
 def singly(active: Mapping[int, Simulation]) -> Iterator[tuple[int, Simulation]]:

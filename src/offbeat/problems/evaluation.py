@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from offbeat.core.vectors import Vector
 from offbeat.problems.metrics import Score, Whole
+from offbeat.problems.replay import fit
 
 if TYPE_CHECKING:
     from offbeat.problems.supervised import Supervised
@@ -29,6 +30,7 @@ OBJECTIVE = 2000  # training samples that the objective is measured on unless mo
 # Samples evaluated at a time, on a CPU and on a GPU. A network keeps much of each: few of them stay in a CPU's cache.
 _CLOSED, _NETWORK = (8192, 65536), (256, 8192)
 _SCORES = 1 << 24, 1 << 27  # numbers among the outputs at a time, at most
+_TRIED = 256  # samples that show on a GPU how much memory they take
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -230,7 +232,17 @@ class Evaluation:
         most = (_NETWORK if self.problem.closed is None else _CLOSED)[at]
         data = self.problem.data
         scores = (data.classes or 1) * prod(data.train.shape(data.target))  # of one sample: many, for texts
-        return max(1, min(most, _SCORES[at] // scores))
+        most = max(1, min(most, _SCORES[at] // scores))
+        return most if at == 0 or self.problem.closed is not None else min(most, self._fitting)
+
+    @cached_property
+    def _fitting(self) -> int:
+        """Samples that a part of a GPU's memory is enough for: a recurrent layer needs much for each."""
+        p = self.problem
+        model = p.flat.whole(p.initial())
+        return fit(
+            lambda which: self._alone(model, p.objective.output, p.parts(p.test, which)), [self.tested], tried=_TRIED
+        )
 
     def _outputs(self, models: Vector, parts: Sequence[Tensor]) -> Any:
         """Of every model for all samples [v, m, ...]: of several at once only where samples are few. Those of a model

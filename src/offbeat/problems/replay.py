@@ -98,13 +98,13 @@ class Replay:
         return bool(begin.elapsed_time(end) < _OUTLAST * launched)
 
 
-def fit(function: Callable[..., Tensor], arguments: Sequence[Tensor], share: float = _SHARE) -> int:
-    """A size of which as many rows fit into a share of the GPU's memory, by what two of them take."""
+def fit(function: Callable[..., Any], arguments: Sequence[Tensor], share: float = _SHARE, tried: int = 2) -> int:
+    """A size of which as many rows fit into a share of the GPU's memory, by what a few of them take."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    function(*(pad(a[:2], 2) for a in arguments))
-    taken = max(1, torch.cuda.max_memory_allocated() - before) / 2
+    function(*(pad(a[:tried], tried) for a in arguments))
+    taken = max(1, torch.cuda.max_memory_allocated() - before) / tried
     rows = max(1, int(share * room() / taken))
     return next(size for size in range(rows, 0, -1) if padded(size) == size)
 
