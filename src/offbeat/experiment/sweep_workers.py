@@ -175,7 +175,7 @@ class SweepWorker:
     @property
     def _fair_share(self) -> int:
         """How many runs this worker may take at once, so that the others have work, too."""
-        return -(-self.orders.runs // self.orders.workers)
+        return max(1, -(-self.orders.runs // self.orders.workers))
 
     def _width(self, size: float) -> int:
         """How many runs of this size, in bytes of vectors, are at work at once: on a CPU those that its cache holds,
