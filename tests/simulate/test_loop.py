@@ -82,6 +82,12 @@ def test_with_a_metric_alone_a_run_still_ends() -> None:
     assert (result.world.now, result.world.stopped) == (3.0, "accuracy")
 
 
+def test_more_evaluations_than_anybody_wants_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"^evaluate\.every = 1e-09: there would be 2,000,000,000 evaluations until"):
+        run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=2.0), evaluate=1e-9)
+    run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=2.0), evaluate=1e-3)
+
+
 def test_accuracy_without_evaluations_is_refused() -> None:
     with pytest.raises(SettingError, match=r"until\.accuracy needs evaluations"):
         run(Line([1.0]), FedAsync(), HALF, ONE, Until(time=1.0, accuracy=0.5))

@@ -22,6 +22,8 @@ from offbeat.simulate.personal import Personal, PersonalProblem, judged, measure
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
 
+_EVALUATIONS = 1e7  # of a run, at most: more are a slip
+
 
 @dataclass(frozen=True)
 class Evaluate(Checked):
@@ -86,6 +88,11 @@ def prepare(
     if until.metrics and evaluated is None:
         name = next(iter(until.metrics))
         raise SettingError(f"until.{name} needs evaluations: set how often, as in evaluate = {{ every = 0.5 }}")
+    if every is not None and until.time is not None and (count := until.time / every) > _EVALUATIONS:
+        raise SettingError(
+            f"evaluate.every = {every:g}: there would be {count:,.0f} evaluations until t = {until.time:g}; use "
+            f"{until.time / 1000:g}, say"
+        )
     for each in problems:
         if personal is not None and not isinstance(each, PersonalProblem):
             raise SettingError(f"personal: the clients of {each.name} have no test data of their own")
