@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import offbeat as ob
+from offbeat.core.errors import SettingError
 from offbeat.data.base import Dataset
 from offbeat.data.readers import load
 from offbeat.models.linear import Softmax
@@ -87,6 +88,34 @@ def test_a_finished_run_tells_the_loss_on_all_training_samples() -> None:
     assert result.metrics["loss"] == p.exact(result.model)
     assert result.metrics["loss"] != last.metrics["loss"]
     assert result.metrics["accuracy"] == last.metrics["accuracy"]
+
+
+def run(p: Supervised, evaluate: ob.Evaluate) -> Any:
+    algorithm = ob.Algorithm(ob.FedAvg(), ob.SGD(lr=0.05, batch=16))
+    return ob.run(p, algorithm, Times(Exponential(1.0)), ob.Until(versions=4), evaluate=evaluate)
+
+
+def test_a_number_of_samples_that_was_asked_for_holds_for_the_end_as_well() -> None:
+    p = problem()
+    result = run(p, ob.Evaluate(every=1.0, samples=60))
+    assert result.metrics == result.history[-1].metrics
+    assert result.metrics["loss"] == pytest.approx(problem(measured=60).measure(result.model[None])[0]["loss"])
+    assert result.metrics["loss"] != p.exact(result.model)
+    assert p.measured is None
+
+
+def test_evaluating_on_all_samples_means_so_every_time() -> None:
+    p = problem()
+    result = run(p, ob.Evaluate(every=1.0, samples="all"))
+    assert result.metrics == result.history[-1].metrics
+    assert result.metrics["loss"] == pytest.approx(p.exact(result.model))
+
+
+def test_a_problem_without_samples_cannot_be_measured_on_some() -> None:
+    quadratic = ob.Quadratic(3)
+    with pytest.raises(SettingError, match=r"evaluate\.samples = 60: .* has no samples"):
+        ob.run(quadratic, ob.Algorithm(ob.FedAvg(), ob.SGD(lr=0.1)), Times(Exponential(1.0)), ob.Until(versions=4),
+               evaluate=ob.Evaluate(samples=60))  # fmt: skip
 
 
 def test_what_a_few_samples_take_on_a_gpu_says_how_many_are_evaluated_at_a_time(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -116,8 +116,15 @@ class Sampled(Protocol):
     def sample(self) -> int | None:
         """How many samples `measure` takes the objective from; None: all."""
 
+    @property
+    def sampled_to_end(self) -> bool:
+        """Whether a finished run's objective is that of these samples, too; else it is measured on all."""
+
     def exact(self, model: Vector) -> float:
         """The global objective f at a model [d]."""
+
+    def measuring(self, samples: int | Literal["all"]) -> Problem:
+        """The same problem, measured on at most so many training and test samples."""
 
 
 @runtime_checkable

@@ -72,7 +72,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Mapping[str, float]:
-        """The last evaluation, with the loss on all training samples."""
+        """The last evaluation, with the loss on all training samples unless `Evaluate.samples` is a number."""
         return final_metrics(self.simulation, self.history, self.history[-1].task) if self.history else {}
 
     def time_to(self, metric: str, value: float) -> float | None:

@@ -531,6 +531,20 @@ class Supervised(OfModule):
         """How many training samples the objective is measured on; None: all."""
         return self.evaluation.sample
 
+    def measuring(self, samples: Measured) -> Supervised:
+        """The same problem, measured on at most so many training and test samples."""
+        if samples == self.measured:
+            return self
+        other = copy.copy(self)
+        other.__dict__.pop("evaluation", None)
+        other.measured = samples
+        return other
+
+    @property
+    def sampled_to_end(self) -> bool:
+        """Whether a finished run's objective is that of these samples, too: so many were asked for."""
+        return self.sample is not None and self.measured is not None
+
     def exact(self, model: Vector) -> float:
         """The global objective on all training samples."""
         return self.evaluation.exact(model)

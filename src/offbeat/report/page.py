@@ -191,10 +191,10 @@ def _sampled(content: Content) -> list[str]:
     if not sizes:
         return []
     some = " or ".join(f"{size:,}" for size in sizes)
-    return [
-        f"The plotted loss is measured on {some} training samples, the same ones every time. The loss in the table of "
-        f"results is that of the final model on all training samples."
-    ]
+    said = f"The plotted loss is measured on {some} training samples, the same ones every time."
+    if all(result.sampled_to_end for result in content.results if result.sample is not None):
+        return [said]
+    return [f"{said} The loss in the table of results is that of the final model on all training samples."]
 
 
 def _results(content: Content) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import Checked, Count, Positive, SettingError, finite, share
 from offbeat.core.metric import Goal, Metric
-from offbeat.core.problem import Problem
+from offbeat.core.problem import Problem, Sampled
 from offbeat.core.until import Until
 from offbeat.core.watcher import Watcher
 from offbeat.privacy.attack import Adversary, Attack, attackers, forgeable
@@ -34,7 +34,7 @@ class Evaluate(Checked):
         0.8 for a share of which more is better.
     samples: evaluate on at most this many training and test samples, always the same ones, or on "all"; default: on all
         test samples, and the loss on 2,000 training samples, equally many of each client. The loss of a finished run
-        is that of all training samples.
+        is that of all training samples, unless `samples` is a number.
     personal: also evaluate the clients' own models; default: only where they keep a part of it to themselves, and then
         as they are, { steps = 0 }.
     """
@@ -82,8 +82,9 @@ def prepare(
     attacks: who forges messages and who hurries; `poisoned` changes what attackers train on.
     weigh: compile local steps if that pays, see `offbeat.simulate.compiling`.
     """
-    problems = problem if isinstance(problem, Sequence) else [problem]
     evaluated = Evaluate.of(evaluate)
+    given = problem if isinstance(problem, Sequence) else [problem]
+    problems = [_measuring(each, evaluated) for each in given]
     every, personal = (evaluated.every, judged(evaluated.personal, problems)) if evaluated else (None, None)
     if until.metrics and evaluated is None:
         name = next(iter(until.metrics))
@@ -134,3 +135,11 @@ def prepare(
     )
     simulation.world.executor = simulation.executor.name
     return simulation
+
+
+def _measuring(problem: Problem, evaluate: Evaluate | None) -> Problem:
+    if evaluate is None or evaluate.samples is None:
+        return problem
+    if not isinstance(problem, Sampled):
+        raise SettingError(f"evaluate.samples = {evaluate.samples!r}: {problem.name} has no samples; leave it out")
+    return problem.measuring(evaluate.samples)

@@ -142,6 +142,7 @@ class Result:
     updates: results that arrived.   versions: server steps.
     metrics: of the last evaluation, with the loss over all training samples; with several tasks, each task has its own.
     sample: how many training samples the loss was measured on during the run; None: all.
+    sampled_to_end: whether the final loss was measured on that sample, too; None: on all.
     targets: when each target of the task's main metric was reached; None: never.
     staleness, notes: mean and maximum over the updates.   lost, computed: numbers of jobs.   stopped: why it ended.
     cancelled: jobs that the server stopped; None: it has stopped none.
@@ -166,6 +167,7 @@ class Result:
     versions: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     sample: int | None = None
+    sampled_to_end: bool | None = None
     targets: Mapping[str, float | None] = field(default_factory=dict, metadata={"key": "time_to"})
     staleness: MeanMax = MeanMax(0.0, 0)
     notes: Mapping[str, MeanMax] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from offbeat.watch import checkpoint
 from offbeat.watch.history import History
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import MeanMax, Result, TaskResult, time_to
-from offbeat.watch.watched import WatchedRun, final_metrics, final_outputs, sample
+from offbeat.watch.watched import WatchedRun, final_metrics, final_outputs, sample, sampled_to_end
 
 _LOOK = 64  # events between two looks at the wall clock
 
@@ -133,6 +133,7 @@ def summary(
         versions=sum(model.version for model in simulation.server.models(world.server)),
         metrics=final_metrics(simulation, measurements, 0) if not several else {},
         sample=sample(simulation),
+        sampled_to_end=sampled_to_end(simulation),
         measured=() if several else tuple(simulation.metrics[0]),
         targets={f"{goal.value:g}": time_to(measurements, goal.metric, goal.value) for goal in goals},
         staleness=MeanMax(tally.staleness_sum / tally.updates if tally.updates else 0.0, tally.staleness_max),

@@ -14,7 +14,7 @@ from offbeat.core.problem import Problem, Sampled
 from offbeat.core.run_state import RunState
 from offbeat.core.server import Server
 from offbeat.core.until import Until
-from offbeat.core.vectors import materialise
+from offbeat.core.vectors import Vector, materialise
 from offbeat.core.watcher import Measurement
 from offbeat.simulate.execute import Executor
 
@@ -46,13 +46,23 @@ def sample(run: WatchedRun) -> int | None:
     return max(found, default=None)
 
 
+def sampled_to_end(run: WatchedRun) -> bool | None:
+    """Whether the final loss is measured on that sample, too; None: on all."""
+    return any(isinstance(p, Sampled) and p.sampled_to_end for p in run.problems) or None
+
+
+def _exact(problem: Problem, model: Vector) -> dict[str, float]:
+    """The loss on all training samples, where a run measured it on some without being asked for so many."""
+    if isinstance(problem, Sampled) and problem.sample is not None and not problem.sampled_to_end:
+        return {"loss": problem.exact(model)}
+    return {}
+
+
 def final_metrics(run: WatchedRun, measurements: Sequence[Measurement], task: int) -> dict[str, float]:
-    """A task's last metrics, with the loss on all training samples where the run measured it on some."""
+    """A task's last metrics, with the loss on all training samples unless it was to be measured on so many."""
     found = next((dict(m.metrics) for m in reversed(measurements) if m.task == task), {})
-    problem = run.problems[task]
-    if found and isinstance(problem, Sampled) and problem.sample is not None:
-        found["loss"] = problem.exact(materialise(run.server.models(run.world.server)[task].vector))
-    return found
+    model = run.server.models(run.world.server)[task].vector
+    return {**found, **_exact(run.problems[task], materialise(model))} if found else {}
 
 
 def final_outputs(run: WatchedRun) -> dict[str, dict[str, float]]:
@@ -65,6 +75,5 @@ def final_outputs(run: WatchedRun) -> dict[str, dict[str, float]]:
         found = [dict(metrics) for metrics in problem.measure(torch.stack(vectors))]
     except SettingError:
         return {name: {} for name in given}
-    if isinstance(problem, Sampled) and problem.sample is not None:
-        found = [{**metrics, "loss": problem.exact(w)} for metrics, w in zip(found, vectors, strict=True)]
+    found = [{**metrics, **_exact(problem, w)} for metrics, w in zip(found, vectors, strict=True)]
     return dict(zip(given, found, strict=True))
