@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offbeat as ob
 from offbeat.core.errors import OffbeatError
+from offbeat.data import dataset
 from offbeat.data.base import Dataset
 
 N = 30
@@ -103,6 +104,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "amounts": (
         lambda: split((X, Y - 9), model=nn.Linear(4, 1)),
         "1 output: if 'y' is a quantity, use the loss \"mse\"",
+    ),
+    "classes from 1, for which a model is made": (
+        lambda: split((X, Y + 1), model="softmax"),
+        "classes in 'y' run from 1 to 3, and classes start at 0: subtract 1",
+    ),
+    "ages, for which a model is made": (
+        lambda: split((X, Y + 18), model="mlp"),
+        'run from 18 to 20, and classes start at 0: subtract 18; for a quantity, use the loss "mse"',
     ),
     "classes from 1": (lambda: split((X, Y + 1)), "run from 1 to 3, and the model has 3 outputs: subtract 1"),
     "classes from −1": (lambda: split((X, Y - 1)), "run from -1 to 1, .*: classes start at 0"),
@@ -256,3 +265,10 @@ RIGHT: dict[str, Callable[[], Any]] = {
 def test_what_is_meant_is_accepted(name: str) -> None:
     problem = RIGHT[name]()
     assert np.isfinite(problem.measure(problem.initial().unsqueeze(0))[0]["loss"])
+
+
+def test_classes_that_nothing_has_may_be_declared() -> None:
+    known = changed(Y, 0, -100)
+    assert ob.Supervised.split(dataset((X, Y + 1), classes=5), 3, model="softmax").data.classes == 5
+    assert ob.Supervised.split((X, known), 3, model="softmax").data.classes == 3
+    assert ob.Supervised.split((X, Y + 1), 3, model=nn.Linear(4, 4)).data.classes == 4

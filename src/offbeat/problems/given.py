@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
 
+from offbeat.core.errors import DataError
 from offbeat.core.random import MODEL, key
 from offbeat.data.adapters import dataset
 from offbeat.data.base import Dataset
 from offbeat.models.build import build
-from offbeat.problems.objective import Loss, Objective
+from offbeat.problems.objective import IGNORED, Loss, Objective
 
 _NUMBERS = ("mse", "mae", "huber", "bce")  # losses for which whole numbers are no classes
 
@@ -43,8 +45,22 @@ def given(
             forward = ()  # the loss is given all columns
     found = dataset(data, forward=forward, aside=aside, free=free, whole=loss not in _NUMBERS, **columns)
     if not isinstance(model, nn.Module):
+        if not isinstance(data, Dataset | str) and columns.get("classes") is None and found.classes:
+            _from_0(found)
         model = build(model, found.shape, found.outputs, key(seed, MODEL), **(options or {}))
     return found, model
+
+
+def _from_0(data: Dataset) -> None:
+    """The model gets an output for each class up to the largest: a scale from 1 to 5 or an age is no such class."""
+    labels = np.concatenate([np.asarray(each.column(data.target)) for each in (data.train, data.test)])
+    known = labels[labels != IGNORED]
+    if labels.ndim == 1 and len(known) and (least := known.min()) > 0:
+        raise DataError(
+            f"the classes in {data.target!r} run from {least} to {known.max()}, and classes start at 0: subtract "
+            f'{least}; for a quantity, use the loss "mse"; if these are classes and others are missing, pass '
+            f"offbeat.data.dataset(…, classes={data.classes})"
+        )
 
 
 def _asks(model: Any) -> bool:
