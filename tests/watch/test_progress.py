@@ -18,7 +18,7 @@ from command import QUADRATIC
 from rich.console import Console
 from worlds import Line
 
-from offbeat import AREA, SGD, Algorithm, Problem, Quadratic, Until
+from offbeat import AREA, SGD, Algorithm, Problem, Quadratic, Until, Vector
 from offbeat.core.watcher import Measurement
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.run import prepare
@@ -48,6 +48,33 @@ def simulation(until: Until, updates: int, problem: Problem | None = None) -> Si
 )
 def test_the_share_done_goes_by_the_nearest_limit(until: Until, share: float) -> None:
     assert fraction(simulation(until, 8)) == share
+
+
+class Large(Quadratic):
+    """Pretends to have many samples, of which some are measured."""
+
+    sample = 2_000
+    sampled_to_end = False
+
+    def exact(self, model: Vector) -> float:
+        raise NotImplementedError
+
+    measuring = exact
+
+    def samples_of(self, client: int) -> int:
+        return 20_000
+
+
+def test_the_last_measurement_of_many_samples_is_announced() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with display(console, 1) as shown:
+        shown.begin("area, seed 0")
+        shown.measure(simulation(Until(time=10.0), 4))
+        shown.measure(simulation(Until(time=10.0), 4, Large(4)))
+    said = console.file.getvalue().splitlines()
+    assert said == [
+        "area, seed 0: measuring the loss on all 80,000 training samples; evaluate.samples would limit that"
+    ]
 
 
 def test_a_run_is_described_by_time_pace_staleness_and_metric() -> None:

@@ -164,7 +164,8 @@ def _run_one(session: Session, spec: Spec, folder: Path, display: Display, patie
     try:
         with session.computing(spec), ExitStack() as opened:
             options = {"device": experiment.device, "tick": display.tick, "patience": patience}
-            _, _, result = record(make, place, spec.label, spec.seed, experiment.evaluate, **options)
+            told = display.measure
+            _, _, result = record(make, place, spec.label, spec.seed, experiment.evaluate, told=told, **options)
     except DivergedError as error:  # the other runs of the experiment still count
         display.end(f"{spec.name}: diverged")
         result = Result(spec.label, spec.seed, error=str(error), folder=place)
@@ -185,11 +186,17 @@ def record(
     algorithm: str,
     seed: int,
     evaluate: Evaluate | None,
+    told: Callable[[Simulation], None] | None = None,
     **options: Any,
 ) -> tuple[Simulation, Recorder, Result]:
-    """Run to the end in a run's own folder, from its checkpoint if it has one, and keep what it found; see `drive`."""
+    """Run to the end in a run's own folder, from its checkpoint if it has one, and keep what it found; see `drive`.
+
+    told: called before the final model is measured, which may take long.
+    """
     with room(folder.parent):
         simulation, recorder, wall = drive(make, folder, **options)
+    if told is not None:
+        told(simulation)
     found = summary(simulation, recorder, wall, evaluate, algorithm=algorithm, seed=seed)
     with room(folder.parent):
         result = replace(found, measures=measure(folder, simulation), folder=folder)

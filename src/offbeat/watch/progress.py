@@ -14,9 +14,10 @@ from offbeat.core.metric import Goal
 from offbeat.core.run_state import iterations
 from offbeat.core.watcher import Measurement
 from offbeat.watch.record import Recorder
-from offbeat.watch.watched import WatchedRun
+from offbeat.watch.watched import WatchedRun, left_to_measure
 
 _SECONDS = 0.2  # between two refreshes
+_MANY = 50_000  # training samples, of which to say that they are measured
 TELL = 60.0  # seconds between two lines about how far it is, on something that is no terminal
 
 
@@ -72,6 +73,16 @@ class Display:
         if not self.console.is_terminal and now - self.told >= TELL:
             self.told = now
             self.say(f"{self.name}: {share:.0%}, {self.progress.line}".replace("\n", " · "))
+
+    def measure(self, simulation: WatchedRun) -> None:
+        """A run is over but for its final loss."""
+        samples = left_to_measure(simulation)
+        if samples < _MANY:
+            return
+        said = f"measuring the loss on all {samples:,} training samples; evaluate.samples would limit that"
+        self.progress.line = said
+        if not self.console.is_terminal:
+            self.say(f"{self.name}: {said}")
 
     def end(self, line: str) -> None:
         """A run has ended."""

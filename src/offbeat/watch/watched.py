@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
 from offbeat.core.errors import SettingError
 from offbeat.core.local import Local
 from offbeat.core.metric import Metric
-from offbeat.core.problem import Problem, Sampled
+from offbeat.core.problem import Countable, Problem, Sampled
 from offbeat.core.run_state import RunState
 from offbeat.core.server import Server
 from offbeat.core.until import Until
@@ -51,11 +51,19 @@ def sampled_to_end(run: WatchedRun) -> bool | None:
     return any(isinstance(p, Sampled) and p.sampled_to_end for p in run.problems) or None
 
 
+def left_to_measure(run: WatchedRun) -> int:
+    """On how many training samples the loss of a run that ends now is measured: on all of them, or on no more."""
+    problems = [p for p in run.problems if _measured_at_end(p) and isinstance(p, Countable)]
+    return sum(p.samples_of(client) for p in problems for client in range(run.clients))
+
+
+def _measured_at_end(problem: object) -> TypeGuard[Sampled]:
+    """Whether the run measured the loss on some samples, without being asked for so many."""
+    return isinstance(problem, Sampled) and problem.sample is not None and not problem.sampled_to_end
+
+
 def _exact(problem: Problem, model: Vector) -> dict[str, float]:
-    """The loss on all training samples, where a run measured it on some without being asked for so many."""
-    if isinstance(problem, Sampled) and problem.sample is not None and not problem.sampled_to_end:
-        return {"loss": problem.exact(model)}
-    return {}
+    return {"loss": problem.exact(model)} if _measured_at_end(problem) else {}
 
 
 def final_metrics(run: WatchedRun, measurements: Sequence[Measurement], task: int) -> dict[str, float]:
