@@ -175,6 +175,12 @@ def test_a_server_without_its_local_trainer_is_refused_by_name() -> None:
         ob.run(PROBLEM, ob.FedAsync(), CLOCK, ob.Until(time=1.0))  # type: ignore[arg-type]
 
 
+def test_a_timing_model_by_name_is_refused() -> None:
+    algorithm = ob.Algorithm(ob.FedAsync(), ob.SGD(lr=0.1))
+    with pytest.raises(ob.OffbeatError, match=r"timing = 'exponential': .*as in Times"):
+        ob.run(PROBLEM, algorithm, "exponential", ob.Until(time=1.0))  # type: ignore[arg-type]
+
+
 def test_nothing_global_is_changed_by_importing_making_or_running() -> None:
     code = """
 import os

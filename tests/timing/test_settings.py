@@ -74,6 +74,9 @@ REFUSED = [
     (lambda: Times(ONE).bind(0, 0), "clients = 0: give at least one"),
     (lambda: Times(Exponential((1.0,))).bind(3, 0), "rate has 1 numbers for 3 clients; give one for each"),
     (lambda: Times(ONE, speeds=Factors((1.0,))).bind(3, 0), "speeds has 1 numbers for 3 clients"),
+    (lambda: Times(ONE, speeds=[1.0, 0.0]), r"values\[1\] = 0.0: must be a positive number"),
+    (lambda: Times(ONE, speeds=2.0), "speeds = 2.0: is no part of a timing model"),
+    (lambda: Times("exponential"), "compute = 'exponential': is no part of a timing model"),
 ]
 
 
@@ -81,6 +84,12 @@ REFUSED = [
 def test_a_setting_that_cannot_work_is_refused_with_its_value(make, says):
     with pytest.raises(SettingError, match=says):
         make()
+
+
+def test_lists_stand_for_tuples():
+    listed = Times(Exponential([1.0, 2.0]), speeds=[1.0, 20.0])
+    assert listed == Times(Exponential((1.0, 2.0)), speeds=Factors((1.0, 20.0)))
+    assert hash(listed)
 
 
 def test_the_public_names_are_there_and_sorted():

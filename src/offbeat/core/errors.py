@@ -151,6 +151,8 @@ Count = Annotated[int, partial(at_least, 1)]
 class Checked:
     """Base of dataclasses whose fields are checked by their types: those above, literals, and what holds them.
 
+    A list is taken for a tuple.
+
     >>> @dataclasses.dataclass
     ... class Step(Checked):
     ...     lr: Positive
@@ -162,7 +164,11 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
-            _check(hint, getattr(self, name), name)
+            value = getattr(self, name)
+            if isinstance(value, list) and tuple in (get_origin(hint), *map(get_origin, get_args(hint))):
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            _check(hint, value, name)
 
 
 @lru_cache(maxsize=1024)

@@ -334,7 +334,7 @@ def _within(table: Mapping[str, Any], error: str) -> str:
     return f"{said}; settings have a path: did you mean {' or '.join(found[:3])}?" if found else error
 
 
-def load(path: Path | str | None = None, overrides: Overrides = ()) -> Experiment:
+def load(path: Path | str | None = None, overrides: Overrides | None = None) -> Experiment:
     """The experiment in this file; without one, the embedded demonstration.
 
     overrides: values by their path of keys, `{"until.time": 2.0, "algorithm.*.local.sgd.lr": 0.1}`.
@@ -343,11 +343,11 @@ def load(path: Path | str | None = None, overrides: Overrides = ()) -> Experimen
     return Experiment.parse(read(path, overrides))
 
 
-def read(path: Path | str | None, overrides: Overrides = ()) -> dict[str, Any]:
+def read(path: Path | str | None, overrides: Overrides | None = None) -> dict[str, Any]:
     """The table of a file; its folder and the working folder are searched for modules from now on."""
     place = None if path is None else Path(path)
     names.search(*([] if place is None else [place.parent]), Path.cwd())
-    return read_table(place, overrides)
+    return read_table(place, overrides or ())
 
 
 def json_schema() -> dict[str, Any]:

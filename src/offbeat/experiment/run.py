@@ -129,6 +129,8 @@ def run(
         raise SettingError(f"until = {until!r}: set when the run ends, as in Until(time=10.0)")
     if hasattr(timing, "per"):
         raise SettingError(f"timing = {timing!r}: this is one part of a timing model; use Times({timing!r})")
+    if not hasattr(timing, "bind"):
+        raise SettingError(f"timing = {timing!r}: give a timing model, as in Times(Exponential(rate=1.0))")
     problems = problem if isinstance(problem, Sequence) else [problem]
     by_hand = ByHand(problems, algorithm, timing, until, seed, Evaluate.of(evaluate), tuple(terms))
     history = History(keep_events)

@@ -13,7 +13,7 @@ from offbeat.timing.delays import Exponential
 from offbeat.timing.network import Network
 from offbeat.timing.parts import Delay, Part, Scaled
 from offbeat.timing.presence import Attendance, Presence
-from offbeat.timing.speeds import Speeds
+from offbeat.timing.speeds import Factors, Speeds
 from offbeat.timing.trace import Trace
 
 _only, _DURATIONS = tuple.__new__, Durations  # a named tuple from a tuple, without its constructor: for every job
@@ -25,7 +25,7 @@ class Times(Checked):
 
     compute: time of a job's local steps; by default none.
     network: time of downloads and uploads; by default none.
-    speeds: how much slower each client computes; by default all compute at the same speed.
+    speeds: how much slower each client computes, also as a list of factors; by default all compute at the same speed.
     presence: which clients are online when; by default all, always.
     available: share of the clients that take new work at any moment, drawn anew each time they are asked.
     dropout: probability that a job's result is lost on the way back.
@@ -48,6 +48,11 @@ class Times(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.speeds, Sequence):
+            object.__setattr__(self, "speeds", Factors(tuple(self.speeds)))
+        for name, method in (("compute", "bind"), ("network", "bind"), ("speeds", "factors"), ("presence", "bind")):
+            if (part := getattr(self, name)) is not None and not hasattr(part, method):
+                raise SettingError(f"{name} = {part!r}: is no part of a timing model; see offbeat.timing")
         if self.compute is None and self.network is None and self.trace is None:
             raise SettingError("nothing takes any time; set a compute time or a network")
         if self.speeds is not None and self.compute is None and self.trace is None:
