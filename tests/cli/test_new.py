@@ -174,7 +174,7 @@ def test_text_that_nothing_uses_is_named_and_a_file_is_no_name_of_data(tmp_path:
     rows = [f"s{at % 4},{'ab'[at % 2]},{at % 7},{(at % 3) / 2}" for at in range(40)]
     (tmp_path / "visits.csv").write_text("\n".join(["site,heating,dose,y", *rows]))
     _, remarks = checked(tmp_path, VISITS, 'problem.client="site"')
-    assert "note: text is no input, and not used: 'heating'; make numbers of it where it is loaded" in remarks
+    assert "note: not used as inputs: 'heating' is text; make numbers of those that you need" in remarks
     assert not [remark for remark in remarks if "site" in remark]
     found = offbeat("check", tmp_path / "experiment.toml", *sets("problem.data=visits.csv"))
     wanted = 'problem.data = "visits.csv": a file; write problem.data = { file = "visits.csv" }'

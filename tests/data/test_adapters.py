@@ -19,6 +19,7 @@ from torch.utils.data import Dataset as TorchDataset, Subset, TensorDataset
 import offbeat as ob
 from offbeat.core.errors import DataError, SettingError
 from offbeat.data import Read, Stored, dataset, samples
+from offbeat.problems import supervised
 
 RNG = np.random.default_rng(0)
 N = 60
@@ -122,6 +123,31 @@ def test_files_are_tables(ending: str, tmp_path: Path) -> None:
         samples(tmp_path / "mine.txt")
     with pytest.raises(DataError, match="no such file or folder"):
         samples(tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a;b;label\n1;2;0\n", "has one column, 'a;b;label': columns are separated by commas, not by ';'$"),
+        ("a;b;label\n1,5;2;0\n", "Expected 1 columns, got 2: .*; are its columns separated by commas\\?$"),
+        ("a,b,label\n", "mine.csv has no rows$"),
+    ],
+)
+def test_a_file_that_is_no_table_with_commas_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        dataset(tmp_path / "mine.csv")
+
+
+def test_a_missing_cell_of_a_file_is_named_however_the_path_is_given(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(
+        "\n".join(["a,label", *(f"{'' if at in (4, 6, 9) else at},0" for at in range(N))])
+    )
+    for path in (str(tmp_path / "mine.csv"), tmp_path / "mine.csv"):
+        with pytest.raises(
+            DataError, match=r"^'a': sample 4 and 2 others are not finite; fill them in or leave them out$"
+        ):
+            dataset(path)
 
 
 def test_a_folder_of_images_has_a_class_for_each_folder(tmp_path: Path) -> None:
@@ -326,12 +352,41 @@ def test_columns_that_are_named_have_to_be_there_and_to_be_of_use() -> None:
     assert dataset(table).train.names == ("x", "city", "y")
     with pytest.raises(DataError, match="no column 'price'; known: a, city, y"):
         dataset(table, target="price")
-    with pytest.raises(DataError, match=r"'when' is timestamp\[s\], neither numbers nor text"):
+    with pytest.raises(DataError, match="'when' is a date; make numbers of it"):
         dataset(table, target="when")
     with pytest.raises(DataError, match="'city' is text; make numbers of it"):
         dataset(table, inputs=["a", "city"])
     with pytest.raises(SettingError, match="holdout = 0"):
         dataset(table, holdout=0)
+
+
+def test_columns_that_are_left_out_are_named_with_the_reason_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised, "_NOTED", set())
+    ages = [str(20 + at) if at != 7 else "unknown" for at in range(N)]
+    table = pa.table({"a": X[:, 0], "age": ages, "city": NAMES, "when": pa.array([0] * N, pa.date32()), "label": Y})
+    pyarrow.csv.write_csv(table, tmp_path / "mine.csv")
+    said = (
+        "not used as inputs: 'when' is a date; 'age' is text, because of values such as 'unknown' in sample 7; "
+        "'city' is text; make numbers of those that you need"
+    )
+    for given in (table, tmp_path / "mine.csv"):
+        assert dataset(given).remarks == dataset(given).as_inputs("standard").remarks == [said]
+        ob.Supervised.split(given, clients=3)
+    assert caplog.messages == [f"data: {said}"]
+    assert dataset(table, inputs=["a"]).remarks == []
+    assert "'city'" not in dataset(table, client="city").remarks[0]
+    assert "'city'" not in ob.Supervised.split(table, 3, ob.data.Dirichlet(1.0, by="city")).data.remarks[0]
+    parts = {"north": table.slice(0, 5), "coast": table.slice(5)}
+    assert "such as 'unknown' in sample 2 of client 'coast'" in dataset(parts).remarks[0]
+
+
+def test_a_column_that_only_counts_the_samples_is_named() -> None:
+    table = pa.table({"": np.arange(N), "a": X[:, 0], "label": Y})
+    found = dataset({"north": table, "coast": table.slice(0, 20)})
+    assert found.remarks == ["the column '' only counts the samples, and is an input; leave it out of the data"]
+    assert dataset(table.rename_columns(["b", "a", "label"])).remarks == []
 
 
 def test_packages_that_are_not_given_are_not_imported() -> None:
@@ -357,7 +412,11 @@ def test_a_data_set_of_offbeat_s_own_is_taken_as_it_is() -> None:
 def test_a_problem_and_its_data_say_in_one_line_what_was_understood() -> None:
     problem = ob.Supervised.of_clients({"a": (X, Y), "b": (X[:20], Y[:20])}, nn.Linear(3, 3))
     assert repr(problem) == (
-        "Supervised(data: 2 clients with 16 to 48 samples each; x -> y; 12 parameters; loss cross-entropy; "
+        "Supervised(data: 2 clients with 16 to 48 samples each; x -> y (3 classes); 12 parameters; loss cross-entropy; "
         "metrics accuracy)"
+    )
+    table = pa.table({**{f"c{at}": X[:, 0] for at in range(10)}, "city": NAMES, "label": Y})
+    assert "x (c0, c1, c2, c3, c4, c5, …, c9) -> label (3 classes); without city; " in repr(
+        ob.Supervised.split(table, 2)
     )
     assert repr(problem.data) == ("Dataset(data: 64 training and 16 test samples; x -> y, one of 3 classes; 2 owners)")

@@ -216,9 +216,10 @@ def test_a_function_gets_all_outputs_and_says_which_way_is_better() -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (["rsme"], "there is no 'rsme'; there are accuracy, top5"),
+        (["rsme"], "there is no 'rsme'; did you mean 'rmse'"),
         (["rmse", "rmse"], "two are called 'rmse'"),
         ({"loss": "mse"}, "'loss' is what something else is called"),
+        (["zzz"], "there is no 'zzz'; known: accuracy, .*, or your own package.module:name"),
         ([3], "3 is none"),
         ([dict], "dict is not derived from offbeat.problems.metrics.Score"),
         (["perplexity"], "perplexity is of tokens, and the loss is mse"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from offbeat.data.base import Dataset
 N = 30
 G = torch.Generator().manual_seed(0)
 X, Y, REAL = torch.randn(N, 4, generator=G), torch.arange(N) % 3, torch.randn(N, generator=G)
+IMAGES = torch.randint(0, 255, (N, 12, 12, 3), generator=G, dtype=torch.uint8)
 TOKENS = torch.randint(0, 7, (N, 5), generator=G)
 
 
@@ -78,6 +82,16 @@ def masked(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     return squared(output, target) * mask
 
 
+def gathered(output: Tensor, target: Tensor) -> Tensor:
+    return -output.log_softmax(1).gather(1, target.unsqueeze(1)).squeeze(1)
+
+
+def write(label: Tensor) -> Path:
+    path = Path(tempfile.mkdtemp()) / "mine.csv"
+    path.write_text("\n".join(["a,b,label", *(f"{at % 7},{at % 5},{each}" for at, each in enumerate(label.tolist()))]))
+    return path
+
+
 def raises(output: Tensor, target: Tensor) -> Tensor:
     raise ValueError("my own\nmistake")
 
@@ -113,6 +127,60 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: split((X, Y + 18), model="mlp"),
         'run from 18 to 20, and classes start at 0: subtract 18; for a quantity, use the loss "mse"',
     ),
+    "0/1 labels, one output": (
+        lambda: split((X, Y > 0), 1),
+        "run from 0 to 1, and the model has 1 output: for labels of 0 and 1, use the loss \"bce\"; if 'y'",
+    ),
+    "classes from 1 in a file": (
+        lambda: split(write(Y + 1), model="softmax"),
+        "classes in 'label' run from 1 to 3, and classes start at 0: subtract 1",
+    ),
+    "classes from 1 in a file by its name": (
+        lambda: split(str(write(Y + 1)), model="softmax"),
+        "classes in 'label' run from 1 to 3, and classes start at 0: subtract 1",
+    ),
+    "classes from 1 for a loss of one's own": (
+        lambda: split((X, Y + 1), loss=nn.CrossEntropyLoss()),
+        "CrossEntropyLoss fails on 'y', whose labels run from 1 to 3: IndexError: .*; if they are classes, subtract 1",
+    ),
+    "too many classes for a loss of one's own": (
+        lambda: split((X, changed(Y, 20, 5)), loss=gathered),
+        "the loss gathered fails on 'y', whose labels run from 0 to 5: RuntimeError: index 5 is out of bounds",
+    ),
+    "whole real numbers and softmax": (
+        lambda: split((X, Y.double()), model="softmax"),
+        "'y' is float64 with whole numbers only, and softmax is a model for classes: cast it to int64; for a quantity, "
+        'use the loss "mse"',
+    ),
+    "accuracy of quantities": (
+        lambda: split((X, changed(Y + 1.0, 9, 4.5)), 1, metrics=["accuracy"]),
+        "metric accuracy fails on .*: it is for classes, or labels of 0 and 1, and 'y' has the value 4.5; for",
+    ),
+    "auroc of whole quantities": (
+        lambda: split((X, Y), 1, loss="mse", metrics=["auroc"]),
+        "and 'y' has the value 2; for quantities use rmse, mae or r2",
+    ),
+    "the target among the inputs": (
+        lambda: split(write(Y), inputs=["a", "label"], target="label"),
+        "'label' is the target; take it out of the inputs",
+    ),
+    "channels last": (
+        lambda: split((IMAGES, Y), model=nn.Sequential(nn.Conv2d(3, 1, 3), nn.Flatten(), nn.Linear(100, 3))),
+        r"expected input\[2, 12, 12, 3\] .*; channels come first: move the last axis, np.moveaxis",
+    ),
+    "channels last, cnn": (
+        lambda: split((IMAGES, Y), model="cnn"),
+        r"the data are \[12, 12, 3\]; channels come first: move the last axis",
+    ),
+    "channels last, resnet18": (
+        lambda: split((IMAGES, Y), model="resnet18"),
+        r"the data are \[12, 12, 3\]; channels come first: move the last axis",
+    ),
+    "a misspelt argument": (
+        lambda: split((X, Y), clinets=5),
+        "unknown argument of Supervised.split: 'clinets'; did you mean 'clients'",
+    ),
+    "a seed as text": (lambda: split((X, Y), seed="0"), "seed = '0': must be a whole number"),
     "classes from 1": (lambda: split((X, Y + 1)), "run from 1 to 3, and the model has 3 outputs: subtract 1"),
     "classes from −1": (lambda: split((X, Y - 1)), "run from -1 to 1, .*: classes start at 0"),
     "too many classes": (lambda: split((X, Y), 2), "run from 0 to 2, and the model has 2 outputs: it needs 3"),
@@ -235,7 +303,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "detached": (lambda: split((X, REAL), 1, loss=detached), "does not depend on the parameters"),
     "failing loss": (lambda: split((X, REAL), 1, loss=raises), "the loss raises fails on x .*: ValueError: my own$"),
     "infinite": (lambda: split((X, REAL), 1, loss=infinite), "is not finite at the start"),
-    "metric's name": (lambda: split((X, Y), metrics=["acuracy"]), "there is no 'acuracy'"),
+    "metric's name": (lambda: split((X, Y), metrics=["acuracy"]), "there is no 'acuracy'; did you mean 'accuracy'"),
     "failing metric": (lambda: split((X, Y), metrics=[raises]), "the metric raises fails on .*: ValueError: my own$"),
 }
 
@@ -249,6 +317,12 @@ def test_a_wrong_problem_is_refused_in_one_line(name: str) -> None:
 
 
 RIGHT: dict[str, Callable[[], Any]] = {
+    "accuracy of 0/1 labels": lambda: split((X, (Y > 0).float()), 1, loss="mse", metrics=["accuracy"]),
+    "accuracy of labels of −1 and 1": lambda: split(
+        (X, Y.sub(1).sign().float()), 1, loss=squared, metrics=["accuracy"]
+    ),
+    "one metric": lambda: split((X, Y), metrics="f1"),
+    "whole numbers as quantities": lambda: split((X, Y.float()), model="softmax", loss="mse"),
     "bool labels": lambda: split((X, Y > 0), 2),
     "bytes for labels": lambda: split((X.numpy(), Y.numpy().astype(np.uint8))),
     "int32 labels": lambda: split((X, Y.int())),
@@ -272,3 +346,28 @@ def test_classes_that_nothing_has_may_be_declared() -> None:
     assert ob.Supervised.split(dataset((X, Y + 1), classes=5), 3, model="softmax").data.classes == 5
     assert ob.Supervised.split((X, known), 3, model="softmax").data.classes == 3
     assert ob.Supervised.split((X, Y + 1), 3, model=nn.Linear(4, 4)).data.classes == 4
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (
+            Y.double(),
+            r'although all its values are whole numbers; cast it to int64 for classes, or set the loss: "mse"$',
+        ),
+        ((Y > 0).float(), 'or set the loss: "mse" or, for labels of 0 and 1, "bce"$'),
+        (changed(Y.float(), 5, 4.5), "although all its values but some, such as 4.5, are whole numbers"),
+        (
+            changed(Y, 5, 50),
+            "'y' has 51 classes, because its largest label is 50, and 47 of them have no sample; is that",
+        ),
+    ],
+)
+def test_a_target_that_may_be_meant_otherwise_is_noted(y: Tensor, said: str) -> None:
+    (remark,) = ob.Supervised.split((X, y), 3, model="mlp").data.remarks
+    assert re.search(said, remark)
+
+
+@pytest.mark.parametrize("y", [Y, REAL, torch.arange(N).float()])
+def test_other_targets_are_not(y: Tensor) -> None:
+    assert ob.Supervised.split((X, y), 3, model="mlp").data.remarks == []

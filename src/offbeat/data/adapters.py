@@ -35,7 +35,7 @@ from offbeat.data.folder import NAMES
 from offbeat.data.images import split_folder
 from offbeat.data.lazy import Read
 from offbeat.data.recognise import is_array, is_columns, is_listed, matrix, samples
-from offbeat.data.samples import Samples, Stored
+from offbeat.data.samples import Samples, Stored, missing
 
 TARGETS = ("y", "label", "labels", "target")
 _TESTS = ("test", "validation", "valid", "val", "dev")
@@ -83,18 +83,25 @@ def dataset(
     chosen = _inputs(train, inputs, target, {*aside, *([client] if client else [])}, forward)
     if target is None:
         target = chosen[0]
+    clients, sizes = (given, owners) if owners else ((), [[], []])
+    left: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    grouped: tuple[str, ...] = ()
+    if inputs is None:
+        left = _left(train, {*chosen, target, client, *aside}, clients, sizes[0])
+        notes = _counts(train, chosen, max(1, len(sizes[0])))
     train, tested = _targeted(train, target, chosen), tested and _targeted(tested, target, chosen)
     if isinstance(train, Stored) and target in train.masks and target in chosen:
         target = "labels"
     if isinstance(train, Stored) and _together(train, chosen, forward):
-        said, sizes = ("training ", "test ") if tested else ("", ""), owners or ((), ())
-        _finite(train, chosen, said[0], given, sizes[0])  # while the columns still have the user's names
-        _finite(tested, chosen, said[1], given, sizes[1])
+        said = ("training ", "test ") if tested else ("", "")
+        _finite(train, chosen, said[0], clients, sizes[0])  # while the columns still have the user's names
+        _finite(tested, chosen, said[1], clients, sizes[1])
         train, tested = _grouped(train, chosen), tested and _grouped(tested, chosen)
-        chosen = ("x",)
+        chosen, grouped = ("x",), chosen
     if tested is None:
         # Here a sample still has the number that the user knows.
-        _finite(train, (*chosen, target), "", given, owners[0] if owners else (), target)
+        _finite(train, (*chosen, target), "", clients, sizes[0], target)
         whose = _codes(train, client) if owner is None and client else owner
         kept, held = _held_out(len(train), whose, holdout)
         train, tested = train.part(kept), train.part(held)
@@ -104,6 +111,7 @@ def dataset(
     if classes is None and whole and not train.real(target):
         classes = _classes(train, tested, target)
     found = Dataset(name, train, tested, classes, _ints(owner), _ints(test_owner), chosen, target)
+    found = replace(found, grouped=grouped, left=left, notes=notes)
     if owners:
         found = replace(found, owners=tuple(given))
     return found.owned(client) if client else found
@@ -267,16 +275,20 @@ def _finite(
     if not isinstance(given, Stored):
         return
     for name in names:
-        if (place := given.not_finite(name)) is None:
+        if (found := given.not_finite(name)) is None:
             continue
-        whose = ""
-        for client, size in zip(clients, sizes, strict=False):
-            if place < size:
-                whose = f" of client {client!r}"
-                break
-            place -= size
+        place, count = found
         unknown = ', or write -100 for a label that is unknown (loss "bce")' if name == target else ""
-        raise DataError(f"{name!r}: {said}sample {place}{whose} is not finite; fill it in or leave it out{unknown}")
+        raise missing(name, f"{said}{_sample(place, clients, sizes)}", count, unknown)
+
+
+def _sample(place: int, clients: Iterable[Any], sizes: Sequence[int]) -> str:
+    """A sample as the user knows it."""
+    for client, size in zip(clients, sizes, strict=False):
+        if place < size:
+            return f"sample {place} of client {client!r}"
+        place -= size
+    return f"sample {place}"
 
 
 def _codes(train: Samples, name: str) -> npt.NDArray[np.int64]:
@@ -315,6 +327,8 @@ def _inputs(
         named = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         train.has(*named)
         for name in named:
+            if name == target and not train.shape(name):
+                raise DataError(f"{name!r} is the target; take it out of the inputs")
             if name in train.words:
                 raise DataError(f"{name!r} is text; make numbers of it before, or leave it out of the inputs")
         if not named:
@@ -333,6 +347,41 @@ def _inputs(
         said = ", ".join(train.words) or "none"
         raise DataError(f"no numeric column to use as input; columns of text: {said}; convert them to numbers first")
     return tuple(left)
+
+
+def _left(train: Samples, used: set[str | None], clients: Iterable[Any], sizes: Sequence[int]) -> dict[str, str]:
+    """Columns that nothing uses because they are no numbers: name -> what they are."""
+    found = {name: why.partition(";")[0] for name, why in train.left.items() if name not in used}
+    for name, words in train.words.items():
+        if name in used:
+            continue
+        found[name] = f"{name!r} is text"
+        some = words[:: 1 + len(words) // 1000]
+        if 2 * sum(map(_is_number, some)) > len(some):
+            wrong = [number for number, word in enumerate(words) if not _is_number(word)]
+            place = int(np.isin(train.column(name), wrong).argmax())
+            word = words[int(train.column(name)[place])]
+            found[name] += f", because of values such as {word!r} in {_sample(place, clients, sizes)}"
+    return found
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _counts(train: Samples, chosen: Sequence[str], files: int) -> tuple[str, ...]:
+    """What to say of columns without a name that number the samples of each file, as pandas writes them."""
+    found = []
+    for name in chosen if isinstance(train, Stored) else ():
+        values = train[name]
+        unnamed = not name or name.startswith("Unnamed: ") or name == "__index_level_0__"
+        if unnamed and values.dtype == torch.int64 and values.dim() == 1 and int((values.diff() != 1).sum()) < files:
+            found.append(f"the column {name!r} only counts the samples, and is an input; leave it out of the data")
+    return tuple(found)
 
 
 def _together(train: Stored, chosen: Sequence[str], forward: Sequence[str]) -> bool:

@@ -52,6 +52,8 @@ class Dataset:
 
     inputs: the columns that a model gets.   target: the column that a loss compares its output with.
     classes: how many, if the target is the number of a class.
+    grouped: the columns that were put together as the input x.   left: columns that are no inputs because they are no
+    numbers, and what they are.   notes: what else is worth knowing about how the data were understood.
     owner: natural owner of each training sample, −1 for positions that are no sample of anybody.   owners: their names.
     tokens: between its numbers and text.
     """
@@ -67,6 +69,9 @@ class Dataset:
     owners: tuple[str, ...] = ()
     tokens: Tokeniser | None = None
     fitted: bool = False  # whether inputs are scaled by numbers that were computed from all training samples
+    grouped: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
     _made: dict[str | Normalised, Dataset] = field(default_factory=dict, repr=False, compare=False)  # with other inputs
 
     def __post_init__(self) -> None:
@@ -153,6 +158,12 @@ class Dataset:
         found = [torch.tensor([number.get(value, -1) for value in each.tolist()]) for each in values]
         whose = found[1] if len(found) == 2 else None
         return replace(self, owner=found[0], test_owner=whose, owners=tuple(map(str, names)), _made={})
+
+    @property
+    def remarks(self) -> list[str]:
+        """Its notes, and the columns that are left out."""
+        said = f"not used as inputs: {'; '.join(self.left.values())}; make numbers of those that you need"
+        return [*self.notes, said] if self.left else [*self.notes]
 
     @property
     def shape(self) -> tuple[int, ...]:

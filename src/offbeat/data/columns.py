@@ -118,6 +118,8 @@ def arrow(given: Any, name: str) -> Column:
         return Column(tensor(given.to_numpy(zero_copy_only=False)))  # what is missing is nan
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _lists(given, name)
+    if types.is_date(kind) or types.is_timestamp(kind):
+        raise DataError(f"{name!r} is a date; make numbers of it, or leave it out")
     raise DataError(f"{name!r} is {kind}, neither numbers nor text; convert it, or leave it out")
 
 

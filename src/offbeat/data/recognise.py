@@ -179,14 +179,28 @@ def _file(path: Path) -> Any:
         if name.endswith((".parquet", ".pq")):
             import pyarrow.parquet
 
-            return pyarrow.parquet.read_table(path)
+            return _rows(pyarrow.parquet.read_table(path), path)
         if name.endswith((".csv", ".csv.gz")):
             import pyarrow.csv
 
-            return pyarrow.csv.read_csv(path)
+            return _rows(_separated(pyarrow.csv.read_csv(path), path), path)
     except (OSError, ValueError) as error:  # what Arrow raises is one of them
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        remedy = "; are its columns separated by commas?" if "Expected 1 columns" in str(error) else ""
+        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}{remedy}") from error
     raise DataError(f"{path}: expected a .parquet or .csv file, or a folder with a folder of images for each class")
+
+
+def _separated(table: Any, path: Path) -> Any:
+    (first, *others) = table.column_names
+    if not others and (found := next((mark for mark in (";", "\t", "|") if mark in first), "")):
+        raise DataError(f"{path} has one column, {first!r}: columns are separated by commas, not by {found!r}")
+    return table
+
+
+def _rows(table: Any, path: Path) -> Any:
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows")
+    return table
 
 
 def _not_samples(given: Any) -> DataError:

@@ -97,7 +97,7 @@ class Stored(Samples):
             raise DataError(f"the columns differ in their number of samples: {said}" if said else "there is no column")
         self._length = next(iter(lengths.values()))
         self._moved: dict[torch.device, Stored] = {}
-        self._faults: dict[str, int | None] = {}
+        self._faults: dict[str, tuple[int, int] | None] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -137,12 +137,13 @@ class Stored(Samples):
         made.left = self.left
         return made
 
-    def not_finite(self, name: str) -> int | None:
-        """The first sample of a column with a nan or infinity in it; None: there is none."""
+    def not_finite(self, name: str) -> tuple[int, int] | None:
+        """(the first sample of a column with a nan or infinity in it, how many there are); None: there is none."""
         if name not in self._faults:
             column = self.columns[name]
             bad = ~torch.isfinite(column).reshape(len(column), -1).all(1) if column.is_floating_point() else None
-            self._faults[name] = int(bad.int().argmax()) if bad is not None and bool(bad.any()) else None
+            found = bad is not None and bool(bad.any())
+            self._faults[name] = (int(bad.int().argmax()), int(bad.sum())) if bad is not None and found else None
         return self._faults[name]
 
     def on(self, device: torch.device) -> Stored:
@@ -154,6 +155,14 @@ class Stored(Samples):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_moved": {}}
+
+
+def missing(name: str, sample: str, count: int, unknown: str = "") -> DataError:
+    """The error for a column of which so many samples are not finite. sample: the first."""
+    if count == 1:
+        return DataError(f"{name!r}: {sample} is not finite; fill it in or leave it out{unknown}")
+    others = f"{count - 1:,} other{'s' if count > 2 else ''}"
+    return DataError(f"{name!r}: {sample} and {others} are not finite; fill them in or leave them out{unknown}")
 
 
 def converted(values: Tensor, scale: float | None) -> Tensor:

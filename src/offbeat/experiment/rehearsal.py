@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from offbeat.experiment.experiment import Experiment, Spec
 from offbeat.experiment.session import Session
 from offbeat.experiment.tables import algorithm_tables
 from offbeat.local.descent import Descent
-from offbeat.problems.supervised import Supervised
+from offbeat.problems.supervised import Supervised, noted
 from offbeat.simulate.loop import Simulation
 
 _LARGE = 1.2  # a quarter of the step size is called better if the loss would be so many times lower
@@ -102,7 +102,7 @@ def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
     """Try every algorithm of an experiment for so many seconds, and look at its settings."""
     quiet = _without_evaluations(experiment)
     trials, remarks = list[Tryout](), list[Remark]()
-    with closing(Session(quiet)) as session:
+    with _unnoted(), closing(Session(quiet)) as session:
         specs = quiet.runs[: len(quiet.labels)]
         for spec in specs:
             first, reached = _try(session, experiment, spec, seconds)
@@ -111,6 +111,16 @@ def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
         remarks += _settings(experiment, session, specs[0], trials)
         what = "; ".join(repr(problem) for problem in session.problems(specs[0]))
     return Rehearsal(what, len(experiment.runs), trials, _memory(experiment.device), remarks)
+
+
+@contextmanager
+def _unnoted() -> Iterator[None]:
+    """Within, what is noted of the data is not logged: it is among the remarks."""
+    noted.disabled = True
+    try:
+        yield
+    finally:
+        noted.disabled = False
 
 
 def _without_evaluations(experiment: Experiment, overrides: Sequence[tuple[str, Any]] = ()) -> Experiment:
@@ -256,21 +266,6 @@ def _scales(problem: Supervised) -> Iterator[Remark]:
             )
 
 
-def _unused(problem: Supervised, table: Any) -> Iterator[Remark]:
-    """Columns of text that nothing uses: they are no inputs, which is seen nowhere else.   table: [problem]."""
-    named = set(_texts(table))
-    if left := [repr(name) for name in getattr(problem.data.train, "words", ()) if name not in named]:
-        yield Remark(
-            "note", f"text is no input, and not used: {', '.join(left)}; make numbers of it where it is loaded"
-        )
-
-
-def _texts(table: Any) -> Iterator[str]:
-    """All strings in a table."""
-    for each in table.values() if isinstance(table, Mapping) else table if isinstance(table, list) else ():
-        yield from (each,) if isinstance(each, str) else _texts(each)
-
-
 def _written_step_size(table: Mapping[str, Any], label: str) -> tuple[str, float] | None:
     """The path and value of an algorithm's local step size, where the experiment states one."""
     local = algorithm_tables(table["algorithm"])[label].get("local")
@@ -289,7 +284,7 @@ def _settings(experiment: Experiment, session: Session, spec: Spec, trials: Sequ
     problem = session.problems(spec)[0]
     if isinstance(problem, Supervised):
         yield from _scales(problem)
-        yield from _unused(problem, experiment.table.get("problem", {}))
+        yield from (Remark("note", remark) for remark in problem.data.remarks)
     if isinstance(problem, Supervised) and problem.weighted is True:
         yield Remark(
             "note",

@@ -151,5 +151,14 @@ class DropoutCNN(nn.Module):
 def _square(name: str, shape: Sequence[int]) -> tuple[int, int]:
     """(channels, side) of square images."""
     if len(shape) != 3 or shape[1] != shape[2]:
-        raise SettingError(f"{name} takes square images [channels, side, side], the data are {list(shape)}")
+        remedy = CHANNELS_LAST if channels_last(shape) else ""
+        raise SettingError(f"{name} takes square images [channels, side, side], the data are {list(shape)}{remedy}")
     return shape[0], shape[1]
+
+
+CHANNELS_LAST = "; channels come first: move the last axis, np.moveaxis(x, -1, 1)"
+
+
+def channels_last(shape: Sequence[int]) -> bool:
+    """Whether these look like square images with their channels last."""
+    return len(shape) == 3 and shape[0] == shape[1] > 4 and shape[2] in (1, 3, 4)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from offbeat.core.errors import SettingError
+from offbeat.models.conv import CHANNELS_LAST, channels_last
 
 Norm = Callable[[int], nn.Module]  # of so many channels
 
@@ -26,8 +27,9 @@ class ResNet18(nn.Module):
         self._build(shape, classes, partial(nn.GroupNorm, groups), "resnet18-gn")
 
     def _build(self, shape: Sequence[int], classes: int, norm: Norm, name: str) -> None:
-        if len(shape) != 3:
-            raise SettingError(f"{name} takes images [channels, height, width], the data are {list(shape)}")
+        if len(shape) != 3 or channels_last(shape):
+            remedy = CHANNELS_LAST if channels_last(shape) else ""
+            raise SettingError(f"{name} takes images [channels, height, width], the data are {list(shape)}{remedy}")
         self.stem = nn.Sequential(nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), norm(64))
         blocks, width = [], 64
         for stage in range(4):

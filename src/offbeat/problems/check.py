@@ -11,10 +11,11 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError, ModelError, OffbeatError, SettingError
 from offbeat.data.lazy import Read
-from offbeat.data.samples import Samples, Stored
+from offbeat.data.samples import Samples, Stored, missing
+from offbeat.models.conv import CHANNELS_LAST
 from offbeat.models.dropout import PROBE, Keyed
 from offbeat.problems import objective as losses, pure
-from offbeat.problems.metrics import Whole
+from offbeat.problems.metrics import ECE, F1, Accuracy, Hamming, OverThresholds, TopK, Whole, classes
 from offbeat.problems.objective import Form
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _CLASSES = (losses.cross_entropy, losses.next_token)
 _TRIED = 10_000_000  # numbers among which the largest is looked for
+_OF_CLASSES = (Accuracy, TopK, Hamming, F1, ECE, OverThresholds)
 _NUMBERS = (losses.mse, losses.mae, losses.huber, losses.bce)
 
 
@@ -54,6 +56,8 @@ def check(problem: Supervised) -> Form:
         _target(problem, output, batch[objective.target])
         _extremes(problem, call)
     found = _loss(problem, call, batch)
+    if objective.function not in losses.LOSSES.values():
+        _labels(problem, call)
     _backward(problem, found, leaves)
     pure.check(problem, call, batch, leaves)
     if flat.random:
@@ -114,6 +118,8 @@ def check_scores(problem: Supervised) -> None:
                 continue
             if target is None or not isinstance(output, Tensor):
                 raise SettingError(f"it compares a tensor with a target, got a {type(output).__name__}")
+            if isinstance(score, _OF_CLASSES) and not classes(output, target):
+                _binary(problem)
             _ = score.of(output, target) if isinstance(score, Whole) else score.state(output, target)
         except Exception as error:
             said = str(error) if isinstance(error, OffbeatError) else one_line(error)
@@ -122,13 +128,28 @@ def check_scores(problem: Supervised) -> None:
             raise SettingError(f"the metric {score.name} fails on {shapes}{compared}: {said}") from error
 
 
+def _binary(problem: Supervised) -> None:
+    """Refuse a metric of classes or of labels of 0 and 1 for quantities, whose numbers it would round to labels."""
+    if problem.objective.function is losses.bce:
+        return
+    name = problem.data.target
+    values = torch.cat([part.flatten() for part in _known(problem, name)])
+    wrong = values[(values != 0) & (values.abs() != 1) & (values != losses.IGNORED)]  # −1 and 1 are taken for 0 and 1
+    if len(wrong):
+        uneven = wrong[wrong != wrong.round()] if wrong.is_floating_point() else wrong
+        value = float((uneven if len(uneven) else wrong)[0])
+        raise SettingError(
+            f"it is for classes, or labels of 0 and 1, and {name!r} has the value {value:g}; for quantities use rmse, "
+            'mae or r2; for classes, whole numbers and the loss "cross-entropy"'
+        )
+
+
 def _finite(samples: Samples, columns: Sequence[str], said: str) -> None:
     if not isinstance(samples, Stored):
         return
     for name in columns:
-        place = samples.not_finite(name)
-        if place is not None:
-            raise DataError(f"{name!r}: {said} sample {place} is not finite; fill it in or leave it out")
+        if (found := samples.not_finite(name)) is not None:
+            raise missing(name, f"{said} sample {found[0]}", found[1])
 
 
 def _alike(train: Samples, test: Samples, columns: Sequence[str]) -> None:
@@ -159,14 +180,19 @@ def _extremes(problem: Supervised, call: Any) -> None:
         if not isinstance(train, Stored) or train.real(name) or train[name].dtype == torch.bool:
             continue
         every = 1 + train[name].numel() // _TRIED
-        values = train[name][::every].reshape(-1, max(1, train[name][0].numel()))
-        ends = [every * int(values.amax(1).argmax()), every * int(values.amin(1).argmin())]
-        batch = problem.samples(torch.tensor(ends, device=problem.device))
         try:
-            call(objective.output, *batch)
+            call(objective.output, *problem.samples(_ends(problem, name, every)))
         except Exception as error:
-            run = f"run from {int(values.min())} to {int(values.max())}"
+            run = f"run from {int(train[name][::every].min())} to {int(train[name][::every].max())}"
             raise ModelError(f"the model fails on {name!r}, whose numbers {run}: {one_line(error)}") from error
+
+
+def _ends(problem: Supervised, name: str, every: int = 1) -> Tensor:
+    """The training samples with the largest and the smallest number in a column."""
+    values = problem.data.train[name][::every]
+    values = values.reshape(len(values), -1)
+    ends = [every * int(values.amax(1).argmax()), every * int(values.amin(1).argmin())]
+    return torch.tensor(ends, device=problem.device)
 
 
 def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> str:
@@ -178,6 +204,8 @@ def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> s
         return "; cast whole numbers to float"
     if "scalar types: Long" in said:
         return "; cast the column to int64"
+    if any(part.dim() == 4 and part.shape[-1] in (1, 3, 4) and part.shape[1] > 4 for part in given):
+        return CHANNELS_LAST
     return ""
 
 
@@ -266,7 +294,8 @@ def _classes(problem: Supervised, outputs: int) -> None:
     if least > 0 and most == outputs:
         raise DataError(f"{run}: subtract 1")
     if outputs == 1:
-        raise DataError(f'{run}: if {name!r} is a quantity, use the loss "mse"')
+        binary = 'for labels of 0 and 1, use the loss "bce"; ' if (least, most) == (0, 1) else ""
+        raise DataError(f'{run}: {binary}if {name!r} is a quantity, use the loss "mse"')
     raise DataError(f"{run}: classes start at 0" if least < 0 else f"{run}: it needs {int(most) + 1}")
 
 
@@ -304,6 +333,21 @@ def _loss(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Any:
     if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise SettingError(f"the loss {objective.name} is not finite at the start: are the inputs scaled?")
     return found
+
+
+def _labels(problem: Supervised, call: Any) -> None:
+    """Try a loss of the user's own on the largest and the smallest label, for which a model may have no output."""
+    name, train = problem.data.target, problem.data.train
+    known = isinstance(train, Stored) or (isinstance(train, Read) and name in train.known)
+    if name not in problem.objective.columns or name in problem.data.inputs or not known or train.real(name):
+        return
+    try:
+        call(problem.objective.values, *problem.samples(_ends(problem, name)))
+    except Exception as error:
+        least, most = _range(problem, name)
+        run = f"the loss {problem.objective.name} fails on {name!r}, whose labels run from {least:g} to {most:g}"
+        from_1 = "; if they are classes, subtract 1: they start at 0" if least == 1 else ""
+        raise SettingError(f"{run}: {one_line(error)}{from_1}") from error
 
 
 def _backward(problem: Supervised, found: Any, pieces: Sequence[Tensor]) -> None:

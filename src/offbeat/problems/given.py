@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from offbeat.core.errors import DataError
 from offbeat.core.random import MODEL, key
 from offbeat.data.adapters import dataset
 from offbeat.data.base import Dataset
+from offbeat.data.folder import NAMES
+from offbeat.data.samples import Stored
 from offbeat.models.build import build
+from offbeat.models.linear import Softmax
 from offbeat.problems.objective import IGNORED, Loss, Objective
 
 _NUMBERS = ("mse", "mae", "huber", "bce")  # losses for which whole numbers are no classes
@@ -44,9 +49,13 @@ def given(
         if objective.whole and loss != "model":
             forward = ()  # the loss is given all columns
     found = dataset(data, forward=forward, aside=aside, free=free, whole=loss not in _NUMBERS, **columns)
-    if not isinstance(model, nn.Module):
-        if not isinstance(data, Dataset | str) and columns.get("classes") is None and found.classes:
+    known = isinstance(data, Dataset) or (isinstance(data, str) and data in NAMES)
+    if not known and columns.get("classes") is None:
+        if found.classes and not isinstance(model, nn.Module):
             _from_0(found)
+        if loss is None or loss == "cross-entropy":
+            found = replace(found, notes=(*found.notes, *_doubts(found, model, loss)))
+    if not isinstance(model, nn.Module):
         model = build(model, found.shape, found.outputs, key(seed, MODEL), **(options or {}))
     return found, model
 
@@ -60,6 +69,38 @@ def _from_0(data: Dataset) -> None:
             f"the classes in {data.target!r} run from {least} to {known.max()}, and classes start at 0: subtract "
             f'{least}; for a quantity, use the loss "mse"; if these are classes and others are missing, pass '
             f"offbeat.data.dataset(…, classes={data.classes})"
+        )
+
+
+def _doubts(data: Dataset, model: Any, loss: Loss | None) -> Iterator[str]:
+    """What the target may have been meant to be."""
+    name, parts = data.target, (data.train, data.test)
+    if data.train.shape(name) or name in data.train.words or name in data.inputs:
+        return
+    if data.classes and not isinstance(model, nn.Module):
+        labels = torch.cat([part[name] for part in parts])
+        without = int((torch.bincount(labels[labels >= 0], minlength=data.classes) == 0).sum())
+        if 2 * without > data.classes:
+            yield (
+                f"{name!r} has {data.classes} classes, because its largest label is {data.classes - 1}, and {without} "
+                "of them have no sample; is that label right?"
+            )
+    if not data.classes and loss is None and isinstance(data.train, Stored):
+        values = torch.cat([part[name] for part in parts])
+        uneven = values[values != values.round()]
+        if len(uneven) * 20 > len(values) or len(torch.unique(values)) * 5 > len(values):
+            return
+        kind = str(values.dtype).removeprefix("torch.")
+        if not len(uneven) and model in ("softmax", Softmax):
+            raise DataError(
+                f"{name!r} is {kind} with whole numbers only, and softmax is a model for classes: cast it to int64; "
+                'for a quantity, use the loss "mse"'
+            )
+        binary = ' or, for labels of 0 and 1, "bce"' if bool(((values == 0) | (values == 1)).all()) else ""
+        but = f" but some, such as {float(uneven[0]):g}," if len(uneven) else ""
+        yield (
+            f"{name!r} is {kind} and taken for a quantity, although all its values{but} are whole numbers; cast it to "
+            f'int64 for classes, or set the loss: "mse"{binary}'
         )
 
 

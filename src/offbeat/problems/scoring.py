@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from offbeat.core import names
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import SettingError, nearest
 from offbeat.data.tokens import Tokeniser
 from offbeat.problems.metrics import (
     AUPRC,
@@ -33,7 +33,7 @@ from offbeat.problems.metrics import (
 _TAKEN = ("loss", "personal", "personal_worst", "task", "time", "updates", "version", "versions", "run", "algorithm")
 
 Given: TypeAlias = "str | Score | Callable[..., Any]"
-Metrics: TypeAlias = "Sequence[Given] | Mapping[str, Given]"
+Metrics: TypeAlias = "str | Sequence[Given] | Mapping[str, Given]"
 
 NAMED: Mapping[str, Callable[[], Score]] = {
     "accuracy": Accuracy,
@@ -56,14 +56,15 @@ NAMED: Mapping[str, Callable[[], Score]] = {
 def scores(given: Metrics | None, loss: str, tokens: Tokeniser | None = None) -> tuple[Score, ...]:
     """The metrics of a problem, the main one first.
 
-    given: names, `package.module:name`, scores, functions f(outputs, targets), torchmetrics; by name in a mapping.
-    By default the perplexity and the bits per character of text, the accuracy of classes, else none: then the loss
-    counts.   loss: its name.   tokens: of text.
+    given: names, or one, `package.module:name`, scores, functions f(outputs, targets), torchmetrics; by name in a
+    mapping. By default the perplexity and the bits per character of text, the accuracy of classes, else none: then the
+    loss counts.   loss: its name.   tokens: of text.
     """
     if given is None and tokens is not None and loss == "cross-entropy":
         return Perplexity(), BitsPerCharacter(tokens)
     if given is None:
         return (Accuracy(),) if loss == "cross-entropy" else ()
+    given = [given] if isinstance(given, str) else given
     pairs = given.items() if isinstance(given, Mapping) else [("", each) for each in given]
     found = tuple(_score(name, each) for name, each in pairs)
     found = tuple(BitsPerCharacter(tokens) if type(s) is BitsPerCharacter and tokens else s for s in found)
@@ -85,8 +86,9 @@ def _score(name: str, given: Given) -> Score:
     found: Any = given
     if isinstance(found, str):
         if not names.imported(found) and found not in NAMED:
-            known = ", ".join(NAMED)
-            raise SettingError(f"metrics: there is no {found!r}; there are {known}, or your own package.module:name")
+            said = nearest(found, NAMED)
+            own = "" if said.startswith("did you") else ", or your own package.module:name"
+            raise SettingError(f"metrics: there is no {found!r}; {said}{own}")
         found = NAMED[found]() if found in NAMED else names.import_name(found, "metrics")
     if isinstance(found, type):
         if found is Score or not issubclass(found, Score):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.core.errors import DataError, SettingError, at_least, positive
+from offbeat.core.errors import DataError, SettingError, at_least, positive, unknown
 from offbeat.core.local import Local
 from offbeat.core.problem import Numbers
 from offbeat.core.random import MODEL, SPLIT, key
@@ -43,6 +45,8 @@ from offbeat.problems.shards import Shards
 from offbeat.problems.shares import Weighted, test_shares, weights
 
 log = logging.getLogger("offbeat.problems")
+noted = logging.getLogger("offbeat.problems.data")
+_NOTED: set[tuple[str, str]] = set()  # what has been said in this process
 
 
 class Supervised(OfModule):
@@ -95,6 +99,7 @@ class Supervised(OfModule):
         self.objective = self.objective.formed(check(self))
         self.scores = scores(metrics, self.objective.name, data.tokens)
         check_scores(self)
+        _note(self.name, data)
         self.usual = self.objective.function is cross_entropy and self.objective.form == "each"
         # closed forms and kernels are for the cross-entropy of real numbers that are in memory
         real = (
@@ -115,7 +120,7 @@ class Supervised(OfModule):
         measured = ", ".join(score.name for score in self.scores)
         return (
             f"Supervised({self.name}: {self.clients} clients with {each} samples each; "
-            f"{', '.join(self.data.inputs)} -> {self.data.target}; {self.dim:,} parameters; "
+            f"{_columns(self.data)}; {self.dim:,} parameters; "
             f"loss {self.objective.name}{f'; metrics {measured}' if measured else ''})"
         )
 
@@ -156,6 +161,8 @@ class Supervised(OfModule):
         lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """
         at_least(1, clients=clients)
+        _known("split", parts)
+        at_least(-(1 << 63), seed=seed)
         if split is not None and not callable(split):
             raise SettingError(f"split = {split!r}: expected one from offbeat.data, such as Dirichlet(0.1)")
         client = client or (split.column if isinstance(split, Owners) else None)
@@ -172,6 +179,9 @@ class Supervised(OfModule):
             holdout=holdout,
             client=client,
         )
+        used = (client, getattr(split, "by", None))
+        if not found.left.keys().isdisjoint(used):
+            found = replace(found, left={name: why for name, why in found.left.items() if name not in used})
         rng = np.random.default_rng(key(seed, SPLIT))
         split_ = shards(split or (Owners() if found.owners else IID()), found, clients, rng)
         module = adapted(module, lora, key(seed, MODEL, 1))
@@ -206,6 +216,8 @@ class Supervised(OfModule):
         test: samples to test on, for all clients or by client; None: a share `holdout` of every client's.
         Everything else as in `split`.
         """
+        _known("of_clients", parts)
+        at_least(-(1 << 63), seed=seed)
         if not isinstance(data, Mapping):
             raise SettingError(f"a {type(data).__name__} has no clients; give one data set for each, by name")
         found, module = given(
@@ -558,6 +570,32 @@ class Supervised(OfModule):
         """Test samples of each client, see `offbeat.problems.shares`."""
         shards = [self.shards[client] for client in range(self.clients)]
         return [torch.from_numpy(share).to(self.device) for share in test_shares(self.data, shards)]
+
+
+def _known(name: str, parts: Mapping[str, Any]) -> None:
+    """Refuse keywords that neither a function of the class nor its model has."""
+    known = {*inspect.signature(getattr(Supervised, name)).parameters, *ModelParts.__annotations__} - {"parts"}
+    for each in parts:
+        if each not in known:
+            raise unknown(f"argument of Supervised.{name}:", each, known)
+
+
+def _columns(data: Dataset) -> str:
+    """What a model gets and what it is compared with."""
+    grouped = [name or "''" for name in data.grouped]
+    shown = grouped if len(grouped) <= 8 else [*grouped[:6], "…", grouped[-1]]
+    inputs = f"{', '.join(data.inputs)} ({', '.join(shown)})" if shown else ", ".join(data.inputs)
+    classes = f" ({data.classes} classes)" if data.classes and data.target not in data.inputs else ""
+    left = f"; without {', '.join(data.left)}" if data.left else ""
+    return f"{inputs} -> {data.target}{classes}{left}"
+
+
+def _note(name: str, data: Dataset) -> None:
+    """Say how the data were understood where that may not be what was meant, once in a process."""
+    for remark in data.remarks:
+        if (name, remark) not in _NOTED:
+            _NOTED.add((name, remark))
+            noted.warning("%s: %s", name, remark)
 
 
 def _function(module: nn.Module) -> Hashable:
