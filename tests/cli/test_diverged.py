@@ -49,6 +49,16 @@ def test_table_summary_and_report_say_what_failed(tmp_path: Path) -> None:
     assert result["error"] == summary[1]["error"]
 
 
+def test_a_run_that_only_got_worse_or_made_no_step_is_named(tmp_path: Path) -> None:
+    settings = sets("algorithm.area.size=2000", "algorithm.fedasync.local.sgd.lr=2.2", "until.updates=20")
+    outcome = run(tmp_path, QUADRATIC, *settings)
+    assert outcome.code == 0
+    first, second = outcome.err.splitlines()[-2:]
+    assert first == "offbeat: area, seed 0: no server step was made: 20 updates arrived, and the server waits for more"
+    said = r"offbeat: fedasync, seed 0: the loss is larger than before training \(\S+, then \S+\): a smaller step\?"
+    assert re.fullmatch(said, second)
+
+
 def test_how_clients_worked_is_not_shown_where_every_run_failed(tmp_path: Path) -> None:
     shown = run(tmp_path, QUADRATIC, *sets("algorithm.*.local.sgd.lr=500000")).out
     assert "1 of 1 failed" in shown

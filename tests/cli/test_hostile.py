@@ -47,7 +47,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(size: in
 def test_a_run_that_does_nothing_but_evaluate_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
     file.write_text(DIGITS)
-    process = started("run", file, "--out", tmp_path / "out", "--set", "evaluate.every=1e-9")
+    process = started("run", file, "--out", tmp_path / "out", "--set", "evaluate.every=2e-7")
     wait_for(tmp_path / "out" / "area-0", process)
     time.sleep(1.0)
     process.send_signal(signal.SIGTERM)

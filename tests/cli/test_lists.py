@@ -49,6 +49,8 @@ def test_a_list_has_one_line_of_explanation_for_each_name(shelf: str) -> None:
     assert (code, err) == (0, "")
     assert [line.split()[0] for line in out.splitlines()] == SHELVES[shelf]
     assert all(len(line.split()) > 2 for line in out.splitlines())
+    assert all(" ".join(line.split()) in " ".join(out.split()) for line in catalogue()[shelf].values())  # [b, t], too
+    assert not any(line.endswith(" ") for line in out.splitlines())
 
 
 def test_without_a_name_all_lists_are_shown() -> None:

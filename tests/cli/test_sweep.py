@@ -128,6 +128,8 @@ REFUSED = {
     "trackers is the same for all runs": 'trackers.wandb = ["a"]',
     "sweep.seed holds 'x': seeds are whole numbers": 'seed = [1, "x"]',
     "sweep.seed holds 0.5": "seed = [0.5]",
+    "sweep.seed = [3, 3]: 3 is given twice": "seed = [3, 3]",
+    "lr = [0.1, 0.2, 0.1]: 0.1 is given twice; leave one out": '"algorithm.*.local.sgd.lr" = [0.1, 0.2, 0.1]',
     "lies within": '"problem.data.name" = ["digits"]',
 }
 

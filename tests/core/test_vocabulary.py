@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from worlds import Line
@@ -76,7 +77,7 @@ class Knobs(Checked):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"lr": "x"}, "lr = 'x': must be a positive number"),
+        ({"lr": "x"}, "lr = 'x': must be a positive number or 'auto'"),
         ({"sizes": 0}, "sizes = 0: must be at least 1"),
         ({"sizes": (1, 2.5)}, "sizes[1] = 2.5: must be a whole number"),
         ({"of": {"slow": (2.0, 1.0)}}, "of.slow[0] = 2.0: must be a share in (0, 1]"),
@@ -86,6 +87,7 @@ class Knobs(Checked):
 )
 def test_fields_are_checked_by_their_types(wrong: dict[str, Any], said: str) -> None:
     Knobs("auto", (1, 2), {"slow": (0.5, 2.0)}, Hinge(), "b")
+    assert type(Knobs(sizes=np.int64(3)).sizes) is int  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=f"^{re.escape(said)}$"):
         Knobs(**wrong)
 

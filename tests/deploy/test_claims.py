@@ -22,7 +22,7 @@ from offbeat.deploy.assignment import Models, read_assignment, write_assignment
 from offbeat.deploy.judging import LOSS, WEIGHT, objection, weigh
 from offbeat.deploy.norms import CLIENTS, UsualNorms
 from offbeat.deploy.reducer import Reducer
-from offbeat.deploy.server_core import LATE, Append, ServerCore
+from offbeat.deploy.server_core import AGAIN, LATE, Append, ServerCore
 from offbeat.deploy.verdicts import LONGEST, PAUSE, STRIKES
 from offbeat.deploy.wire import LogEntry
 from offbeat.local import SGD
@@ -343,6 +343,21 @@ def test_clients_are_asked_for_the_next_evaluation_when_it_is_due_although_the_l
         log.seq += 1
         core.fold(entry, clock + 0.4)
     assert log.reducer.ledger.asked == 3
+
+
+def test_an_evaluation_is_not_made_again_while_its_score_is_on_its_way_into_the_log() -> None:
+    log = Log(plan(FedAsync(lr=0.1))).begin()
+    core = ServerCore(log.reducer.plan, log.reducer.ledger, every=1.0)
+    assert core.next_evaluation(0.0) == [0]
+    _, when, updates, version = core.evaluated(0, 0.0)
+    assert core.next_evaluation(9.0) == []  # it takes a while
+    scored = core.score(0, when, updates, version, {"loss": 1.0})
+    assert core.next_evaluation(9.1) == []
+    assert core.next_evaluation(9.1 + AGAIN) == [0]  # it was lost
+    log.seq += 1
+    core.fold(LogEntry(log.seq, log.now, "", scored.data), 20.0)
+    assert core.next_evaluation(20.1) == []
+    assert core.next_evaluation(21.1) == [0]
 
 
 def test_no_client_keeps_a_run_from_ending_by_talking_after_its_end() -> None:

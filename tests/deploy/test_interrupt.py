@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import ended, started
+from command import ended, offbeat, started
 
 TEXT = """
 until = { updates = 400, time = 600.0 }
@@ -46,7 +46,9 @@ def test_ctrl_c_leaves_nothing_running_and_the_same_command_goes_on(tmp_path: Pa
     stopped = ended(first)
     assert stopped.code == 130, stopped.err
     assert "stopped at time" in stopped.err
-    assert "saved" in stopped.err
+    assert f"and saved; continue by repeating the command with --out {out}\n" in stopped.err
+    unresumed = offbeat("resume", out)
+    assert (unresumed.code, "holds a real run; repeat its command" in unresumed.err) == (1, True)
     assert running(out) == []
     second = ended(started(*words))
     assert second.code == 0, second.err

@@ -18,6 +18,7 @@ from offbeat.cli.deploy import needs_deploy
 from offbeat.core.errors import SettingError
 from offbeat.deploy.broker import free_port
 from offbeat.experiment.federation import experiment_for
+from offbeat.experiment.folder import create
 from offbeat.experiment.real import DeployOptions, plan_of
 from offbeat.experiment.session import Session
 
@@ -255,3 +256,19 @@ def test_what_cannot_be_deployed_is_refused_before_anything_starts(tmp_path: Pat
     assert outcome.code == 1
     assert "cannot be deployed" in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_real_run_is_not_resumed_by_a_simulation_but_by_its_own_command(tmp_path: Path) -> None:
+    file, out = tmp_path / "e.toml", tmp_path / "out"
+    file.write_text(SMALL)
+    create(out, experiment_for(file))
+    (out / "keys").mkdir()
+    (out / "area-0").mkdir()
+    (out / "area-0" / "run.json").write_text('{"run": "area-0-1", "roster": ["c0", "c1", "c2"]}')
+    outcome = offbeat("resume", out)
+    said = f"holds a real run; repeat its command, `offbeat up FILE --out {out}`, to continue it"
+    assert (outcome.code, outcome.err) == (1, f"offbeat: {out} {said}\n")
+    settings = ("--set", "until.time=5.0", "--set", "algorithm.area.local.sgd.lr=2.0", "--set", "seed=1")
+    other = offbeat("up", file, "--out", out, *settings)
+    assert other.code == 1
+    assert "which differs in until.time, algorithm.0.local.sgd.lr, seed; to continue" in other.err

@@ -14,8 +14,9 @@ from command import DIGITS, TASKS
 from matplotlib.pyplot import close
 
 import offbeat as ob
-from offbeat.core.errors import SettingError
+from offbeat.core.errors import FolderError, SettingError
 from offbeat.experiment.results import Results
+from offbeat.report import write
 from offbeat.report.curves import curves
 
 
@@ -110,6 +111,13 @@ def test_the_time_to_an_accuracy_that_was_never_measured_ranks_nothing(grid: Res
 def test_the_report_is_written_where_it_is_wanted(results: Results, tmp_path: Path) -> None:
     assert results.report(tmp_path / "page.html") == tmp_path / "page.html"
     assert "fedbuff" in (tmp_path / "page.html").read_text()
+    with pytest.raises(FolderError, match=r"is a folder; name a file to write, or compare folders as a list"):
+        write(results.folder, tmp_path)
+
+
+def test_several_folders_are_opened_one_by_one(results: Results) -> None:
+    with pytest.raises(FolderError, match="open takes one folder; to compare several, open each of them"):
+        ob.open([results.folder, results.folder])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +139,8 @@ def test_a_plot_has_a_line_an_algorithm_with_the_mean_of_its_seeds(
     assert mean is ax
     ends = [r.history[-1].metrics["loss"] for r in results if r.algorithm == "area"]
     assert ax.lines[2].get_ydata()[-1] == pytest.approx(sum(ends) / 2)
-    assert ax.lines[0].get_color() != ax.lines[1].get_color()
+    assert [line.get_label() for line in ax.lines] == ["area", "fedbuff", "area, out", "fedbuff, out"]
+    assert len({line.get_color() for line in ax.lines}) == 4
     close(ax.figure)
 
 

@@ -175,7 +175,30 @@ def test_the_command_prints_the_best_settings_and_resumes(tmp_path: Path) -> Non
     outcome = offbeat("tune", tmp_path / "x.toml", *given)
     assert outcome.code == 0, outcome.err
     assert "lr = 0.3 (at the edge)" in outcome.out
+    assert "± 95 %" in outcome.out
+    assert "settings tried" not in outcome.out
     again = offbeat("resume", tmp_path / "t", "--json")
     assert json.loads(again.out)["best"]["fedbuff"] == {"algorithm.fedbuff.local.sgd.lr": 0.3}
     refused = offbeat("run", tmp_path / "x.toml", "--out", tmp_path / "r")
     assert "run it with `offbeat tune`" in refused.err
+
+
+def test_unequal_numbers_of_settings_and_a_single_seed_are_said(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(toml.dumps({**TABLE, "trials": 1}))
+    given = ("--over", "algorithm.fedbuff.size=[1,2]", "--budget", "3", "--rungs", "1", "--seeds", "1")
+    outcome = offbeat("tune", tmp_path / "x.toml", *given, "--workers", "1", "--out", tmp_path / "t")
+    assert outcome.code == 0, outcome.err
+    assert "settings tried: fedasync 3, fedbuff 2; some lists" in outcome.out
+    assert "of one evaluation seed" in outcome.out
+    assert "95 %" not in outcome.out
+
+
+def test_the_tuned_experiment_finds_its_files_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{at},{at % 2}\n" for at in range(40)))
+    problem = {"data": {"file": "data.csv"}, "target": "y", "model": "linear", "clients": 2}
+    (tmp_path / "x.toml").write_text(toml.dumps({**TABLE, "problem": problem, "until": {"time": 1.0}}))
+    given = ("--budget", "1", "--seeds", "1", "--workers", "1", "--out", tmp_path / "t")
+    assert offbeat("tune", tmp_path / "x.toml", *given).code == 0
+    monkeypatch.chdir(tmp_path / "t")
+    outcome = offbeat("run", "best.toml", "--out", "again")
+    assert outcome.code == 0, outcome.err

@@ -76,3 +76,4 @@ def test_the_page_says_how_many_training_samples_the_plotted_loss_is_measured_on
     assert run(tmp_path, DIGITS, "--set", f"evaluate.samples={samples}").code == 0
     page = write(tmp_path / "out").read_text()
     assert re.findall(r"measured on ([\d,]+) training samples, the same ones every time", page) == shown
+    assert ("Metrics are measured on at most as many test samples." in page) == bool(shown)

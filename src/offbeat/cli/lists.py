@@ -27,7 +27,7 @@ def list_(
     shelves = catalogue()
     if what is not None and what not in shelves:
         raise unknown("list", what, shelves)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 1000  # a line each, for grep
     for shelf, lines in shelves.items() if what is None else [(what, shelves[what])]:
@@ -38,7 +38,7 @@ def list_(
             grid.add_row(name, line)
         if what is None:
             console.print(f"\n{shelf}", style="bold")
-        console.print(grid)
+        _print(console, grid)
 
 
 def schema() -> None:
@@ -74,10 +74,17 @@ def data(
     if not console.is_terminal:
         console.width = 200  # a line each, for grep
     console.print(f"Data sets are looked for in {root()}; {VARIABLE} names another folder.\n", soft_wrap=True)
-    console.print(grid)
+    _print(console, grid)
     for row in rows:
         if row.state != "present":
             console.print(f"\n{row.name} is {row.state} in {row.where}: {row.get}", soft_wrap=not console.is_terminal)
+
+
+def _print(console: Console, grid: Table) -> None:
+    """Without the spaces that fill each line."""
+    with console.capture() as captured:
+        console.print(grid)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _size(size: int) -> str:

@@ -54,7 +54,7 @@ def _runs(found: Results, as_json: bool) -> None:
         if any(result.error is None for result in found):
             console.print(table(*tables.work_rows(found), tables.UNEQUAL_SHARES))
         _print_places(found, "run folder")
-    for line in found.unreached():
+    for line in [*found.unreached(), *found.untrained()]:
         _say(line)
 
 

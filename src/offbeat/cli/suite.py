@@ -133,7 +133,15 @@ def _verify(path: Path | None, own: tuple[str, ...], only: tuple[str, ...], seed
     for line in [*found.notes, *found.wrong]:
         print(f"offbeat: {line}", file=sys.stderr)
     if found.wrong:
-        raise SettingError(f"{len(found.wrong)} differences in {found.runs} runs")
-    print(f"verified: {found.runs - found.near} runs came out as stated")
+        raise SettingError(f"{_count(len(found.wrong), 'difference')} in {_count(found.runs, 'run')}")
+    print(f"verified: {_count(found.runs - found.near, 'run')} came out as stated")
     if found.near:
-        print(f"{found.near} runs differ by more than rounding, but no more than another seed could")
+        differ = "differs" if found.near == 1 else "differ"
+        print(f"{_count(found.near, 'run')} {differ} by more than rounding, but no more than another seed could")
+    if found.unchecked:
+        were = "was" if len(found.unchecked) == 1 else "were"
+        print(f"{', '.join(found.unchecked)} {were} not checked: pass --algorithm FILE:CLASS")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

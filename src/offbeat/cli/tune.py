@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Over, Ray, Set, Workers, overrides
+from offbeat.cli.options import AsJson, Over, Ray, Set, Workers, overrides
 
 if TYPE_CHECKING:
     from offbeat.experiment.tuning import Tuned
@@ -18,7 +18,9 @@ def tune(
         Path,
         typer.Argument(help="Experiment file in TOML; its [tune] table says what to try. Default: every step size."),
     ],
-    budget: Annotated[int, typer.Option(min=1, metavar="N", help="Settings to try of each algorithm.")] = 9,
+    budget: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Settings to try of each algorithm; fewer if its lists end sooner.")
+    ] = 9,
     best: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +40,10 @@ def tune(
     sampler: Annotated[
         str, typer.Option(help="Which settings to try: latin (an even spread), or Optuna's tpe, qmc or random.")
     ] = "latin",
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder to write; must not contain a run. Default: runs/tuning-TIME."),
+    ] = None,
     workers: Workers = None,
     ray: Ray = None,
     as_json: AsJson = False,
@@ -79,17 +84,22 @@ def show(found: Tuned, as_json: bool) -> None:
     if as_json:
         print(json_text(found.to_json()))
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption="means of the evaluation seeds ± 95 %")
+    several = any(seeds > 1 for _, _, seeds in found.judged().values())
+    caption = "means of the evaluation seeds ± 95 %" if several else "of one evaluation seed"
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=caption)
     for name in ("algorithm", "best settings", "tried", found.by, "seeds"):
         table.add_column(name, justify="left" if name in ("algorithm", "best settings") else "right", overflow="fold")
+    tried = {label: len({repr(t.settings) for t in found.trials if t.algorithm == label}) for label in found.best}
     for label, (judged, reached, seeds) in found.judged().items():
         edge = " (at the edge)" if found.edges.get(label) else ""
-        tried = len({repr(trial.settings) for trial in found.trials if trial.algorithm == label})
         number = "–" if judged is None else judged.text(3)
-        table.add_row(label, shown(found.best[label]) + edge, str(tried), number, f"{reached} of {seeds}")
+        table.add_row(label, shown(found.best[label]) + edge, str(tried[label]), number, f"{reached} of {seeds}")
     console = Console(highlight=False)
     console.width = max(console.width, 80 if console.is_terminal else 120)
     console.print(table)
+    if len(set(tried.values())) > 1:
+        counts = ", ".join(f"{label} {count}" for label, count in tried.items())
+        print(f"settings tried: {counts}; some lists or ranges hold fewer than the budget")
     if found.edges:
         print("at the edge: the best value is the least or the largest that was tried; widen the range")
     print(f"tuned experiment: {found.folder / 'best.toml'}")

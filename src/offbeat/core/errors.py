@@ -151,7 +151,7 @@ Count = Annotated[int, partial(at_least, 1)]
 class Checked:
     """Base of dataclasses whose fields are checked by their types: those above, literals, and what holds them.
 
-    A list is taken for a tuple.
+    A list is taken for a tuple, and a whole number of NumPy's for an int.
 
     >>> @dataclasses.dataclass
     ... class Step(Checked):
@@ -167,6 +167,9 @@ class Checked:
             value = getattr(self, name)
             if isinstance(value, list) and tuple in (get_origin(hint), *map(get_origin, get_args(hint))):
                 value = tuple(value)
+                object.__setattr__(self, name, value)
+            elif isinstance(value, Integral) and not isinstance(value, int):
+                value = int(value)
                 object.__setattr__(self, name, value)
             _check(hint, value, name)
 
@@ -192,7 +195,11 @@ def _check(hint: Any, value: Any, name: str) -> None:
         checked = [option for option in inner if get_origin(option) in (Annotated, Literal)]
         fitting = [option for option in inner if checked and _fits(option, value)]
         for option in (fitting or checked)[:1]:
-            _check(option, value, name)
+            try:
+                _check(option, value, name)
+            except SettingError as error:
+                words = [repr(w) for other in checked if other is not option for w in _words(other)]
+                raise SettingError(" or ".join([str(error), *words])) from None
     elif origin is tuple and isinstance(value, tuple | list):
         kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         for at, (kind, each) in enumerate(zip(kinds, value, strict=False)):
@@ -202,6 +209,10 @@ def _check(hint: Any, value: Any, name: str) -> None:
             raise SettingError(f"{name} = {value!r}: must hold at least one number")
         for key, each in value.items():
             _check(inner[1], each, f"{name}.{key}")
+
+
+def _words(option: Any) -> tuple[Any, ...]:
+    return get_args(option) if get_origin(option) is Literal else ()
 
 
 def _fits(option: Any, value: Any) -> bool:

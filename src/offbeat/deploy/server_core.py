@@ -105,7 +105,9 @@ class ServerCore:
         self.seen: dict[int, int] = {}  # client -> one more than the revision of the newest assignment it has
         self.last: dict[int, int] = {}  # client -> the revision of the last assignment that it waits for before it goes
         self.pending: OrderedDict[wire.FromServer, float] = OrderedDict()  # entries asked for, the oldest first
-        self.scoring: dict[int, float] = {}  # task -> when its evaluation was begun
+        # task -> of its evaluation, when it may be repeated, and the time of the last one in the log when it was begun
+        self.scoring: dict[int, tuple[float, float]] = {}
+        self.evaluated_at = 0.0  # when evaluations were last looked for
         ours = self.ledger
         self.alarms = [(when, number) for number, (when, _) in [*ours.alarms.items(), *ours.turns.items()]]  # a heap
         heapq.heapify(self.alarms)
@@ -233,15 +235,16 @@ class ServerCore:
         ledger, found = self.ledger, list[int]()
         if self.every is None or self.asks or not ledger.begun:
             return found
-        now = self.now(clock)
+        now, self.evaluated_at = self.now(clock), clock
         for task, last in enumerate(ledger.measured):
             over = ledger.ends.get(task, ledger.now) if task in ledger.finished or ledger.stopped else None
             if task in ledger.judging:
                 wanted = ledger.judging[task].unscored
             else:
                 wanted = last < over if over is not None else not self.shares and (last < 0 or now - last >= self.every)
-            if wanted and task not in ledger.unborn and clock - self.scoring.get(task, -1e9) >= 60.0 + AGAIN:
-                self.scoring[task] = clock
+            again, before = self.scoring.get(task, (-inf, last))
+            if wanted and task not in ledger.unborn and (last != before or clock >= again):
+                self.scoring[task] = clock + 60.0 + AGAIN, last
                 found.append(task)
         return found
 
@@ -262,7 +265,8 @@ class ServerCore:
         """The entry for an evaluation."""
         finite = {name: value for name, value in metrics.items() if isfinite(value)}
         scored = wire.Scored(self.plan.run, task, time, updates, version, finite, isnan(metrics.get("loss", 0.0)))
-        self.scoring.pop(task, None)
+        if task in self.scoring:  # which is over once the score is in the log, unless it gets lost on its way there
+            self.scoring[task] = self.evaluated_at + AGAIN, self.scoring[task][1]
         return Append(wire.say(scored))
 
     def now(self, clock: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 from offbeat.core.errors import FolderError, OffbeatError, SettingError, positive
@@ -14,8 +15,8 @@ from offbeat.experiment import folder as folders, serving
 from offbeat.experiment.admin import URL, server_creds, stopped_broker
 from offbeat.experiment.describe import ClientDataTable
 from offbeat.experiment.experiment import Experiment, read
-from offbeat.experiment.folder import open_run
-from offbeat.experiment.overrides import Overrides
+from offbeat.experiment.folder import json_text, open_run
+from offbeat.experiment.overrides import Overrides, differing
 from offbeat.experiment.partner import loader
 from offbeat.experiment.real import DeployOptions, Limits, plan_of, saved_identity
 from offbeat.experiment.results import Results
@@ -148,6 +149,9 @@ def _folder(out: Path | str | None, experiment: Experiment) -> Path:
     folder = None if out is None else Path(out)
     if folder is None or not (folder / EXPERIMENT).exists():
         return folders.create(folder, experiment)
-    if folders.open_experiment(folder).table != experiment.table:
-        raise FolderError(f"{folder} holds another experiment; name another folder")
+    if keys := list(differing(folders.open_experiment(folder).table, json.loads(json_text(experiment.table)))):
+        raise FolderError(
+            f"{folder} holds another experiment, which differs in {', '.join(keys)}; to continue that one, leave its "
+            "settings as they were; for this one, name another folder with --out"
+        )
     return folder

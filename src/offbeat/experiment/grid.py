@@ -56,6 +56,8 @@ class Grid:
         for path, values in self.axes.items():
             if not isinstance(values, list) or not values:
                 raise SettingError(f"sweep.{path} = {values!r}: give a list of at least one value")
+            if again := [value for at, value in enumerate(values) if value in values[:at]]:
+                raise SettingError(f"sweep.{path} = {values!r}: {again[0]!r} is given twice; leave one out")
             for key in path.split(" & "):
                 self._check_key(path, key, values)
 

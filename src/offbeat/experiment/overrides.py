@@ -90,6 +90,24 @@ def put(table: dict[str, Any], path: str, value: Any, said: str) -> None:
     _put(table, split_path(path), value, said, top=True)
 
 
+def differing(one: Any, other: Any, before: Sequence[str] = ()) -> Iterator[str]:
+    """The paths of the keys in which two tables differ.
+
+    >>> list(differing({"until": {"time": 1.0}, "seed": 0}, {"until": {"time": 2.0}}))
+    ['until.time', 'seed']
+    """
+    if isinstance(one, list) and isinstance(other, list):
+        one, other = ({str(at): each for at, each in enumerate(listed)} for listed in (one, other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys([*one, *other]):
+            if (key in one) != (key in other):
+                yield join_path([*before, key])
+            else:
+                yield from differing(one[key], other[key], [*before, key])
+    elif one != other:
+        yield join_path(before)
+
+
 def ending(node: Any, key: str, before: Sequence[str] = ()) -> Iterator[str]:
     """The paths within a table that end with this key."""
     listed = enumerate(node) if isinstance(node, list) else ()

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from offbeat.core.errors import SettingError, not_installed
+from offbeat.core.errors import FolderError, SettingError, not_installed
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Measurement
 from offbeat.experiment import ranking
@@ -131,11 +131,12 @@ class Results(Sequence[Result]):
         Where there are several seeds, the line is their mean, in a band from the lowest to the highest.
 
         metric: by default the main one.   against: "time", "updates" or "versions".   ax: axes to draw in; by default
-        a figure is made.
+        a figure is made. Where they have lines already, colours go on from theirs, and a label that is taken also names
+        the folder.
         """
         from offbeat.report import curves
 
-        return curves.plot(curves.curves(self.runs, metric, against), ax)
+        return curves.plot(curves.curves(self.runs, metric, against), ax, self.folder.name)
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the HTML report, by default `report.html` in the folder; return its path."""
@@ -153,6 +154,22 @@ class Results(Sequence[Result]):
             for metric, value in self.goals.get(task.name, {}).items()
             if r.error is None and task.stopped != "target"
         ]
+
+    def untrained(self) -> list[str]:
+        """A line for every run that made no server step, or whose loss is larger than before training."""
+        found = []
+        for result in self.runs:
+            if result.error is None and not result.versions:
+                arrived = f"{result.updates:,} update{'' if result.updates == 1 else 's'} arrived"
+                found.append(f"{result.name}: no server step was made: {arrived}, and the server waits for more")
+            with suppress(FolderError):  # a curve that cannot be read is reported on the page
+                for number, task in enumerate(result.tasks):
+                    losses = [m.metrics["loss"] for m in result.history if m.task == number and "loss" in m.metrics]
+                    if result.error is None and losses and losses[-1] > losses[0]:
+                        name = f"{result.name}, {task.name}" if result.several else result.name
+                        said = f"the loss is larger than before training ({losses[0]:.4g}, then {losses[-1]:.4g})"
+                        found.append(f"{name}: {said}: a smaller step?")
+        return found
 
     def __repr__(self) -> str:
         count = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"

@@ -29,7 +29,7 @@ from offbeat.simulate.threads import computing
 from offbeat.simulate.world import World
 from offbeat.theory.schedules import settle
 from offbeat.timing.base import Timing
-from offbeat.watch.files import locked
+from offbeat.watch.files import SUMMARY, locked, write_json
 from offbeat.watch.history import History
 from offbeat.watch.results import html_table, time_to_all
 from offbeat.watch.session import interruptible
@@ -178,6 +178,7 @@ class ByHand:
 
     def run_into(self, folder: Path, executor: str | Executor = "auto", watchers: Sequence[Watcher] = ()) -> Run:
         """In a folder, from its checkpoint if it has one."""
+        from offbeat.experiment.results import Results
         from offbeat.experiment.runs import record
 
         def make(others: Sequence[Watcher], world: World | None) -> Simulation:
@@ -190,10 +191,11 @@ class ByHand:
         place = folder / f"{name}-{self.seed}"
         try:
             with locked(folder), interruptible() as patience, ExitStack() as opened:
-                simulation, recorder, _ = record(make, place, name, self.seed, self.evaluate, patience=patience)
+                simulation, recorder, result = record(make, place, name, self.seed, self.evaluate, patience=patience)
         except InterruptedRunError as error:
             how = f"offbeat.resume({str(folder)!r}, problem, algorithm, timing)"
             raise InterruptedRunError(f"{error}; continue with {how}") from None
+        write_json(folder / SUMMARY, Results([result], folder).summary)
         folders.draw_report(folder)
         events = next((w.events for w in watchers if isinstance(w, History)), ())
         return Run(simulation.world, simulation, recorder.measurements, events, folder)

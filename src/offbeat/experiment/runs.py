@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from offbeat.core.algorithm import Algorithm
-from offbeat.core.errors import DivergedError, InterruptedRunError
+from offbeat.core.errors import DivergedError, FolderError, InterruptedRunError
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Watcher
 from offbeat.experiment import folder as folders
@@ -27,7 +27,7 @@ from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
-from offbeat.watch.files import SUMMARY, locked, room, write_json
+from offbeat.watch.files import REAL_RUN, SUMMARY, locked, room, write_json
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
@@ -65,6 +65,9 @@ def resume(
     place = Path(folder)
     by_hand = folders.open_by_hand(place)
     experiment = folders.open_experiment(place) if by_hand is None else None
+    if experiment is not None and any(place.glob(f"*/{REAL_RUN}")) and len(open(place)) < len(experiment.runs):
+        command = "offbeat up FILE" if (place / "keys").exists() else "offbeat serve FILE --keys KEYS"
+        raise FolderError(f"{place} holds a real run; repeat its command, `{command} --out {place}`, to continue it")
     for change in folders.changes(place):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
     if experiment is None:
@@ -81,6 +84,8 @@ def open(folder: Path | str) -> Results:
     """What the runs of a folder found so far; nothing is run or written."""
     from offbeat.experiment import sweep
 
+    if not isinstance(folder, Path | str):
+        raise FolderError("open takes one folder; to compare several, open each of them and plot into the same ax")
     place = Path(folder)
     if folders.open_by_hand(place) is not None:
         return Results(_finished(place), place)

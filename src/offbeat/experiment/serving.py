@@ -273,7 +273,8 @@ async def _serve_one(
             RunFolder(place).finish(result)
             return result
     if server.asked:
-        raise InterruptedRunError(f"{spec.name}: stopped at time {server.ledger.now:g} and saved")
+        again = f"continue by repeating the command with --out {folder}"
+        raise InterruptedRunError(f"{spec.name}: stopped at time {server.ledger.now:g} and saved; {again}")
     tally = server.ledger.tally
     result = replace(
         summary(watched, server.recorder, server.wall, experiment.evaluate, algorithm=spec.label, seed=spec.seed),

@@ -19,6 +19,7 @@ from typing import Any
 
 from offbeat.core.errors import Checked, Count, FolderError, SettingError
 from offbeat.experiment import folder as folders, ranking, sweep
+from offbeat.experiment.catalogue import file
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.grid import Grid
 from offbeat.experiment.intervals import SeedMean, estimate
@@ -39,7 +40,7 @@ _SEEDS_APART = 1000  # between the experiment's first seed and the first one for
 class TuneOptions(Checked):
     """How to tune.
 
-    budget: settings that are tried of each algorithm; all get the same number.
+    budget: settings that are tried of each algorithm; all get the same number, but for those whose lists hold fewer.
     best: what settings are judged by: a metric, or `time:accuracy=0.8` for the time to a value of one.
     rungs: lengths of runs; each rung has runs three times as long as the one before and a third as many of them.
         Default: as many as the budget allows, at most 3. With 1, every setting runs to the end.
@@ -201,7 +202,7 @@ def _judged(
     folder: Path, plan: TuningPlan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool
 ) -> Tuned:
     table = plan.with_settings(best)
-    write_text(folder / BEST, toml.dumps(table))
+    write_text(folder / BEST, toml.dumps(_located(table)))
     options = _options(plan.options, plan.options.events)
     results = _swept(folder / JUDGED, plan.judging(best), plan.options, progress, options)
     by = ranking.judged_by(results, plan.options.best)
@@ -209,6 +210,17 @@ def _judged(
     write_text(folder / TUNED, json_text(found.to_json(), indent=1) + "\n")
     folders.draw_report(folder / JUDGED)
     return found
+
+
+def _located(node: Any, key: str = "") -> Any:
+    """The table with full paths of files and folders, so that it can be run from any folder."""
+    if isinstance(node, Mapping):
+        return {name: _located(value, name) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_located(each, key) for each in node]
+    if key in ("file", "folder") and isinstance(node, str) and (place := file(node)).exists():
+        return str(place.resolve())
+    return node
 
 
 def _swept(

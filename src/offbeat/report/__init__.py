@@ -19,6 +19,8 @@ def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = No
 
     out: the file to write; by default `report.html` in the (first) folder.
     """
+    if out is not None and Path(out).is_dir():
+        raise FolderError(f"{out} is a folder; name a file to write, or compare folders as a list, write([A, B])")
     folders = [Path(each) for each in ([folder] if isinstance(folder, Path | str) else folder)]
     return save(gather(folders), folders[0] / PAGE if out is None else Path(out))
 

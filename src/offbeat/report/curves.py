@@ -66,8 +66,8 @@ def curves(results: Sequence[Result], metric: str | None = None, against: str = 
     return Curves(bands, known.get(wanted, Metric(wanted)), title)
 
 
-def plot(found: Curves, ax: Axes | None = None) -> Axes:
-    """Draw them with matplotlib, by default in a figure of their own."""
+def plot(found: Curves, ax: Axes | None = None, name: str = "") -> Axes:
+    """Draw them with matplotlib, by default in a figure of their own.   name: of lines whose label is there already."""
     try:
         import matplotlib.pyplot as plt
         from matplotlib.ticker import PercentFormatter
@@ -79,7 +79,9 @@ def plot(found: Curves, ax: Axes | None = None) -> Axes:
     if ax is None:
         ax = plt.subplots(layout="constrained")[1]
     many = len(found.bands) > len(COLOURS)
-    for at, (label, each) in enumerate(found.bands.items()):
+    taken = [line.get_label() for line in ax.lines]
+    for at, (label, each) in enumerate(found.bands.items(), len(taken)):
+        label = f"{label}, {name}" if name and label in taken else label
         ax.plot(each.x, each.mean, label=label, **look(at))
         if not many:  # more bands than that hide each other and the lines
             ax.fill_between(each.x, each.low, each.high, color=colour(at), alpha=0.18, linewidth=0)

@@ -193,7 +193,7 @@ def _sampled(content: Content) -> list[str]:
     some = " or ".join(f"{size:,}" for size in sizes)
     said = f"The plotted loss is measured on {some} training samples, the same ones every time."
     if all(result.sampled_to_end for result in content.results if result.sample is not None):
-        return [said]
+        return [f"{said} Metrics are measured on at most as many test samples."]
     return [f"{said} The loss in the table of results is that of the final model on all training samples."]
 
 

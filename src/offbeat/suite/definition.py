@@ -159,6 +159,10 @@ class Suite:
             and not (by_job and method.several)
         ]
 
+    def lacking(self, cell: str, found: Collection[str]) -> list[str]:
+        """The methods of a cell that are not among those found."""
+        return [label for label in self.labels(cell) if label not in found]
+
     @property
     def runs(self) -> int:
         """How many runs it takes, shorter ones that tune among them."""

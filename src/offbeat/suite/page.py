@@ -51,7 +51,7 @@ def facts(result: SuiteResult, suite: Suite | None = None) -> list[str]:
         lines.append(f"Tasks of the suite that were not run: {', '.join(missing)}.")
     for cell in result.compared if suite else ():
         if suite and cell in suite.cells:
-            absent = [label for label in suite.labels(cell) if label not in result.cells[cell].methods]
+            absent = suite.lacking(cell, result.cells[cell].methods)
             lines += [f"{cell} was not finished: it lacks {', '.join(absent)}."] if absent else []
     lines += [f"{line[0].upper()}{line[1:]}." for line in result.stand_ins]
     lines += [f"{label} is from {each[0]}, SHA-256 {each[1] or 'not known'}." for label, each in result.own.items()]

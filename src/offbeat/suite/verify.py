@@ -30,13 +30,14 @@ class Verification:
     """What a check found.
 
     runs: how many were run again.   near: how many of them differ no more than another seed would.
-    wrong: a line for each other difference.   notes: other lines.
+    wrong: a line for each other difference.   notes: other lines.   unchecked: users' methods that were not run.
     """
 
     runs: int
     near: int
     wrong: Sequence[str]
     notes: Sequence[str]
+    unchecked: Sequence[str]
 
 
 def verify(
@@ -47,8 +48,8 @@ def verify(
     own: files of users' methods, `mine.py:Mine`, that are to be run; code that comes with a result is never run.
     The tuning is not repeated: what it chose is taken as given.
     With the same versions, system and device, scores must be the stated ones. Elsewhere sums are rounded in another
-    way, which training amplifies where the loss is not convex: there a score may also be one that another seed could
-    have had. Numbers of updates must be equal everywhere.
+    way, which training amplifies where the loss is not convex: there both scores may also be ones that another seed
+    could have had, by the stated scores of the method's other seeds. Numbers of updates must be equal everywhere.
     """
     suite = definition.load(result.suite, "quick" if result.scale == "quick" else "full")
     if dict(result.digests) != suite.digests_of({cell.task for cell in result.cells.values()}):
@@ -67,27 +68,27 @@ def verify(
         text = result.sources.get(file, "")
         if text and hashlib.sha256(text.encode()).hexdigest() != digest:
             wrong.append(f"{file}: its text is not that of the digest")
-        if label not in mine:
-            notes.append(f"{label} is not run: it is not of the suite; give its file with --algorithm {file}:CLASS")
-        elif (mine[label].own or ("", ""))[1] != digest:
+        if label in mine and (mine[label].own or ("", ""))[1] != digest:
             wrong.append(f"{file} here is not the file of the result: its digest differs")
-    left_out = {label for label in result.own if label not in mine}
+    left_out = [label for label in result.own if label not in mine]
     with tempfile.TemporaryDirectory() as place:
         for cell in cells:
             if cell not in result.cells:
                 notes.append(f"{cell} is not in the result")
                 continue
+            if absent := suite.lacking(cell, result.cells[cell].methods):
+                notes.append(f"{cell} lacks {', '.join(absent)}")
             found = _again(suite, result, cell, left_out, seeds, device, Path(place) / cell.replace("/", "-"))
             runs += len(found)
             for (label, seed), again in found.items():
                 stated = [vars(each) for each in result.cells[cell].methods[label].seeds]
                 then = next(each for each in stated if each["seed"] == seed)
-                far = _differs(then, again, () if same else stated)
+                far = _differs(then, again, [] if same else [each for each in stated if each["seed"] != seed])
                 if not far and (close := _differs(then, again)):
                     near += 1
                     notes.append(f"{cell}, {label}, seed {seed}: {'; '.join(close)}: as another seed could")
                 wrong += [f"{cell}, {label}, seed {seed}: {line}" for line in far]
-    return Verification(runs, near, wrong, notes)
+    return Verification(runs, near, wrong, notes, left_out)
 
 
 def _again(
@@ -107,6 +108,9 @@ def _again(
         if table[key] != ours[key]:
             absent = f"; {'; '.join(suite.stand_ins)}" if suite.stand_ins != list(result.stand_ins) else ""
             raise FolderError(f"{cell}: {key} is not that of the suite{absent}")
+    for key in ("metric", "target"):
+        if getattr(stated, key) != getattr(task, key):
+            raise FolderError(f"{cell}: {key} is not that of the suite")
     first = [each.seed for each in next(iter(stated.methods.values())).seeds][:seeds]
     methods = {label: method for label, method in stated.methods.items() if label not in left_out}
     algorithms = copy.deepcopy({label: table["algorithm"][label] for label in methods})
@@ -131,15 +135,16 @@ def _again(
 
 
 def _differs(
-    then: Mapping[str, Any], again: Mapping[str, float | None], seeds: Sequence[Mapping[str, Any]] = ()
+    then: Mapping[str, Any], again: Mapping[str, float | None], others: Sequence[Mapping[str, Any]] = ()
 ) -> list[str]:
-    """What is not as stated. seeds: the stated scores of all seeds, if one that another seed could have had will do."""
+    """What is not as stated. others: the stated scores of other seeds, if one that these could have had will do."""
     if then["updates"] != again["updates"]:
         return [f"{_text(then['updates'])} updates stated, {_text(again['updates'])} here"]
     return [
         f"{name} {_text(then[name])} stated, {_text(again[name])} here"
         for name in _COMPARED
-        if not _close(then[name], again[name]) and not _possible(again[name], [each[name] for each in seeds])
+        if not _close(then[name], again[name])
+        and not all(_possible(score, [each[name] for each in others]) for score in (then[name], again[name]))
     ]
 
 
@@ -149,13 +154,13 @@ def _close(stated: float | None, here: float | None) -> bool:
     return isclose(stated, here, rel_tol=_TOLERANCE, abs_tol=1e-3)
 
 
-def _possible(here: float | None, seeds: Sequence[float | None]) -> bool:
-    """Whether a score lies among those of the seeds, or beyond them by no more than they differ."""
-    known = [value for value in seeds if value is not None]
-    if here is None or not known:
-        return here is None and None in seeds
+def _possible(score: float | None, others: Sequence[float | None]) -> bool:
+    """Whether a score lies among those of other seeds, or beyond them by no more than they differ."""
+    known = [value for value in others if value is not None]
+    if score is None or not known:
+        return score is None and None in others
     least, most = min(known), max(known)
-    return 2 * least - most <= here <= 2 * most - least
+    return 2 * least - most <= score <= 2 * most - least
 
 
 def _text(value: float | None) -> str:
