@@ -23,7 +23,7 @@ from offbeat.core.random import key, signed
 from offbeat.core.until import Until
 from offbeat.data.base import Dataset
 from offbeat.data.readers import digits
-from offbeat.data.splits import Dirichlet
+from offbeat.data.splits import IID, Dirichlet
 from offbeat.local.sgd import SGD
 from offbeat.models.linear import Softmax
 from offbeat.problems.evaluation import Evaluation
@@ -226,3 +226,14 @@ def test_on_real_data_a_resumed_run_ends_bit_for_bit_the_same(executor: str) -> 
         next(steps)
     rest = prepare(DIGITS, algorithm, TIMING, until, executor=executor, world=through_text(half.world))
     assert same_world(rest.run(), whole.world)
+
+
+def test_clients_have_the_names_of_their_natural_owners() -> None:
+    x, y = torch.randn(9, 2), torch.arange(9) % 3
+    whose = ["south"] * 4 + ["north"] * 3 + ["east"] * 2
+    table = {"x": x, "y": y, "site": whose}
+    p = Supervised.split(table, 3, client="site")
+    assert p.client_names == ["east", "north", "south"]
+    assert "3 clients (east, north, south) with 2 to 3 samples each" in repr(p)
+    assert Supervised.split(table, 3, IID(), client="site").client_names == []
+    assert Supervised.split((x, y), 3).client_names == []

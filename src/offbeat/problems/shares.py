@@ -34,16 +34,22 @@ def test_shares(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]
     return _owned(data, shards) or (_by_class(data, shards) if a_class else _by_size(data, shards))
 
 
+def owners(data: Dataset, shards: Sequence[np.ndarray]) -> list[int]:
+    """The natural owner of each client; nothing where a client is not one owner."""
+    if data.owner is None:
+        return []
+    owner = data.owner.numpy()
+    found = [np.unique(owner[shard]) for shard in shards]
+    return [] if any(len(each) > 1 for each in found) else [int(each[0]) for each in found]
+
+
 def _owned(data: Dataset, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The test samples of each client's owner; nothing where a client is not one owner."""
-    if data.owner is None or data.test_owner is None:
+    """The test samples of each client's owner."""
+    if data.test_owner is None:
         return []
-    owner, tested = data.owner.numpy(), data.test_owner.numpy()
-    owners = [np.unique(owner[shard]) for shard in shards]
-    if any(len(names) > 1 for names in owners):
-        return []
+    tested = data.test_owner.numpy()
     order = np.argsort(tested, kind="stable")
-    edges = [np.searchsorted(tested, [names[0], names[0] + 1], sorter=order) for names in owners]
+    edges = [np.searchsorted(tested, [each, each + 1], sorter=order) for each in owners(data, shards)]
     return [order[first:last] for first, last in edges]
 
 

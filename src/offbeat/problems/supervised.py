@@ -42,8 +42,9 @@ from offbeat.problems.replay import Replay
 from offbeat.problems.rows import Rows
 from offbeat.problems.scoring import Metrics, scores
 from offbeat.problems.shards import Shards
-from offbeat.problems.shares import Weighted, test_shares, weights
+from offbeat.problems.shares import Weighted, owners, test_shares, weights
 
+_NAMED, _LENGTH = 12, 80  # clients, at most, whose names are shown; characters of these
 log = logging.getLogger("offbeat.problems")
 noted = logging.getLogger("offbeat.problems.data")
 _NOTED: set[tuple[str, str]] = set()  # what has been said in this process
@@ -118,8 +119,10 @@ class Supervised(OfModule):
         sizes = self.shards.sizes
         each = f"{sizes.min():,}" if sizes.min() == sizes.max() else f"{sizes.min():,} to {sizes.max():,}"
         measured = ", ".join(score.name for score in self.scores)
+        names = f" ({', '.join(self.client_names)})" if self.clients <= _NAMED and self.client_names else ""
+        names = names if len(names) <= _LENGTH else ""
         return (
-            f"Supervised({self.name}: {self.clients} clients with {each} samples each; "
+            f"Supervised({self.name}: {self.clients} clients{names} with {each} samples each; "
             f"{_columns(self.data)}; {self.dim:,} parameters; "
             f"loss {self.objective.name}{f'; metrics {measured}' if measured else ''})"
         )
@@ -245,6 +248,12 @@ class Supervised(OfModule):
             weight=self.objective.weight,
             **self.parts_given,
         )
+
+    @cached_property
+    def client_names(self) -> list[str]:
+        """The name of each client's natural owner; none where clients are no natural owners with names."""
+        found = owners(self.data, [self.shards[client] for client in range(self.clients)]) if self.data.owners else []
+        return [self.data.owners[each] for each in found]
 
     @property
     def metrics(self) -> Sequence[Score]:
