@@ -165,13 +165,19 @@ class Checked:
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
             value = getattr(self, name)
-            if isinstance(value, list) and tuple in (get_origin(hint), *map(get_origin, get_args(hint))):
+            if isinstance(value, list) and _takes_a_tuple(hint):
                 value = tuple(value)
                 object.__setattr__(self, name, value)
             elif isinstance(value, Integral) and not isinstance(value, int):
                 value = int(value)
                 object.__setattr__(self, name, value)
             _check(hint, value, name)
+
+
+def _takes_a_tuple(hint: Any) -> bool:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [get_origin(option) or option for option in options]
+    return tuple in kinds and list not in kinds
 
 
 @lru_cache(maxsize=1024)
