@@ -412,8 +412,8 @@ def test_a_data_set_of_offbeat_s_own_is_taken_as_it_is() -> None:
 def test_a_problem_and_its_data_say_in_one_line_what_was_understood() -> None:
     problem = ob.Supervised.of_clients({"a": (X, Y), "b": (X[:20], Y[:20])}, nn.Linear(3, 3))
     assert repr(problem) == (
-        "Supervised(data: 2 clients with 16 to 48 samples each; x -> y (3 classes); 12 parameters; loss cross-entropy; "
-        "metrics accuracy)"
+        "Supervised(data: 2 clients (a, b) with 16 to 48 samples each; x -> y (3 classes); 12 parameters; "
+        "loss cross-entropy; metrics accuracy)"
     )
     table = pa.table({**{f"c{at}": X[:, 0] for at in range(10)}, "city": NAMES, "label": Y})
     assert "x (c0, c1, c2, c3, c4, c5, …, c9) -> label (3 classes); without city; " in repr(
