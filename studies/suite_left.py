@@ -249,6 +249,8 @@ def main() -> None:
     units = left(suite, given.only, given.size)
     for unit in units if given.plan else ():
         print(f"{unit.slug}: {', '.join(unit.labels)}")
+    if not units:
+        print("nothing is missing")
     if not given.plan:
         if line := mps.advice(given.device, given.processes):
             print(line)
