@@ -98,22 +98,29 @@ def test_what_is_read_besides_the_arguments_becomes_an_argument() -> None:
     torch.testing.assert_close(function(rows), 2 * before)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("no compiler\nand more", "no compiler"),
+        ("backend raised:\n\nno compiler\nand more", "backend raised: no compiler"),
+    ],
+)
 def test_what_cannot_be_compiled_falls_back_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: str, reason: str
 ) -> None:
     p = made(nn.Sequential(nn.Linear(6, 3)))
     w = moved(p, 4)
     wanted = p.oracle(range(4), range(4), 1, 4, False).gradient(w, 0)
 
     def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("no compiler\nand more")
+        raise RuntimeError(error)
 
     monkeypatch.setattr(torch, "compile", fails)
     p.compile()
     with caplog.at_level(logging.WARNING, "offbeat.problems"):
         assert torch.equal(p.oracle(range(4), range(4), 1, 4, False).gradient(w, 0), wanted)
-    assert p.compiled == "not compiled: RuntimeError: no compiler"
-    assert caplog.messages == ["not compiled: RuntimeError: no compiler"]
+    assert p.compiled == f"not compiled: RuntimeError: {reason}"
+    assert caplog.messages == [f"not compiled: RuntimeError: {reason}"]
 
 
 def test_forms_of_their_own_are_left_alone_and_what_cannot_be_stacked_is_said(caplog: pytest.LogCaptureFixture) -> None:

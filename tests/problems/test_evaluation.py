@@ -15,6 +15,7 @@ import offbeat as ob
 from offbeat.core.errors import SettingError
 from offbeat.data.base import Dataset
 from offbeat.data.readers import load
+from offbeat.data.texts import windows
 from offbeat.models.linear import Softmax
 from offbeat.problems import evaluation
 from offbeat.problems.evaluation import OBJECTIVE, Evaluation, _equally
@@ -137,3 +138,11 @@ def test_what_a_few_samples_take_on_a_gpu_says_how_many_are_evaluated_at_a_time(
     monkeypatch.setattr(p, "device", torch.device("cuda"))
     assert (found._chunk, found._chunk) == (48, 48)
     assert asked == [(256, 256)]
+
+
+def test_what_is_evaluated_is_known_before_tokens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, some of it is measured for its memory first."""
+    monkeypatch.setattr(Evaluation, "_chunk", property(lambda self: len(self.tested)))
+    texts = windows({"a": "ham and spam. " * 40, "b": "eggs and toast. " * 40}, window=12)
+    p = Supervised.split(texts, 2, model="gpt", options={"layers": 1, "heads": 1, "width": 8})
+    assert p.measure(p.initial().unsqueeze(0))[0]["loss"] > 0

@@ -119,6 +119,34 @@ def test_what_no_key_reaches_is_refused(module: Any, message: str) -> None:
         problem(module())
 
 
+class Noisy(torch.autograd.Function):
+    """Passes on, and its gradient differs in the last digits each time, like that of a convolution on a GPU."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        Noisy.calls += 1
+        return slope * (1 + 1e-6 * Noisy.calls)
+
+
+class Rounded(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return Noisy.apply(super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_gradients_may_differ_by_rounding() -> None:
+    assert problem(Rounded()).flat.random
+
+
 # Parts
 
 

@@ -233,3 +233,10 @@ def disk_full(error: Exception) -> bool:
     """Whether an error says that a disk has no room."""
     known = isinstance(error, OSError) and error.errno in _NO_ROOM
     return known or any(f"(os error {code})" in str(error) for code in _NO_ROOM)  # as safetensors says it
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error raised by the user's code or by a library, with the next if it announces one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {said or 'no reason given'}"

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import DataError, one_line
 from offbeat.core.vectors import even
 from offbeat.data.folder import root
 from offbeat.models.dropout import unfolded
@@ -131,8 +131,7 @@ class Compiled:
                 try:
                     self.made[size, kind, calls] = self._make([pad(a, size) for a in some], (size, kind), calls)
                 except Exception as error:  # whatever a model, torch or a C++ compiler objects to
-                    lines = str(error).strip().splitlines() or [""]
-                    self.reason = f"{type(error).__name__}: {lines[0]}"
+                    self.reason = one_line(error)
                     log.warning("not compiled: %s", self.reason)
                     return self._uncompiled(arguments, calls)
             found.append(self.made[size, kind, calls](*some))

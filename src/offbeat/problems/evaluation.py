@@ -57,12 +57,12 @@ class Evaluation:
     def __init__(self, problem: Supervised) -> None:
         self.problem, device = problem, problem.device
         most = problem.measured
-        self.used, self.weights = self._weighed(OBJECTIVE if most is None else most)
         owner = problem.data.test_owner
         tested = np.arange(len(problem.data.test)) if owner is None else np.flatnonzero(owner.numpy() >= 0)
         if isinstance(most, int) and most < len(tested):
             tested = np.sort(np.random.default_rng(0).choice(tested, most, replace=False))
-        self.tested = torch.from_numpy(tested).to(device)
+        self.tested = torch.from_numpy(tested).to(device)  # first: on a GPU, parts of it are measured for their memory
+        self.used, self.weights = self._weighed(OBJECTIVE if most is None else most)
         self.warned = False
 
     @_evaluating

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from offbeat.core.errors import DataError, SettingError, at_least, positive, unknown
+from offbeat.core.errors import DataError, SettingError, at_least, one_line, positive, unknown
 from offbeat.core.local import Local
 from offbeat.core.problem import Numbers
 from offbeat.core.random import MODEL, SPLIT, key
@@ -31,7 +31,7 @@ from offbeat.models.flat import Flat, ModelParts
 from offbeat.models.huggingface import HuggingFace
 from offbeat.models.linear import ClosedForm
 from offbeat.models.lora import LoRA, adapted
-from offbeat.problems.check import check, check_scores, one_line
+from offbeat.problems.check import check, check_scores
 from offbeat.problems.compiled import Compiled
 from offbeat.problems.evaluation import Evaluation, Measured
 from offbeat.problems.given import given
