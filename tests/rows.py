@@ -173,6 +173,8 @@ TABLE = [
     Row("async diloco", AsyncDiLoCo(server=FedNesterov(0.5, lr=0.1))),
     Row("delayed nesterov", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4, activation=0.1))),
     Row("dn-dylu", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4), dynamic=True), LOCAL, within=0.02),
+    Row("delayed nesterov grace", AsyncDiLoCo(server=DelayedNesterov(0.5, size=4), grace=0.1), LOCAL),
+    Row("async diloco grace sampled", AsyncDiLoCo(server=FedNesterov(0.5, lr=0.1), grace=0.1, concurrency=4)),
     Row("momentum look-ahead", AsyncDiLoCo(server=LookAhead(0.5, lr=0.3))),
     Row("heloco", AsyncDiLoCo(server=HeLoCo(0.5, lr=0.2), ahead=True), within=0.02),
     Row("decoupled diloco", DecoupledDiLoCo(server=FedNesterov(0.5, lr=0.5), quorum=4, grace=0.2)),

@@ -17,7 +17,6 @@ MERGE = "merge"
 class DecoupledState(DiLoCoState):
     buffer: Buffer = field(default_factory=Buffer)
     total: float = 0.0  # of the weights in the buffer
-    waiting: list[int] = field(default_factory=list)  # clients whose updates are in the buffer
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,8 @@ class DecoupledDiLoCo(Outer[DecoupledState]):
         else:  # no job in flight to wait for
             yield from self._merge(state, view)
 
-    def joined(self, state: DecoupledState, client: int, view: View) -> Commands:
-        if client not in state.waiting:
-            yield from self.next(state, client, view)
-
     def _merge(self, state: DecoupledState, view: View) -> Commands:
         if state.buffer.sum is not None:
             self.step(state.model, -self.lr, state.buffer.sum * (1.0 / state.total))
             state.buffer, state.total = Buffer(), 0.0
-        ready, state.waiting = state.waiting, []
-        for client in ready:
-            yield from self.next(state, client, view)
+        yield from self.release(state, view)
