@@ -179,6 +179,7 @@ TABLE = [
     Row("heloco", AsyncDiLoCo(server=HeLoCo(0.5, lr=0.2), ahead=True), within=0.02),
     Row("decoupled diloco", DecoupledDiLoCo(server=FedNesterov(0.5, lr=0.5), quorum=4, grace=0.2)),
     Row("decoupled diloco sampled", DecoupledDiLoCo(quorum=2, grace=0.1, concurrency=4)),
+    Row("decoupled diloco radial", DecoupledDiLoCo(quorum=4, grace=0.2, radial=True), within=0.02),
     Row("port", Port(size=3, bound=2, similarity=0.5), SMALL),
     Row("async-comm-sgd", AsyncCommSGD(least=1, most=3), SGD(lr=0.02), within=0.02),
     Row("async-comm-sgd sampled", AsyncCommSGD(most=1, concurrency=4), SGD(lr=0.05)),
