@@ -137,6 +137,7 @@ ZERO_OF = {
     (offbeat.timing.Uniform, "low"),
     (offbeat.algorithms.optimisers.DelayedNesterov, "activation"),
     *((offbeat.algorithms.optimisers.HeLoCo, name) for name in ("shrink", "most", "turn", "doubt")),
+    (offbeat.algorithms.AsyncDiLoCo, "grace"),
     (offbeat.algorithms.DecoupledDiLoCo, "grace"),
     (offbeat.algorithms.Port, "similarity"),
 }

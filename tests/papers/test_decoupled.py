@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
+from parted import problem
 from worlds import Line, Scripted, run
 
 from offbeat.algorithms import AsyncDiLoCo, DecoupledDiLoCo, FedAvg
 from offbeat.algorithms.optimisers import FedNesterov
 from offbeat.core.algorithm import Algorithm
+from offbeat.core.errors import SettingError
 from offbeat.core.events import Job, Update
 from offbeat.core.until import Until
+from offbeat.experiment.experiment import Experiment
+from offbeat.experiment.session import Session
 from offbeat.local import SGD
 from offbeat.problems.quadratic import Quadratic
 from offbeat.simulate.run import prepare
@@ -96,3 +101,75 @@ def test_with_everybody_in_the_quorum_it_is_diloco() -> None:
     )
     torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-12)
     assert one.world.now == other.world.now
+
+
+def averaged(deltas: list[list[float]], steps: list[int], blocks: tuple[int, ...]) -> list[float]:
+    """What one outer step with lr 1 subtracts from a model, by radial-directional averaging."""
+
+    class All:
+        clients, flying, now = len(deltas), 1, 0.0
+
+        def present(self, client: int) -> bool:
+            return False
+
+    view, server = All(), DecoupledDiLoCo(radial=True, blocks=blocks)
+    state = server.begin([torch.zeros(len(deltas[0]), dtype=torch.float64)], view)  # type: ignore[arg-type]
+    for client, (delta, count) in enumerate(zip(deltas, steps, strict=True)):
+        view.flying = len(deltas) - 1 - client
+        update = Update(Job(client, 0, 0, 0, count, 0.5, 0), {"delta": torch.tensor(delta, dtype=torch.float64)})
+        list(server.arrived(state, update, view))  # type: ignore[arg-type]
+    found: list[float] = (-state.model.vector).tolist()
+    return found
+
+
+def test_radial_directional_averaging_keeps_the_length_of_orthogonal_deltas() -> None:
+    """RDA(v, w) = (Σ w‖v‖/Σw)·φ(Σ wφ(v)), φ(v) = v/‖v‖ (appendix D.2), tensor by tensor.
+
+    Two tensors; weights 1 and 3. The first: lengths 4 and 2, mean 5/2, direction of (1, 3). The second: 1 and −1 with
+    lengths 8 and 4, mean 5, direction −1.
+    """
+    found = averaged([[4.0, 0.0, 8.0], [0.0, 2.0, -4.0]], steps=[1, 3], blocks=(2, 1))
+    assert found == pytest.approx([2.5 / 10**0.5, 7.5 / 10**0.5, -5.0])
+    whole = averaged([[4.0, 0.0], [0.0, 4.0]], steps=[1, 1], blocks=())
+    assert whole == pytest.approx([8**0.5, 8**0.5])  # as long as each of them, where their mean has 4/√2
+
+
+def test_radial_directional_averaging_of_nothing_is_nothing() -> None:
+    """φ(0) = 0; a delta of 0 makes the mean shorter and does not turn it."""
+    assert averaged([[0.0, 0.0], [0.0, 0.0]], steps=[1, 1], blocks=(2,)) == [0.0, 0.0]
+    assert averaged([[0.0, 0.0], [3.0, 4.0]], steps=[1, 1], blocks=(2,)) == pytest.approx([1.5, 2.0])
+    assert averaged([[1.0, 0.0], [-1.0, 0.0]], steps=[1, 1], blocks=(2,)) == [0.0, 0.0]
+
+
+def test_radial_directional_averaging_of_one_update_is_that_update() -> None:
+    plain, radial = (
+        run(
+            NOISY,
+            DecoupledDiLoCo(quorum=1, server=FedNesterov(0.5, 0.1), radial=given),
+            LOCAL,
+            UNEVEN,
+            Until(updates=150),
+        )
+        for given in (False, True)
+    )
+    torch.testing.assert_close(plain.model, radial.model, rtol=1e-10, atol=1e-12)
+
+
+def session(model: dict[str, Any]) -> Any:
+    """The server of an experiment, made for its problem."""
+    table = {
+        "problem": {"data": "digits", "clients": 2, "model": model},
+        "timing": {"constant": 1.0},
+        "algorithm": {"decoupled-diloco": {"radial": True, "local": {"sgd": {"lr": 0.1}}}},
+    }
+    made = Session(Experiment.parse(table))
+    return made.experiment.algorithms["decoupled-diloco"].server_for(made.problems(made.experiment.runs[0]))
+
+
+def test_the_tensors_are_those_of_the_model() -> None:
+    assert session({"name": "mlp", "hidden": [4]}).blocks == (256, 4, 40, 10)
+
+
+def test_running_statistics_are_not_averaged_radially() -> None:
+    with pytest.raises(SettingError, match=r"radial = true: .* has running statistics"):
+        DecoupledDiLoCo(radial=True).for_problems([problem()])

@@ -118,6 +118,42 @@ def test_the_speed_is_all_steps_over_all_time() -> None:
     assert jobs(Line([1.0, 2.0]), Scripted([[1.0], [2.0]]), steps=4)[1][:4] == [4, 2, 1, 1]
 
 
+def together(grace: float | None, **settings: Any) -> torch.Tensor:
+    """The model after five updates of each client, all equally fast; delayed Nesterov with N = 3, all of them."""
+    server = AsyncDiLoCo(server=DelayedNesterov(0.9, lr=0.7, size=3), grace=grace, **settings)
+    return run(THREE, server, HALF, Scripted([[1.0]]), Until(updates=15)).model
+
+
+def test_equal_clients_with_a_grace_period_and_delayed_nesterov_are_diloco() -> None:
+    """Footnote 5: without heterogeneity, the two methods reduce to the same."""
+    diloco = run(THREE, FedAvg(server=FedNesterov(0.9, lr=0.7)), HALF, Scripted([[1.0]]), Until(updates=15)).model
+    for found in (together(0.0), together(0.5), together(0.0, dynamic=True)):
+        torch.testing.assert_close(found, diloco, rtol=1e-12, atol=1e-12)
+    assert abs(together(None) - diloco) > 0.1
+
+
+def sent(grace: float | None, clock: Scripted = ORDER) -> list[tuple[float, list[int], float]]:
+    """(when, to whom, which model) after the start, with plain steps."""
+    found: list[tuple[float, list[int], float]] = []
+    flights: set[int] = set()
+    for world in prepare(THREE, Algorithm(AsyncDiLoCo(grace=grace), HALF), clock, Until(time=9.0)).steps():
+        new = sorted(set(world.flights) - flights)
+        flights |= set(new)
+        if new:
+            found.append((world.now, [world.flights[n].job.client for n in new], world.server.model.vector.item()))
+    return found[1:]
+
+
+def test_clients_that_report_within_the_grace_period_receive_the_same_model() -> None:
+    """Algorithm 2: each makes its own step, from which all of them go on."""
+    assert sent(0.75)[:3] == [
+        (1.75, [0], 3.0),  # client 0 at 1, Δ = 3, and nobody else
+        (3.25, [1, 0], 10.5),  # client 1 at 2.5, Δ = 6; client 0 at 2.75 from 3, Δ = 3/2
+        (5.0, [0, 2], 5.25),  # client 0 at 4.25 from 10.5, Δ = −9/4; client 2 at 4.5 from 0, Δ = −3
+    ]
+    assert sent(0.0, Scripted([[1.0], [1.0], [5.0]]))[0] == (1.0, [0, 1], 9.0)  # 3 + 6, of one instant
+
+
 def test_six_messages_under_momentum_look_ahead_by_hand() -> None:
     """m ← m/2 + Δ/2, w ← w + (Δ + m/2)/2."""
     expected = [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from offbeat.algorithms.buffer import Buffer
 from offbeat.algorithms.diloco import DiLoCoState, Outer
-from offbeat.core.errors import Count, NotNegative
+from offbeat.algorithms.radial import apart
+from offbeat.core.errors import Count, NotNegative, SettingError
 from offbeat.core.events import Alarm, Job, Update
+from offbeat.core.problem import Problem
 from offbeat.core.server import Commands, View
+from offbeat.core.vectors import Vector
 
 MERGE = "merge"
 
@@ -17,7 +22,7 @@ MERGE = "merge"
 class DecoupledState(DiLoCoState):
     buffer: Buffer = field(default_factory=Buffer)
     total: float = 0.0  # of the weights in the buffer
-    waiting: list[int] = field(default_factory=list)  # clients whose updates are in the buffer
+    lengths: Vector | None = None  # if they are averaged by themselves, their weighted sum
 
 
 @dataclass(frozen=True)
@@ -31,21 +36,35 @@ class DecoupledDiLoCo(Outer[DecoupledState]):
 
     quorum: the fewest updates of an outer step, K; by default all clients.
     grace: time after the K-th update in which further ones are taken.
+    radial: radial-directional averaging (RDA): of each tensor, the mean of the deltas' lengths times the direction of
+        the mean of their directions. By default the deltas are averaged as they are.
 
-    Not compared with the paper's text, but with a public collection of update rules that quotes its equations. Differs
-    from the paper: the model is sent as a whole, not in fragments; clients that have reported wait for the outer step
-    instead of training on; the grace period is a fixed time; an update counts from the model that its client was sent.
+    Not compared with the paper's text, but with public accounts and implementations that quote its equations. Differs
+    from the paper: its experiments use RDA for all tensors but embeddings, here `radial` is for all tensors; the model
+    is sent as a whole, not in fragments; clients that have reported wait for the outer step instead of training on; the
+    grace period is a fixed time instead of a part of the time that communication leaves over; an update counts from the
+    model that its client was sent, not from the server's.
     """
 
     quorum: Count | None = None
     grace: NotNegative = 0.0
+    radial: bool = False
+    blocks: tuple[int, ...] = field(default=(), repr=False, metadata={"setting": False})
 
     state = DecoupledState
 
+    def for_problems(self, problems: Sequence[Problem]) -> Self:
+        made = super().for_problems(problems)
+        if self.radial and getattr(problems[0], "averaged", None):
+            raise SettingError(
+                f"radial = true: {problems[0].name} has running statistics, whose lengths mean nothing; keep them with "
+                'the clients, statistics = "local", or "frozen"'
+            )
+        return replace(made, blocks=getattr(problems[0], "blocks", ())) if self.radial else made
+
     def arrived(self, state: DecoupledState, update: Update, view: View) -> Commands:
         weight = self.counts(state, update.job, view) * update.job.steps
-        state.buffer.add(weight, update["delta"])
-        state.total += weight
+        self._add(state, weight, update["delta"])
         state.waiting.append(update.job.client)
         if not view.flying:
             yield from self._merge(state, view)
@@ -62,14 +81,18 @@ class DecoupledDiLoCo(Outer[DecoupledState]):
         else:  # no job in flight to wait for
             yield from self._merge(state, view)
 
-    def joined(self, state: DecoupledState, client: int, view: View) -> Commands:
-        if client not in state.waiting:
-            yield from self.next(state, client, view)
+    def _add(self, state: DecoupledState, weight: float, delta: Vector) -> None:
+        if self.radial:
+            delta, lengths = apart(delta, self.blocks)
+            state.lengths = weight * lengths if state.lengths is None else state.lengths + weight * lengths
+        state.buffer.add(weight, delta)
+        state.total += weight
 
     def _merge(self, state: DecoupledState, view: View) -> Commands:
         if state.buffer.sum is not None:
-            self.step(state.model, -self.lr, state.buffer.sum * (1.0 / state.total))
-            state.buffer, state.total = Buffer(), 0.0
-        ready, state.waiting = state.waiting, []
-        for client in ready:
-            yield from self.next(state, client, view)
+            mean = state.buffer.sum * (1.0 / state.total)
+            if state.lengths is not None:
+                mean = apart(mean, self.blocks)[0] * (state.lengths * (1.0 / state.total))
+            self.step(state.model, -self.lr, mean)
+            state.buffer, state.total, state.lengths = Buffer(), 0.0, None
+        yield from self.release(state, view)

@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from offbeat.algorithms.flow import Flow, OneModel
 from offbeat.algorithms.staleness import Equal, Staleness
-from offbeat.core.errors import Positive, SettingError
-from offbeat.core.events import Job, Send, Update
+from offbeat.core.errors import NotNegative, Positive, SettingError
+from offbeat.core.events import Alarm, Job, Send, Update
 from offbeat.core.optimiser import ServerOptimiser
 from offbeat.core.server import Commands, View
 from offbeat.core.state import State
 from offbeat.core.vectors import Vector
+
+GRACE = "grace"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Pace(State):
 class DiLoCoState(OneModel):
     sent: dict[int, float] = field(default_factory=dict)  # when each client was last sent work
     paces: dict[int, Pace] = field(default_factory=dict)  # of those whose jobs have taken any time
+    waiting: list[int] = field(default_factory=list)  # clients that have reported and get the model later
 
 
 S = TypeVar("S", bound=DiLoCoState)
@@ -77,6 +80,16 @@ class Outer(Flow[S]):
                 steps = None if pace is None else max(1, int(pace.whole * (pace.speed / most) + 1e-9))
             yield Send(client, payload, version, steps)
 
+    def joined(self, state: S, client: int, view: View) -> Commands:
+        if client not in state.waiting:
+            yield from self.next(state, client, view)
+
+    def release(self, state: S, view: View) -> Commands:
+        """Work for the clients that wait."""
+        ready, state.waiting = state.waiting, []
+        for client in ready:
+            yield from self.next(state, client, view)
+
     def start(self, state: S) -> Vector:
         """The model that clients start from."""
         model = state.model
@@ -84,21 +97,40 @@ class Outer(Flow[S]):
         return model.vector if way is None else model.vector + way
 
 
+@dataclass
+class GraceState(DiLoCoState):
+    opened: int = 0  # version of the model when the first of the waiting had reported: the name of its grace period
+
+
 @dataclass(frozen=True)
-class AsyncDiLoCo(Outer[DiLoCoState]):
+class AsyncDiLoCo(Outer[GraceState]):
     """A step of an outer optimiser for every update.
 
     w ← w + the step that `server` makes of −lr · s(τ) · delta, the pseudo-gradient with its sign turned.
 
-    Differs from the paper: the speed of a client is not given but measured, all its steps so far over the time from
-    sending its jobs to their results, the network included; its first job has all H steps. There is no grace period in
-    which the server waits for more updates, and a client trains on its own data instead of the data that were used
-    least.
+    grace: time for which a client that has reported waits for others, each of which makes its own step; all of them
+        then receive the same model (algorithm 2). 0: those that report in the same instant do. By default nobody waits.
+
+    Differs from the paper: by default there is no grace period, and one lasts its full time unless all clients have
+    reported, where the paper's server knows beforehand who comes in time. The speed of a client is not given but
+    measured, all its steps so far over the time from sending its jobs to their results, the network included; its first
+    job has all H steps. A client trains on its own data instead of the shard that was used least.
     """
 
-    state = DiLoCoState
+    grace: NotNegative | None = None
 
-    def arrived(self, state: DiLoCoState, update: Update, view: View) -> Commands:
+    state = GraceState
+
+    def arrived(self, state: GraceState, update: Update, view: View) -> Commands:
         weight = self.counts(state, update.job, view)
         self.step(state.model, -self.lr * weight, update["delta"])
-        yield from self.next(state, update.job.client, view)
+        state.waiting.append(update.job.client)
+        if self.grace is None or not view.flying:
+            yield from self.release(state, view)
+        elif len(state.waiting) == 1:
+            state.opened = state.model.version
+            yield Alarm(self.grace, f"{GRACE} {state.opened}")
+
+    def rang(self, state: GraceState, key: str, view: View) -> Commands:
+        if key == f"{GRACE} {state.opened}":
+            yield from self.release(state, view)

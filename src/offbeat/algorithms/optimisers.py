@@ -57,8 +57,7 @@ class DelayedNesterov(FedAvgM):
 
     Each step follows its direction at once, x ← x + lr·(c·beta·m + Δ/N). Every N-th one renews the momentum first,
     m ← beta·m + (the last N directions)/N, and takes what the others left of it:
-    x ← x + lr·((1 − c·(N − 1))·beta·m + Δ/N). With N = 1 this is Nesterov's. Not compared with the paper's text; two
-    public implementations have this rule, one of them with c = 0 only.
+    x ← x + lr·((1 − c·(N − 1))·beta·m + Δ/N), as in algorithm 3. With N = 1 this is Nesterov's.
 
     size: steps from one renewal of the momentum to the next, N; the number of clients is a natural choice.
     activation: part of the momentum that every step takes, c in [0, 1/N]; with 0, the N-th takes all of it.
@@ -103,7 +102,9 @@ class HeLoCo(LookAhead):
     c is the cosine of Δ and m, and conf = ‖Δ‖/(‖Δ‖ + doubt·‖m‖). With c ≥ aligned, Δ stays as it is. With c < 0, it
     loses a part min(shrink·(−c)·conf, most) of its component along m. In between it is turned towards m, to the
     direction of (1 − λ)·Δ/‖Δ‖ + λ·m/‖m‖, λ = min(turn·(1 − c)·conf, 1), and keeps its length. Not compared with the
-    paper's text, but with a public collection of update rules that quotes its equations.
+    paper's text, but with a public collection of update rules that quotes its equations and with code of an author's
+    company. Differs from the paper: Δ has been scaled by the server's `lr` and staleness weight before it is corrected,
+    which the paper's ρ does afterwards. A constant ρ is the same as lr·ρ and doubt·ρ.
 
     aligned: cosine from which a direction is not corrected, c_ok.
     shrink: strength with which conflicting directions are shortened, k_s.
