@@ -5,6 +5,8 @@ python -m studies.diloco docs/results/diloco --device cuda --width 24 --limit 45
 python -m studies.diloco runs/diloco --size tiny --parts unequal-like  # shows that it works, on a CPU
 python -m studies.diloco docs/results/diloco/small --size small --methods none nesterov --width 8 \
     --parts staleness-1 staleness-4 staleness-16                       # on a CPU
+python -m studies.diloco docs/results/diloco/grace --size small --methods none nesterov delayed dylu --grace 3.33 \
+    --parts equal-like unequal-like                                    # on a CPU
 python -m studies.diloco docs/results/diloco --page docs/results/diloco.md    # tables and figures, and no runs
 
 Four workers train a GPT of 0.8 million parameters on windows of 64 characters, 32 steps of AdamW a job. Their steps
@@ -152,6 +154,11 @@ class Part(NamedTuple):
     at_once: int | None = None
 
     @property
+    def text(self) -> str:
+        speeds = "0.58, 0.75, 1.51 and 3.33 s a step" if self.speeds == "unequal" else "1 s a step"
+        return f"{speeds}, {'like' if self.like else 'unlike'} shards"
+
+    @property
     def methods(self) -> Sequence[str]:
         return list(METHODS) if self.at_once is None else CONTROLLED
 
@@ -171,13 +178,20 @@ PARTS = {
         Part("equal-unlike", "equal", False),
     )
 }
+COMPARED = [part for part in PARTS.values() if part.at_once is None]
+Parts = Mapping[str, Sequence[Mapping[str, Any]]]  # runs by the name of their part
+
+
+def _length(size: Size) -> tuple[int, float]:
+    """(updates of four workers of equal speed, virtual time) of a run."""
+    return int(size.share * UPDATES), size.share * size.steps / STEPS * TIME
 
 
 def table(part: Part, method: str, outer: float, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     """The experiment of a run."""
     size, chosen = SIZES[given.size], METHODS[method]
-    share = size.share * size.steps / STEPS
-    until: dict[str, Any] = {"time": share * TIME}
+    updates, time = _length(size)
+    until: dict[str, Any] = {"time": time}
     if method == "sync" and seed != TUNING:  # as many updates as the others, too
         until["time"] *= max(SPEEDS[part.speeds])
     timing: dict[str, Any] = {"constant": {"time": 1.0, "per": "step"}}
@@ -189,8 +203,10 @@ def table(part: Part, method: str, outer: float, seed: int, given: argparse.Name
         timing["speeds"] = {"factors": {"values": SPEEDS[part.speeds]}}
     else:
         algorithm["concurrency"] = part.at_once
-        until = {"updates": int(size.share * UPDATES)}
-    every = share * TIME * 4 / (part.at_once or 4)  # the time of a run
+        until = {"updates": updates}
+    if method != "sync" and given.grace is not None:
+        algorithm["grace"] = given.grace
+    every = time * 4 / (part.at_once or 4)  # the time of a run
     every = 10 * every if seed == TUNING else every / size.shown  # and at the end
     plain = {
         "seed": seed,
@@ -292,18 +308,33 @@ def tuned(runs: Sequence[Mapping[str, Any]], part: Part) -> Iterator[tuple[str, 
                 yield method, outer, mine
 
 
-def rows(runs: Sequence[Mapping[str, Any]], part: Part, time: float = TIME) -> Iterator[str]:
-    """The table of a part."""
-    lines = list(tuned(runs, part))
-    base = next((mine for method, _, mine in lines if method == "sync"), None)
-    yield f"| method | loss at the end | less that of sync | loss after {UPDATES} updates | updates | outer step |"
+class Line(NamedTuple):
+    """A row of a table of judged runs. edge: whether the step size is at an edge of those that were tried."""
+
+    text: str
+    outer: float
+    edge: bool
+    runs: Sequence[Mapping[str, Any]]
+
+
+def lines(runs: Sequence[Mapping[str, Any]], part: Part, more: str = "") -> Iterator[Line]:
+    """The rows of a part's table.   more: what is said behind a method's name."""
+    for method, outer, mine in tuned(runs, part):
+        yield Line(METHODS[method].text + more, outer, bool(beyond(runs, method)), mine)
+
+
+def rows(found: Sequence[Line], size: str = "full") -> Iterator[str]:
+    """The table of a part, whose first row is what the others are compared with, if that is synchronous."""
+    updates, time = _length(SIZES[size])
+    base = found[0].runs if found and found[0].text == METHODS["sync"].text else None
+    yield f"| method | loss at the end | less that of sync | loss after {updates} updates | updates | outer step |"
     yield "|---|---:|---:|---:|---:|---:|"
-    for method, outer, mine in lines:
-        losses, fixed = [loss(run, time) for run in mine], [loss(run, UPDATES, 1) for run in mine]
+    for text, outer, edge, mine in found:
+        losses, fixed = [loss(run, time) for run in mine], [loss(run, updates, 1) for run in mine]
         less = "" if base is None or mine is base else _less(losses, [loss(run, time) for run in base])
         done = statistics.fmean(max((row[1] for row in run["curve"] if row[0] <= time), default=0) for run in mine)
-        edge = " (edge)" if beyond(runs, method) else ""
-        yield f"| {METHODS[method].text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {outer:g}{edge} |"
+        at = f"{outer:g}{' (edge)' if edge else ''}"
+        yield f"| {text} | {_mean(losses)} | {less} | {_mean(fixed)} | {done:.0f} | {at} |"
 
 
 def tried(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, float]]:
@@ -332,7 +363,7 @@ def _less(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return "" if float("inf") in (*ours, *theirs) else difference(ours, theirs).text(3, sign="+")
 
 
-def harm(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+def harm(parts: Parts) -> Iterator[str]:
     """What staleness alone does: each method's loss less that of the same method without staleness, seed by seed."""
     fresh = parts.get("staleness-1", ())
     yield "| method | staleness | step tuned for it | loss | more than with 0 | step tuned for 0 | loss | more |"
@@ -357,7 +388,7 @@ def _worse(runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]])
     return _mean(ours), "" if runs == base else _less(ours, theirs)
 
 
-def gap(parts: Mapping[str, Sequence[Mapping[str, Any]]], n: int) -> SeedMean | None:
+def gap(parts: Parts, n: int) -> SeedMean | None:
     """By how much more staleness n - 1 costs Nesterov than no momentum, each tuned for it."""
     found = {}
     for name in ("staleness-1", f"staleness-{n}"):
@@ -373,18 +404,23 @@ def gap(parts: Mapping[str, Sequence[Mapping[str, Any]]], n: int) -> SeedMean | 
     return difference(*cost)
 
 
-def tables(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """All that is known."""
-    for part in PARTS.values():
-        if part.at_once is None and parts.get(part.name):
-            speeds = "0.58, 0.75, 1.51 and 3.33 s a step" if part.speeds == "unequal" else "1 s a step"
-            yield f"\n### {speeds}, {'like' if part.like else 'unlike'} shards\n"
-            done = any(tuned(parts[part.name], part))
-            yield from (rows if done else trials)(parts[part.name], part)
+def tables(parts: Parts, small: Parts, waiting: Parts) -> Iterator[str]:
+    """All that is known.   small: of the small model.   waiting: of the small model with a grace period."""
+    for part in COMPARED:
+        if runs := parts.get(part.name):
+            yield f"\n### {part.text}\n"
+            found = [*lines(runs, part)]
+            yield from rows(found) if found else trials(runs, part)
     yield from alone(parts)
+    yield from alone(small, ", small model")
+    for part in COMPARED:
+        found = [*lines(small.get(part.name, ()), part), *lines(waiting.get(part.name, ()), part, ", grace period")]
+        if found:
+            yield f"\n### {part.text}, small model\n"
+            yield from rows(found, "small")
 
 
-def alone(parts: Mapping[str, Sequence[Mapping[str, Any]]], size: str = "") -> Iterator[str]:
+def alone(parts: Parts, size: str = "") -> Iterator[str]:
     """What is known about staleness alone.   size: other than the page's."""
     if fresh := parts.get("staleness-1"):
         yield f"\n### Staleness alone{size}\n"
@@ -410,6 +446,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for this process")
     parser.add_argument("--compile", action="store_true", help="compile gradients")
     parser.add_argument("--size", default="full", choices=list(SIZES), help="of the model and of a job")
+    parser.add_argument("--grace", type=float, help="virtual seconds that asynchronous methods wait; default: none")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument(
         "--page",
@@ -424,11 +461,10 @@ def main() -> None:
             with computing(()):
                 Bench(given.folder / f"{name}.json", PARTS[name], given, end).work()
     else:
-        parts = kept(given.folder)
-        small = kept(given.folder / "small")
+        parts, small, waiting = (kept(given.folder / name) for name in ("", "small", "grace"))
         words = given.page.read_text(encoding="utf-8").partition(MARK)[0] if given.page.exists() else ""
-        lines = [words + MARK, *tables(parts), *alone(small, ", small model")]
-        given.page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = "\n".join([words + MARK, *tables(parts, small, waiting)])
+        given.page.write_text(text + "\n", encoding="utf-8")
         from studies.diloco_figure import draw
 
         draw(parts, small, given.folder)

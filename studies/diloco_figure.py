@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from offbeat.experiment.intervals import estimate
-from studies.diloco import AT_ONCE, CONTROLLED, METHODS, PARTS, TIME, UPDATES, Part, loss, tried, tuned
+from studies.diloco import AT_ONCE, COMPARED, CONTROLLED, METHODS, PARTS, TIME, UPDATES, Part, loss, tried, tuned
 
 Runs = Sequence[Mapping[str, Any]]
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by everybody
@@ -23,7 +23,7 @@ def draw(parts: Mapping[str, Runs], small: Mapping[str, Runs], folder: Path) -> 
     for runs, name in ((parts, "staleness.png"), (small, "staleness-small.png")):
         if any(tuned(runs.get("staleness-1", ()), PARTS["staleness-1"])):
             _staleness(runs, folder / name)
-    compared = [part for part in PARTS.values() if part.at_once is None and list(tuned(parts.get(part.name, ()), part))]
+    compared = [part for part in COMPARED if any(tuned(parts.get(part.name, ()), part))]
     if not compared:
         return
     figure, axes = plt.subplots(2, len(compared), figsize=(3 * len(compared), 5), sharey=True, squeeze=False)
@@ -62,8 +62,7 @@ def _curves(axes: Any, runs: Runs, part: Part) -> None:
         for axis, column, most in ((axes[0], 0, TIME), (axes[1], 1, UPDATES)):
             shown = [row for row in mean if row[column] <= most * 1.02]
             axis.plot([r[column] for r in shown], [r[2] for r in shown], color=colours[method], lw=1, label=method)
-    speeds = "0.58 to 3.33 s a step" if part.speeds == "unequal" else "1 s a step"
-    axes[0].set_title(f"{speeds}, {'like' if part.like else 'unlike'} shards")
+    axes[0].set_title(part.text.replace(", 0.75, 1.51 and", " to"))
     axes[0].set_ylim(1.7, 2.8)
 
 

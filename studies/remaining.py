@@ -46,7 +46,7 @@ WAVES = (
     Wave("fedast-fig10/mnist", 20, 3),
     Wave("fedast-fig10/fashion", 35, 3),
     Wave("fedast-fig10/cifar10", 120, 3),
-    Wave("fedast-fig3/fashion", 90, 2),
+    Wave("fedast-fig3/fashion", 40, 2),
     Wave("fedast-fig4/main", 130, 2),
     Wave("fedast-fig8/fig9", 130, 2),
     Wave("fedast-fig5/mnist-2", 20, 0.3),
@@ -60,9 +60,9 @@ WAVES = (
     Wave(_PARTS[0], 250, 1.7),
     Wave(_PARTS[2], 400, 2.6),
     Wave("defedavg-fig6/cifar10-classes/n-5,n-20,n-80 until.time=1800", 200, 1),
-    Wave("fedast-fig5/fashion-2", 30, 0.2),
-    Wave("fedast-fig5/fashion-4", 50, 0.2),
-    Wave("fedast-fig5/fashion-6", 70, 0.6),
+    Wave("fedast-fig5/fashion-2", 20, 0.2),
+    Wave("fedast-fig5/fashion-4", 35, 0.2),
+    Wave("fedast-fig5/fashion-6", 50, 0.6),
     Wave("fedast-fig3/cifar10", 430, 2),
     Wave("fedast-fig2/main/fedast,sync-st", 420, 1),
     Wave("fedast-fig2/main/sync-bayes-st,sync-ucb-st,sync-st-all", 700, 2),
@@ -128,14 +128,17 @@ def _known(results: Path, folder: Path | None, entries: Sequence[str]) -> dict[s
                     found[same] = done[_key(point)]
     first = results / "fedast" / "fig7.json"
     runs = json.loads(first.read_text())["runs"] if first.exists() else []
-    if old := {_key(run): run for run in map(_renamed, runs) if run}:
+    if old := {_key(run): run for run in map(_renamed, runs) if run and _whole(run)}:
         found |= {same: old[_key(p)] for p, same in points("fedast-fig7") if _key(p) in old}
     return found
 
 
 def _whole(run: Record) -> bool:
-    """Whether a run is over and has today's settings: DeFedAvg-IID used to train on a model again."""
-    return bool(run["finished"]) and not run.get("repeat", False)
+    """Whether a run is over and has today's settings.
+
+    DeFedAvg-IID used to train on a model again; FedAST's buffers were rounded to the nearest size, not up.
+    """
+    return bool(run["finished"]) and not (run.get("repeat") or run.get("rounded"))
 
 
 def _stepped(run: Record) -> bool:
@@ -172,7 +175,8 @@ def _renamed(run: Record) -> Record | None:
     ]
     last = max(task["ended"] for task in tasks)
     return {"experiment": experiment, "algorithm": run["algorithm"], "settings": {}, "seed": run["seed"],
-            "finished": True, "error": None, "updates": run["updates"], "time": last, "tasks": tasks}  # fmt: skip
+            "finished": True, "error": None, "updates": run["updates"], "time": last, "tasks": tasks,
+            "rounded": experiment != "sync"}  # fmt: skip
 
 
 def plan(results: Path, folder: Path | None, waves: Sequence[str]) -> list[dict[str, Any]]:
@@ -230,28 +234,30 @@ def _page(target: Path, entry: str, runs: Sequence[Record]) -> Iterator[str]:
 
 
 def draw(runs: Sequence[Record], picture: Path) -> None:
-    """Mean accuracy of a run's tasks over time, an axis for each experiment."""
+    """Accuracy over time, an axis for each experiment: each task of each run, and the mean while all are under way."""
     import matplotlib.pyplot as plt
 
-    experiments = list(dict.fromkeys(run["experiment"] for run in runs))
-    columns = min(4, len(experiments))
+    experiments = sorted({run["experiment"] for run in runs})
+    columns = min(3, len(experiments))
     lines = -(-len(experiments) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3 * lines), squeeze=False, layout="constrained")
+    for axis in axes.flat[len(experiments) :]:
+        axis.set_visible(False)
     for axis, experiment in zip(axes.flat, experiments, strict=False):
-        labels: dict[str, str] = {}
+        curves: dict[str, list[dict[float, float]]] = {}
         for run in (run for run in runs if run["experiment"] == experiment):
             own = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in run["settings"].items())
             label = f"{run['algorithm']} {own}".strip()
-            colour = labels.setdefault(label, f"C{len(labels)}")
-            for task in run["tasks"]:
-                mine = [(row[0], row[2]) for row in task["curve"]]
-                if mine:
-                    axis.plot(*zip(*mine, strict=True), color=colour, lw=0.7)
-        for label, colour in labels.items():
-            axis.plot([], [], color=colour, label=label)
+            curves.setdefault(label, []).extend({row[0]: row[2] for row in task["curve"]} for task in run["tasks"])
+        for number, (label, mine) in enumerate(sorted(curves.items())):
+            for curve in mine:
+                axis.plot(curve.keys(), curve.values(), color=f"C{number}", lw=0.4, alpha=0.2)
+            shared = sorted(set.intersection(*(set(curve) for curve in mine)))
+            mean = [sum(curve[at] for curve in mine) / len(mine) for at in shared]
+            axis.plot(shared, mean, color=f"C{number}", lw=1.2, label=label)
         axis.set(title=experiment, xlabel="virtual time", ylabel="test accuracy")
         axis.legend(frameon=False, fontsize=6)
-    figure.savefig(picture, dpi=120)
+    figure.savefig(picture, dpi=110)
     plt.close(figure)
 
 

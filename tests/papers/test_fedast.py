@@ -199,8 +199,14 @@ def test_requests_follow_the_square_root_of_the_scaled_variance_by_hand() -> Non
     decision = office.state.decisions[-1]
     weights = [decision["weights"][m] for m in ("0", "1")]
     assert weights == pytest.approx([math.sqrt(0.25 * 0.1 * 0.5), math.sqrt(0.64 * 0.625 * 0.5)])
-    assert (decision["requests"], decision["sizes"]) == ([2, 8], [1, 3])  # b_m: 2/2.5 and 8/2.5
+    assert (decision["requests"], decision["sizes"]) == ([2, 8], [1, 4])  # b_m: 2/2.5 and 8/2.5, rounded up
     assert decision["why"] == "variance of updates"
+
+
+@pytest.mark.parametrize(("requests", "size"), [(175, 5), (105, 3), (50, 2), (75, 3), (36, 2), (35, 1), (1, 1)])
+def test_a_buffer_has_at_least_one_place_for_every_so_many_requests(requests: int, size: int) -> None:
+    """Appendix C.5: "R_m / b_m ≲ 37"; its examples are 175 requests with b = 5 and 105 with 3, a ratio of 35."""
+    assert Office(FedAST(requests=2 * requests, ratio=35)).all("size") == [size, size]
 
 
 def test_requests_follow_the_variance_alone_where_that_is_asked_for() -> None:

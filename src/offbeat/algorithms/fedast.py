@@ -79,7 +79,8 @@ class FedAST(Stepping[FedASTState]):
     tasks.
 
     requests: requests under way over all tasks, ΣR, at first in equal parts; or those of each task at first, R_m⁰.
-    ratio: requests per update of a task's buffer, R_m / b_m; at most about 37.
+    ratio: requests per update of a task's buffer, R_m / b_m, at most: b_m is rounded up, as in the authors' code. The
+        paper has ratios up to 37.
     size: updates per server step of a task, b_m, instead of the ratio; 1 is FedAST-NoBuffer.
     lr: server step size, η_s.
     versions: server steps after which a task is done, T_m; by default its target or the end of the run decides.
@@ -100,10 +101,9 @@ class FedAST(Stepping[FedASTState]):
     The code of the authors' demonstration (github.com/askinb/FedAST) has another rule than the paper, "demonstration":
     R_m ∝ the mean over the period of η_s η_c · σ̃² / (η_c τ)² / 2, without a root. σ̃² is taken after every update and
     leaves out biases; of a full window the oldest update is dropped first, so that it is the variance of `window` − 1.
-    Requests move in packets of `ratio`, each task keeps one packet, and b_m is R_m / `ratio`, rounded up. Nothing moves
-    before every task has made more than `window` steps. Differs from that code: b_m follows R_m, not the number of
-    requests under way, of which there may be more than ΣR while requests move, and requests of a finished task go to
-    the others at once.
+    Requests move in packets of `ratio`, and each task keeps one packet. Nothing moves before every task has made more
+    than `window` steps. Differs from that code: b_m follows R_m, not the number of requests under way, of which there
+    may be more than ΣR while requests move, and requests of a finished task go to the others at once.
     """
 
     requests: Counts = 100
@@ -398,9 +398,7 @@ class FedAST(Stepping[FedASTState]):
         for m, task in enumerate(state.tasks):
             task.requests = parts.get(m, 0)
             if m in parts:
-                exact = task.requests / self.ratio
-                whole = ceil(exact) if self.allocation == "demonstration" else round(exact)
-                task.coming = _of(self.size, m) or max(1, whole)
+                task.coming = _of(self.size, m) or max(1, ceil(task.requests / self.ratio - 1e-9))
             if not task.gathered:
                 task.size = task.coming
         state.decisions.append(
