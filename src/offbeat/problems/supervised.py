@@ -114,6 +114,7 @@ class Supervised(OfModule):
         if self.device.type == "cuda" and self.stacks:
             self.replay = Replay(self.slopes)
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._measuring: dict[Measured, Supervised] = {}  # those that `measuring` has made
 
     def __repr__(self) -> str:
         sizes = self.shards.sizes
@@ -266,6 +267,7 @@ class Supervised(OfModule):
         if self.unstackable:
             log.warning("%s is not compiled, because its clients cannot be stacked: %s", self.name, self.unstackable)
             return
+        self._measuring = {}  # they are not compiled
         noted = self.fingerprint if backend == "inductor" else ""
         self.replay = Compiled(self.slopes, backend, noted)
         if isinstance(self.train, Stored) and self.flat.running is None:
@@ -553,13 +555,16 @@ class Supervised(OfModule):
         return self.evaluation.sample
 
     def measuring(self, samples: Measured) -> Supervised:
-        """The same problem, measured on at most so many training and test samples."""
+        """The same problem, measured on at most so many training and test samples: one for all runs that ask for it."""
         if samples == self.measured:
             return self
-        other = copy.copy(self)
-        other.__dict__.pop("evaluation", None)
-        other.measured = samples
-        return other
+        if samples not in self._measuring:
+            other = copy.copy(self)
+            for made in ("evaluation", "compiled_form"):  # as this one is measured
+                other.__dict__.pop(made, None)
+            other.measured, other._measuring = samples, {}
+            self._measuring[samples] = other
+        return self._measuring[samples]
 
     @property
     def sampled_to_end(self) -> bool:
