@@ -120,7 +120,7 @@ class Experiment(Checked):
     trackers: Trackers = field(default_factory=Trackers)
     threads: Count | None = None
     secure: Secure | None = None
-    table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
+    table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # given, with `problem.clients`
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], overrides: Overrides = ()) -> Experiment:
@@ -141,6 +141,8 @@ class Experiment(Checked):
             made: Experiment = schema.build(cls, given, "")
         except SettingError as error:
             raise SettingError(_within(given, str(error))) from None
+        if made.problem is not None:  # for those who know no data: a run folder, real clients
+            table = {**table, "problem": {**table["problem"], "clients": made.problem.clients}}
         object.__setattr__(made, "table", table)
         return made
 

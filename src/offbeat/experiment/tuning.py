@@ -272,7 +272,7 @@ class TuningPlan:
         given = {k: v for k, v in table.items() if k != "tune"}
         self.options = options
         self.experiment = Experiment.parse(given)
-        self.base = {**given, "algorithm": algorithm_tables(given["algorithm"])}
+        self.base = {**self.experiment.table, "algorithm": algorithm_tables(given["algorithm"])}
         self.axes = _axes(self.base["algorithm"], table.get("tune", {}))
         self.seeds = sorted({spec.seed for spec in self.experiment.runs})
         first = self.experiment.seed + _SEEDS_APART if options.seed is None else options.seed
