@@ -26,7 +26,7 @@ from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
-from offbeat.watch.files import REAL_RUN, SUMMARY, locked, room, write_json
+from offbeat.watch.files import SUMMARY, locked, room, write_json
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
@@ -67,8 +67,7 @@ def resume(
     place = Path(folder)
     by_hand = folders.open_by_hand(place)
     experiment = folders.open_experiment(place) if by_hand is None else None
-    if experiment is not None and any(place.glob(f"*/{REAL_RUN}")) and len(open(place)) < len(experiment.runs):
-        command = "offbeat up FILE" if (place / "keys").exists() else "offbeat serve FILE --keys KEYS"
+    if experiment is not None and (command := folders.open_real(place)) and len(open(place)) < len(experiment.runs):
         raise FolderError(f"{place} holds a real run; repeat its command, `{command} --out {place}`, to continue it")
     for change in folders.changes(place):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
