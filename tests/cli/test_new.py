@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator
@@ -179,6 +180,18 @@ def test_text_that_nothing_uses_is_named_and_a_file_is_no_name_of_data(tmp_path:
     found = offbeat("check", tmp_path / "experiment.toml", *sets("problem.data=visits.csv"))
     wanted = 'problem.data = "visits.csv": a file; write problem.data = { file = "visits.csv" }'
     assert (found.code, found.err) == (1, f"offbeat: {wanted}\n")
+
+
+def test_the_time_that_is_foretold_is_that_of_the_whole_command(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(AREA)
+    command = [sys.executable, "-m", "offbeat", "check", "experiment.toml", "--json", "--seconds", "0.5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout)
+    runs = sum(trial["seconds"] for trial in found["trials"]) / len(found["trials"]) * found["runs"]
+    assert found["seconds"] == pytest.approx(found["start"] + runs + found["end"])
+    assert found["start"] > 0.1  # importing PyTorch alone takes longer
+    assert found["end"] > 0.001
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.toml"]
 
 
 def test_the_first_update_is_waited_for_however_short_the_trial(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ def test_owners_are_the_values_of_a_column(column: str, names: tuple[str, ...]) 
     )
 
 
+def test_there_are_as_many_clients_as_owners_unless_their_number_is_given() -> None:
+    model = torch.nn.Linear(2, 1)
+    assert ob.Supervised.split(made("price"), split=Owners("site"), model=model).clients == 3
+    assert ob.Supervised.split(COLUMNS, client="site", target="price", inputs=["x"], model=model).clients == 3
+    by_client = {name: (np.zeros((9, 2)), np.ones(9)) for name in "abcd"}
+    assert ob.Supervised.split(by_client, model=model).clients == 4
+    assert ob.Supervised.split("grunfeld", model="linear").clients == 11
+    assert ob.Supervised.split("grunfeld", 3, model="linear").clients == 3  # the largest
+    for settings in ({}, {"split": Dirichlet(0.3)}, {"split": Dirichlet(0.3), "client": "site"}):
+        with pytest.raises(SettingError, match="clients missing; give their number, or the column"):
+            ob.Supervised.split(made("price"), model=model, **settings)
+
+
 def test_what_cannot_be_split_by_is_named() -> None:
     with pytest.raises(SettingError, match=r"'several' is \[4\] a sample, not a class to split by; name another"):
         split(Dirichlet(0.3), made("several"), 4)

@@ -18,7 +18,7 @@ from offbeat.cli.deploy import needs_deploy
 from offbeat.core.errors import SettingError
 from offbeat.deploy.broker import free_port
 from offbeat.experiment.federation import experiment_for
-from offbeat.experiment.folder import create
+from offbeat.experiment.folder import create, open_real
 from offbeat.experiment.real import DeployOptions, plan_of
 from offbeat.experiment.session import Session
 
@@ -54,6 +54,7 @@ def test_up_runs_the_file_for_real_and_its_folder_serves_every_other_command(tmp
     assert outcome.code == 0, outcome.err
     runs = outcome.runs
     assert [run["algorithm"] for run in runs] == ["area", "favano"]
+    assert open_real(out) == "offbeat up FILE"
     for run in runs:
         assert run["updates"] == 60
         assert run["metrics"]["accuracy"] > 0.5
@@ -261,10 +262,7 @@ def test_what_cannot_be_deployed_is_refused_before_anything_starts(tmp_path: Pat
 def test_a_real_run_is_not_resumed_by_a_simulation_but_by_its_own_command(tmp_path: Path) -> None:
     file, out = tmp_path / "e.toml", tmp_path / "out"
     file.write_text(SMALL)
-    create(out, experiment_for(file))
-    (out / "keys").mkdir()
-    (out / "area-0").mkdir()
-    (out / "area-0" / "run.json").write_text('{"run": "area-0-1", "roster": ["c0", "c1", "c2"]}')
+    create(out, experiment_for(file), real="offbeat up FILE")  # and nothing else: it was stopped before a run began
     outcome = offbeat("resume", out)
     said = f"holds a real run; repeat its command, `offbeat up FILE --out {out}`, to continue it"
     assert (outcome.code, outcome.err) == (1, f"offbeat: {out} {said}\n")

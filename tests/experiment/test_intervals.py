@@ -28,6 +28,11 @@ def test_one_seed_decides_nothing() -> None:
     assert estimate([7.0]).text(1) == "7.0"
 
 
+def test_a_run_that_diverged_leaves_no_interval() -> None:
+    assert estimate([1.0, inf]).half == inf
+    assert estimate([1.0, inf]).text(2) == "inf"
+
+
 def test_what_a_seed_does_to_both_falls_out_of_a_difference() -> None:
     apart, paired = estimate([1.0, 11.0, 21.0]), difference([1.0, 11.0, 21.0], [2.0, 12.1, 22.0])
     assert apart.sign == 0

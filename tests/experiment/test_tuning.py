@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -202,3 +204,25 @@ def test_the_tuned_experiment_finds_its_files_from_any_folder(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path / "t")
     outcome = offbeat("run", "best.toml", "--out", "again")
     assert outcome.code == 0, outcome.err
+
+
+def test_the_tuned_experiment_finds_its_modules_from_any_folder(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "parts").mkdir(parents=True)
+    elsewhere.mkdir()
+    (project / "parts" / "tuned_data.py").write_text("def load():\n    return [[1.0], [2.0]] * 20, [0, 1] * 20\n")
+    problem = {"data": "tuned_data:load", "clients": 2}
+    table = {**TABLE, "modules": ["parts"], "problem": problem, "until": {"time": 1.0}}
+    (project / "x.toml").write_text(toml.dumps(table))
+
+    def alone(*words: object) -> str:  # in a process that has not imported the module
+        command = [sys.executable, "-m", "offbeat", *map(str, words)]
+        done = subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    given = ("--budget", 1, "--seeds", 1, "--workers", 1, "--out", tmp_path / "t")
+    alone("tune", project / "x.toml", *given)
+    alone("run", tmp_path / "t" / "best.toml", "--out", tmp_path / "again")
+    (tmp_path / "t" / "tuned.json").unlink()
+    assert "tuned experiment: " in alone("resume", tmp_path / "t")

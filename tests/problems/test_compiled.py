@@ -142,6 +142,15 @@ class Recurrent(nn.Module):
         return self.head(self.inner(x.unsqueeze(-1))[0][:, -1])
 
 
+def test_the_forms_of_a_problem_are_not_mixed_up() -> None:
+    p = made()
+    assert p.compiled_form.measured is None
+    assert p.measuring(20).compiled_form.measured == 20
+    assert not isinstance(p.measuring(20).replay, Compiled)
+    p.compile("eager")
+    assert p.measuring(20).replay is p.replay
+
+
 def test_a_compiled_problem_travels_to_other_processes() -> None:
     p = made()
     p.compile("eager")

@@ -20,6 +20,7 @@ from offbeat.models.linear import Softmax
 from offbeat.problems import evaluation
 from offbeat.problems.evaluation import OBJECTIVE, Evaluation, _equally
 from offbeat.problems.supervised import Supervised
+from offbeat.simulate.run import prepare
 from offbeat.timing import Exponential, Times
 
 SIZES = [3000, 100, 40, 1500, 60]
@@ -110,6 +111,18 @@ def test_evaluating_on_all_samples_means_so_every_time() -> None:
     result = run(p, ob.Evaluate(every=1.0, samples="all"))
     assert result.metrics == result.history[-1].metrics
     assert result.metrics["loss"] == pytest.approx(p.exact(result.model))
+
+
+def test_runs_that_ask_for_equally_many_samples_share_one_problem() -> None:
+    p = problem()
+    algorithm = ob.Algorithm(ob.FedAvg(), ob.SGD(lr=0.05, batch=16))
+    made = [
+        prepare(p, algorithm, Times(Exponential(1.0)), ob.Until(versions=1), seed=seed, evaluate=evaluate).problems[0]
+        for evaluate in (ob.Evaluate(samples=60), ob.Evaluate(every=0.5, samples=60), ob.Evaluate(samples=20), None)
+        for seed in (0, 1)
+    ]
+    assert [made.index(each) for each in made] == [0, 0, 0, 0, 4, 4, 6, 6]
+    assert made[6] is p
 
 
 def test_a_problem_without_samples_cannot_be_measured_on_some() -> None:

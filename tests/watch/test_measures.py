@@ -17,6 +17,8 @@ from offbeat.core.server import Server
 from offbeat.core.until import Until
 from offbeat.local import SGD, Moreau, Scaffold
 from offbeat.problems.quadratic import Quadratic
+from offbeat.problems.supervised import Supervised
+from offbeat.report.run import RecordedRun
 from offbeat.simulate.run import prepare
 from offbeat.timing import Delays, Times
 from offbeat.timing.base import Durations, Timing
@@ -51,7 +53,16 @@ def test_the_values_of_single_clients_are_written_down(tmp_path: Path) -> None:
     clock = Scripted([[1.0], [2.0], [4.0]])
     measured(tmp_path, Line([0.0] * 3), FedAvg(), clock, Until(time=20.0))
     table = pq.read_table(tmp_path / "clients.parquet").to_pydict()
-    assert table == {"client": [0, 1, 2], "updates": [5, 5, 5], "busy": [5.0, 10.0, 20.0], "idle": [15.0, 10.0, 0.0]}
+    times = {"busy": [5.0, 10.0, 20.0], "idle": [15.0, 10.0, 0.0]}
+    assert table == {"client": [0, 1, 2], "name": [None] * 3, "updates": [5, 5, 5], **times}
+
+
+def test_clients_have_the_names_that_the_problem_knows(tmp_path: Path) -> None:
+    problem = Supervised.split("grunfeld", 3, model="linear")
+    measured(tmp_path, problem, FedAvg(), Scripted([[1.0], [2.0], [4.0]]), Until(time=20.0), SGD(lr=0.1))
+    assert pq.read_table(tmp_path / "clients.parquet")["name"].to_pylist() == problem.client_names
+    run = RecordedRun(tmp_path, "fedavg", 0, None)
+    assert run.sites == tuple(problem.client_names) == ("General Motors", "US Steel", "General Electric")
 
 
 def test_client_driven_clients_are_always_at_work(tmp_path: Path) -> None:

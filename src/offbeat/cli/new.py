@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -36,11 +37,13 @@ def check(
 
     Nothing is written. Exits with 1 if a step size diverges or there is another problem.
     """
+    began = time.perf_counter() - time.process_time()  # of the process
     from offbeat.cli import show
     from offbeat.experiment.experiment import load
     from offbeat.experiment.rehearsal import rehearse
 
-    found = rehearse(load(file, overrides(set_)), seconds)
+    experiment = load(file, overrides(set_))
+    found = rehearse(experiment, seconds, time.perf_counter() - began)
     show.rehearsal(found, as_json)
     if found.wrong:
         raise typer.Exit(1)

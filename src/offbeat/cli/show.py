@@ -76,7 +76,7 @@ def rehearsal(found: Rehearsal, as_json: bool) -> None:
     if as_json:
         trials = [{**vars(t), "seconds": t.seconds, "total_updates": t.total_updates} for t in found.trials]
         remarks = [vars(remark) for remark in found.remarks]
-        plain = {"what": found.what, "runs": found.runs, "seconds": total, "memory": found.memory}
+        plain = {name: getattr(found, name) for name in ("what", "runs", "start", "end", "seconds", "memory")}
         print(json_text({**plain, "trials": trials, "remarks": remarks}))
         return
     print(found.what)
@@ -96,8 +96,9 @@ def rehearsal(found: Rehearsal, as_json: bool) -> None:
         for trial in found.trials
     ]
     _console().print(table(head, body, ""))
-    spent = "an unknown time" if total is None else f"about {_seconds(total)}"
-    print(f"{found.runs} run{'' if found.runs == 1 else 's'}: {spent}, and {found.memory / 1e6:,.0f} MB of memory")
+    apart = f"{_seconds(found.start)} to start and {_seconds(found.end)} for files and the report"
+    spent = f"an unknown time, and {apart}" if total is None else f"about {_seconds(total)}, of which {apart}"
+    print(f"{found.runs} run{'' if found.runs == 1 else 's'}: {spent}; {found.memory / 1e6:,.0f} MB of memory")
     for remark in found.remarks:
         print(f"{remark.level}: {remark.text}")
 

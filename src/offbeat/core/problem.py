@@ -128,6 +128,15 @@ class Sampled(Protocol):
 
 
 @runtime_checkable
+class Named(Protocol):
+    """A problem whose clients may have names."""
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """By number; none where they have none."""
+
+
+@runtime_checkable
 class Countable(Protocol):
     """A problem whose clients have so many samples each."""
 

@@ -14,15 +14,29 @@ from offbeat.data.lazy import words
 from offbeat.data.splits import IID, Indices, Labels, Owners, Rng, Split, joined
 
 
-def shards(split: Split, data: Dataset, clients: int, rng: Rng) -> list[Indices]:
-    """The training samples of each client. split: also a partitioner of flwr-datasets."""
+def shards(split: Split | None, data: Dataset, clients: int | None, rng: Rng) -> list[Indices]:
+    """The training samples of each client.
+
+    split: also a partitioner of flwr-datasets; None: natural owners if they have names, else equal parts.
+    clients: how many; None: as many as there are natural owners, or partitions.
+    """
+    split = split or (Owners() if data.owners else IID())
     if hasattr(split, "load_partition"):
         return _partitioned(split, data, clients)
     column = getattr(split, "column", None)
     if isinstance(split, Owners) and column is not None:
         data = data.owned(column)
     owner = None if data.owner is None else data.owner.numpy()
+    if clients is None:
+        if owner is None or not isinstance(split, Owners):
+            raise SettingError("clients missing; give their number, or the column that names them, client")
+        clients = len(np.unique(owner[owner >= 0]))
     return split(_labels(split, data), clients, rng, owner)
+
+
+def owner_column(client: str | None, split: Split | None) -> str | None:
+    """The column that says whose a sample is, named by itself or by the split."""
+    return client or (split.column if isinstance(split, Owners) else None)
 
 
 def _labels(split: Split, data: Dataset) -> Labels:
@@ -52,7 +66,7 @@ def _quantiles(values: Labels, bins: int, name: str) -> Labels:
     return np.searchsorted(np.quantile(values, np.arange(1, bins) / bins), values, side="right")
 
 
-def _partitioned(given: Any, data: Dataset, clients: int) -> list[Indices]:
+def _partitioned(given: Any, data: Dataset, clients: int | None) -> list[Indices]:
     """The split of a partitioner of flwr-datasets, which gets a table with the numbers of the samples."""
     train, partitioner = data.train, copy.deepcopy(given)
     kind = type(given).__name__
@@ -62,7 +76,7 @@ def _partitioned(given: Any, data: Dataset, clients: int) -> list[Indices]:
         datasets = importlib.import_module("datasets")
         partitioner.dataset = datasets.Dataset.from_dict({**table, "offbeat_sample": list(range(len(train)))})
         count = int(partitioner.num_partitions)
-        if count != clients:
+        if clients not in (None, count):
             raise SettingError(f"{clients} clients, but the {kind} has {count} partitions; use as many")
         parts = [partitioner.load_partition(client)["offbeat_sample"] for client in range(count)]
     except SettingError:

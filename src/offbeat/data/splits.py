@@ -162,7 +162,9 @@ class Owners:
         order = samples[np.argsort(owner[samples], kind="stable")]
         names, starts, sizes = np.unique(owner[order], return_index=True, return_counts=True)
         if len(names) < clients:
-            raise SettingError(f"{clients} clients, but the data have only {len(names)} owners; use as many or fewer")
+            raise SettingError(
+                f"{clients} clients, but the data have only {len(names)} owners; use as many or fewer, or leave it out"
+            )
         largest = np.sort(np.argsort(-sizes, kind="stable")[:clients])
         return [order[starts[i] : starts[i] + sizes[i]] for i in largest]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +17,9 @@ from offbeat.core.local import Local
 from offbeat.core.metric import Goal, all_metrics, goal
 from offbeat.core.problem import Problem
 from offbeat.core.random import MODEL, TASK, key
+from offbeat.data.adapters import dataset
 from offbeat.data.base import Dataset, Normalised
+from offbeat.data.sharding import owner_column, shards
 from offbeat.data.splits import Split
 from offbeat.experiment import schema
 from offbeat.models.build import build as build_model, required
@@ -140,7 +143,7 @@ class SupervisedTable(Checked):
 
     data: a data set by name, a file { file = "visits.parquet" }, or `package.module:function` that gives one data set,
         (train, test), or one data set per client; options in a table.
-    clients: how many.
+    clients: how many; default: as many as there are natural owners, if the clients are these.
     model: a model by name, or `package.module:factory`; options in a table, { name = "mlp", hidden = [200, 100] }.
     loss: what is minimised, by name, or `package.module:function`; default: cross-entropy of classes, else mse.
     metrics: what is measured on the test samples; the first is the main one; default: the accuracy of classes.
@@ -219,6 +222,20 @@ class SupervisedTable(Checked):
             lora=self.lora,
             precision=precision,
         )
+
+    def of_owners(self) -> SupervisedTable:
+        """The same with as many clients as the data have natural owners."""
+        data = dataset(
+            load_data(self.data),
+            target=self.target,
+            inputs=self.columns,
+            client=owner_column(self.client, self.split),
+            holdout=self.holdout,
+            aside=[self.weight] if self.weight else [],
+            free=True,  # which column is the target is checked with the model
+            whole=False,
+        )
+        return replace(self, clients=len(shards(self.split, data, None, np.random.default_rng(0))))
 
 
 _LOADED: dict[Any, Any] = {}  # the last few data sets of users' own functions, by what makes them
@@ -365,6 +382,12 @@ def read_problem(table: Any, where: str) -> ProblemTable:
         settings = schema.arguments(special, rest, where)
         at_least(1, **{f"{where}.clients": settings["clients"]})
         return FormulaTable(special, settings.pop("clients"), settings)
+    if special is None and "clients" not in rest:
+        owned: SupervisedTable = schema.build(SupervisedTable, {**rest, "clients": 1}, where)
+        try:
+            return owned.of_owners()
+        except SettingError as error:
+            raise SettingError(f"{where}: {error}") from None
     made: ProblemTable = schema.build(special or SupervisedTable, rest, where)
     return made
 

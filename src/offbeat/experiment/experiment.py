@@ -95,6 +95,7 @@ class Experiment(Checked):
     trackers: experiment trackers that get the measurements, too.
     secure: secure aggregation: the server sees sums of updates only, a [secure] table.
     threads: of PyTorch; default: one, or one per core for models of 250,000 parameters or more that do not stack.
+    modules: folders, from the file's on, where modules and data files are looked for, too.
     """
 
     algorithm: Mapping[str, AlgorithmTable] = field(metadata={"read": read_algorithms, "schema": describe_algorithms})
@@ -120,7 +121,8 @@ class Experiment(Checked):
     trackers: Trackers = field(default_factory=Trackers)
     threads: Count | None = None
     secure: Secure | None = None
-    table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # as it was given
+    modules: tuple[str, ...] = ()
+    table: Mapping[str, Any] = field(default_factory=dict, metadata={"setting": False})  # given, with `problem.clients`
 
     @classmethod
     def parse(cls, table: Mapping[str, Any], overrides: Overrides = ()) -> Experiment:
@@ -141,6 +143,8 @@ class Experiment(Checked):
             made: Experiment = schema.build(cls, given, "")
         except SettingError as error:
             raise SettingError(_within(given, str(error))) from None
+        if made.problem is not None:  # for those who know no data: a run folder, real clients
+            table = {**table, "problem": {**table["problem"], "clients": made.problem.clients}}
         object.__setattr__(made, "table", table)
         return made
 
@@ -344,10 +348,12 @@ def load(path: Path | str | None = None, overrides: Overrides | None = None) -> 
 
 
 def read(path: Path | str | None, overrides: Overrides | None = None) -> dict[str, Any]:
-    """The table of a file; its folder and the working folder are searched for modules from now on."""
+    """The table of a file; its folder, those it names and the working folder are searched for modules from now on."""
     place = None if path is None else Path(path)
-    names.search(*([] if place is None else [place.parent]), Path.cwd())
-    return read_table(place, overrides or ())
+    table = read_table(place, overrides or ())
+    named = schema.read(tuple[str, ...], table.get("modules", []), "modules")
+    names.search(*([] if place is None else [place.parent, *(place.parent / each for each in named)]), Path.cwd())
+    return table
 
 
 def json_schema() -> dict[str, Any]:

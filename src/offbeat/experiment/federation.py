@@ -63,7 +63,7 @@ def up(
             raise SettingError('--data: the experiment names its own data; write data = "own" in it')
         if own:
             loader(options.data)
-        folder = _folder(out, experiment)
+        folder = _folder(out, experiment, "offbeat up FILE")
         served = locked(folder, f"{folder} is being served by another process")
         with served, computing((), experiment.threads or 1), _logged(options, "warning"):
             results = asyncio.run(serving.serve_all(session, folder, options, processes, metrics, sync))
@@ -104,7 +104,7 @@ def serve(
     experiment = experiment_for(file, overrides, len(names))  # as many as it began with
     with contextlib.closing(Session(experiment)) as session:
         plan_of(session, chosen[0], "serve", names, options)
-        folder = _folder(out, experiment)
+        folder = _folder(out, experiment, "offbeat serve FILE --keys KEYS")
         place = serving.Place(creds, roster, keys.parent, url, embedded)
         served = locked(folder, f"{folder} is being served by another process")
         with served, computing((), experiment.threads or 1), _logged(options, "info"):
@@ -144,11 +144,11 @@ def replay(run: Path, keys: Path | None = None, url: str = URL) -> tuple[int, st
     return made.position, found
 
 
-def _folder(out: Path | str | None, experiment: Experiment) -> Path:
+def _folder(out: Path | str | None, experiment: Experiment, command: str) -> Path:
     """The run folder; one that holds the same experiment continues it."""
     folder = None if out is None else Path(out)
     if folder is None or not (folder / EXPERIMENT).exists():
-        return folders.create(folder, experiment)
+        return folders.create(folder, experiment, real=command)
     if keys := list(differing(folders.open_experiment(folder).table, json.loads(json_text(experiment.table)))):
         raise FolderError(
             f"{folder} holds another experiment, which differs in {', '.join(keys)}; to continue that one, leave its "

@@ -18,14 +18,18 @@ from offbeat.watch.files import EXPERIMENT, REPORT, RUNS, json_text as json_text
 _EXACT = ("offbeat", "torch", "numpy", "scikit-learn")  # a result is the same to the last bit while these are
 
 
-def create(out: Path | str | None, experiment: Experiment, sweep: Mapping[str, Any] | None = None) -> Path:
+def create(
+    out: Path | str | None, experiment: Experiment, sweep: Mapping[str, Any] | None = None, real: str = ""
+) -> Path:
     """A new folder with the experiment in it; without a name, one under runs/ that carries the time.
 
-    sweep: for a sweep, its [sweep] table and options.
+    sweep: for a sweep, its [sweep] table and options.   real: for a real run, the command that serves it.
     """
     content: dict[str, Any] = {"experiment": experiment.table, "resolved": experiment.resolved}
     if sweep is not None:
         content["sweep"] = dict(sweep)
+    if real:
+        content["real"] = {"command": real}
     if modules := names.homes(experiment.table):
         content["modules"] = modules  # where the user's own were found
         content["code"] = _code(experiment.table)
@@ -85,6 +89,11 @@ def open_run(run: Path) -> tuple[Experiment, Spec]:
 def open_sweep(folder: Path) -> dict[str, Any] | None:
     """The [sweep] table and options of a folder that was made for a sweep; None for any other."""
     return _saved(folder, "sweep") or None
+
+
+def open_real(folder: Path) -> str:
+    """The command that serves the real run of a folder; empty for any other folder."""
+    return str(_saved(folder, "real").get("command", ""))
 
 
 def made_with(folder: Path) -> dict[str, str]:

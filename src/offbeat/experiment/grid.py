@@ -18,6 +18,7 @@ from offbeat.report.grid import brief
 from offbeat.watch.results import Result
 
 _COMMON = ("sweep", "trials", "device", "executor", "workers", "ray", "trackers", "theory", "threads", "memory")
+_OWNERS = [["problem", name] for name in ("data", "client", "split", "holdout")]  # on which their number may depend
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Grid:
         self.axes = dict(_axes(table.get("sweep", {})))
         self.experiment = Experiment.parse(self.base)  # the file must be in order without the sweep, too
         self._check()
+        self.base = dict(self.experiment.table)
         self.points = list(self._points())
         self._try()
 
@@ -81,6 +83,8 @@ class Grid:
             raise SettingError(
                 f"sweep.{path}: name a key of an algorithm, as in algorithm.{rest[0] if rest else '*'}.lr"
             )
+        if [first, *rest[:1]] in _OWNERS and "clients" not in self.base["problem"]:
+            raise SettingError(f"sweep.{path}: the number of clients may depend on it; set problem.clients")
         put(copy.deepcopy(self.base), key, values[0], f"sweep.{path}")
         if key == "seed":
             if path != key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
@@ -15,7 +15,8 @@ _LARGE = 1e5
 class SeedMean:
     """A mean over seeds.
 
-    half: half the width of its 95 % interval by Student's t; infinite for a single seed, which says nothing of others.
+    half: half the width of its 95 % interval by Student's t; infinite for a single seed, which says nothing of others,
+        and where a value is infinite.
     """
 
     mean: float
@@ -45,7 +46,7 @@ def estimate(values: Sequence[float]) -> SeedMean:
     from scipy.special import stdtrit
 
     count = len(values)
-    if count < 2:
+    if count < 2 or not all(map(isfinite, values)):
         return SeedMean(fmean(values), inf, count)
     half = float(stdtrit(count - 1, (1.0 + CONFIDENCE) / 2.0)) * stdev(values) / sqrt(count)
     return SeedMean(fmean(values), half, count)

@@ -10,6 +10,7 @@ from typing import Any
 
 from offbeat.core.errors import SettingError
 from offbeat.core.metric import Metric
+from offbeat.experiment.intervals import estimate
 from offbeat.report import tables
 from offbeat.report.grid import brief
 from offbeat.watch.results import Result, finish
@@ -20,6 +21,7 @@ class Ranked:
     """An algorithm at some settings: the mean, the lowest and the highest value over its seeds.
 
     reached: seeds that have a value; the others diverged or fell short.
+    half: half the width of the mean's 95 % interval, by Student's t; None for less than two values.
     """
 
     algorithm: str
@@ -30,6 +32,7 @@ class Ranked:
     min: float | None
     max: float | None
     diverged: int
+    half: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As in `summary.json`."""
@@ -74,10 +77,11 @@ def ranked(results: Sequence[Result], best: str | None = None) -> list[Ranked]:
     lines = []
     for (label, settings), group in together(results).items():
         good = [v for result in group if (v := value(result, by)) is not None]
-        mean = sum(good) / len(good) if good else None
+        found = estimate(good) if good else None
+        mean, half = (found.mean, found.half if found.half < inf else None) if found else (None, None)
         extremes = min(good, default=None), max(good, default=None)
         diverged = sum(result.error is not None for result in group)
-        lines.append(Ranked(label, json.loads(settings), len(group), len(good), mean, *extremes, diverged))
+        lines.append(Ranked(label, json.loads(settings), len(group), len(good), mean, *extremes, diverged, half))
     sign = -1.0 if any(metric.higher for metric in _measured(results) if metric.name == by) else 1.0
     return sorted(lines, key=lambda e: (e.reached < e.seeds, e.mean is None, sign * (e.mean or 0.0)))
 

@@ -70,7 +70,7 @@ class DeployedRun:
     def __init__(self, run: RunServer, problems: Sequence[Problem]) -> None:
         self.run, self.problems = run, problems
         self.server, self.locals, self.until = run.plan.server, run.plan.locals, run.plan.until
-        self.metrics = run.plan.measured
+        self.metrics, self.client_names = run.plan.measured, list(run.plan.roster)
         self.executor = Executor(stacked=False)
 
     @property

@@ -14,19 +14,29 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 
+from offbeat.algorithms import FedAsync
+from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError
+from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, materialise
 from offbeat.data.samples import Stored
 from offbeat.experiment.experiment import Experiment, Spec
+from offbeat.experiment.run import run
 from offbeat.experiment.session import Session
 from offbeat.experiment.tables import algorithm_tables
 from offbeat.local.descent import Descent
+from offbeat.local.sgd import SGD
+from offbeat.problems.quadratic import Quadratic
 from offbeat.problems.supervised import Supervised, noted
 from offbeat.simulate.loop import Simulation
+from offbeat.timing import Constant, Times
+from offbeat.watch.watched import left_to_measure, sample
 
 _LARGE = 1.2  # a quarter of the step size is called better if the loss would be so many times lower
 _PATIENCE = 10  # times the trial's seconds, to wait for the first update
@@ -39,12 +49,14 @@ _FAR = 10.0  # means and standard deviations of a column that make steps difficu
 class Tryout:
     """The beginning of a run.
 
-    share: of the run.   time, updates, versions: reached.   wall: seconds it took.   training_s: seconds that a run
-    would take, evaluations apart; None if the trial did not come far enough to tell.   evaluations: how many a run
-    would make, and the seconds that each takes.   before, after: the loss.   error: why it ended early.
+    set_up: seconds until it could begin.   share: of the run.   time, updates, versions: reached.   wall: seconds it
+    took.   training_s: seconds that a run would take, evaluations apart; None if the trial did not come far enough to
+    tell.   evaluations: how many a run would make, and the seconds that each takes; last_s: that the last one takes
+    besides.   before, after: the loss.   error: why it ended early.
     """
 
     label: str
+    set_up: float
     share: float
     time: float
     updates: int
@@ -53,6 +65,7 @@ class Tryout:
     training_s: float | None
     evaluations: float
     evaluation_s: float
+    last_s: float
     before: float
     after: float
     error: str | None = None
@@ -60,7 +73,9 @@ class Tryout:
     @property
     def seconds(self) -> float | None:
         """Of one run."""
-        return None if self.training_s is None else self.training_s + self.evaluations * self.evaluation_s
+        if self.training_s is None:
+            return None
+        return self.training_s + self.evaluations * self.evaluation_s + self.last_s
 
     @property
     def total_updates(self) -> float | None:
@@ -78,9 +93,15 @@ class Remark:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What an experiment would do.   memory: bytes at most so far, PyTorch and the data included."""
+    """What an experiment would do.
+
+    start, end: seconds that it takes once, before the first run (imports, data, models) and after it (files, report).
+    memory: bytes at most so far, PyTorch and the data included.
+    """
 
     what: str
+    start: float
+    end: float
     runs: int
     trials: Sequence[Tryout]
     memory: float
@@ -88,18 +109,23 @@ class Rehearsal:
 
     @property
     def seconds(self) -> float | None:
-        """Of all runs, one after the other; None if that cannot be told."""
+        """Of everything, runs one after the other; None if that cannot be told."""
         each = [trial.seconds for trial in self.trials]
-        seeds = self.runs / max(1, len(each))
-        return None if any(one is None for one in each) else seeds * math.fsum(one for one in each if one is not None)
+        known = [one for one in each if one is not None]
+        if len(known) < len(each):
+            return None
+        return self.start + self.runs / max(1, len(each)) * math.fsum(known) + self.end
 
     @property
     def wrong(self) -> bool:
         return any(remark.level == "problem" for remark in self.remarks)
 
 
-def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
-    """Try every algorithm of an experiment for so many seconds, and look at its settings."""
+def rehearse(experiment: Experiment, seconds: float = 2.0, spent: float = 0.0) -> Rehearsal:
+    """Try every algorithm of an experiment for so many seconds, and look at its settings.
+
+    spent: seconds that its process has taken until now, to import what it needs and to read the experiment.
+    """
     quiet = _without_evaluations(experiment)
     trials, remarks = list[Tryout](), list[Remark]()
     with _unnoted(), closing(Session(quiet)) as session:
@@ -110,7 +136,17 @@ def rehearse(experiment: Experiment, seconds: float = 2.0) -> Rehearsal:
             remarks += _step_size(session, experiment, spec, first, reached)
         remarks += _settings(experiment, session, specs[0], trials)
         what = "; ".join(repr(problem) for problem in session.problems(specs[0]))
-    return Rehearsal(what, len(experiment.runs), trials, _memory(experiment.device), remarks)
+    start = spent + math.fsum(trial.set_up for trial in trials)
+    return Rehearsal(what, start, _end(), len(experiment.runs), trials, _memory(experiment.device), remarks)
+
+
+def _end() -> float:
+    """Seconds to write down a run and to draw the report, from a small one in a folder that is removed again."""
+    algorithm, began = Algorithm(FedAsync(), SGD(lr=0.1)), time.perf_counter()
+    with TemporaryDirectory() as place:
+        out = Path(place) / "run"
+        run(Quadratic(2), algorithm, Times(Constant(1.0)), Until(updates=1), evaluate=1.0, executor="serial", out=out)
+    return time.perf_counter() - began
 
 
 @contextmanager
@@ -134,11 +170,13 @@ def _try(
     session: Session, asked: Experiment, spec: Spec, seconds: float, end: float = math.inf
 ) -> tuple[Tryout, Vector | None]:
     """The beginning of a run, and the model that it reached.   end: virtual time at which to stop, too."""
+    called = time.perf_counter()
     with session.computing(spec):
         simulation = session.simulation(spec)
         before, _ = _loss(simulation)
         over, error, world = False, None, simulation.world
         began = start = time.perf_counter()
+        set_up = began - called
         warm = began, 0.0  # when it was under way, and how far: the first calls of a model take longer than later ones
         try:
             while not over and world.now < end and (wall := time.perf_counter() - start) < seconds:
@@ -160,6 +198,7 @@ def _try(
     reached = None if error else materialise(simulation.server.models(world.server)[0].vector)
     made = Tryout(
         spec.label,
+        set_up,
         share,
         world.now,
         world.tally.updates,
@@ -168,6 +207,7 @@ def _try(
         training,
         evaluations=count,
         evaluation_s=evaluation,
+        last_s=evaluation * left_to_measure(simulation) / (sample(simulation) or 1),
         before=before,
         after=after,
         error=error,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from offbeat.core.errors import FolderError, SettingError, not_installed
 from offbeat.core.problem import Problem
 from offbeat.core.watcher import Measurement
 from offbeat.experiment import ranking
+from offbeat.experiment.intervals import estimate
 from offbeat.experiment.ranking import Ranked
 from offbeat.watch.files import PAGE, SWEEP
 from offbeat.watch.results import Result
@@ -34,14 +36,14 @@ class SweepTotals:
 class Results(Sequence[Result]):
     """The results of several runs, as a sequence.
 
-    folder: where they are.   sweep: the totals of a finished sweep.
+    folder: where they are; None: in memory.   sweep: the totals of a finished sweep.
     goals: the target of each task, a metric and its value.
     """
 
     def __init__(
         self,
         runs: Sequence[Result],
-        folder: Path,
+        folder: Path | None = None,
         goals: Mapping[str, Mapping[str, float]] | None = None,
         sweep: SweepTotals | None = None,
     ) -> None:
@@ -66,13 +68,13 @@ class Results(Sequence[Result]):
     @property
     def page(self) -> Path | None:
         """The HTML report, if it has been drawn."""
-        path = self.folder / PAGE
-        return path if path.exists() else None
+        path = None if self.folder is None else self.folder / PAGE
+        return path if path is not None and path.exists() else None
 
     @property
     def record(self) -> Path:
         """The file with a line for each run of a sweep."""
-        return self.folder / SWEEP
+        return self._place() / SWEEP
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -109,7 +111,7 @@ class Results(Sequence[Result]):
     def best(self, by: str | None = None) -> Ranked:
         """The best of `ranked`."""
         if not self.runs:
-            raise SettingError(f"{self.folder} has no finished run")
+            raise SettingError(f"{self.folder or 'these results'} has no finished run")
         return self.ranked(by)[0]
 
     def frame(self) -> pandas.DataFrame:
@@ -136,13 +138,18 @@ class Results(Sequence[Result]):
         """
         from offbeat.report import curves
 
-        return curves.plot(curves.curves(self.runs, metric, against), ax, self.folder.name)
+        return curves.plot(curves.curves(self.runs, metric, against), ax, self.folder.name if self.folder else "")
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write the HTML report, by default `report.html` in the folder; return its path."""
         from offbeat import report
 
-        return report.write(self.folder, None if path is None else Path(path))
+        return report.write(self._place(), None if path is None else Path(path))
+
+    def _place(self) -> Path:
+        if self.folder is None:
+            raise SettingError("these runs are in memory only; give run a folder, out=")
+        return self.folder
 
     def unreached(self) -> list[str]:
         """A line for every task that did not reach its target."""
@@ -173,8 +180,21 @@ class Results(Sequence[Result]):
 
     def __repr__(self) -> str:
         count = f"{len(self.runs)} run{'' if len(self.runs) == 1 else 's'}"
-        lines = [f"Results of {count} in {self.folder}", *(f"  {result!r}" for result in self.runs[:10])]
-        return "\n".join([*lines, *([f"  and {len(self.runs) - 10} more"] if len(self.runs) > 10 else [])])
+        place = f" in {self.folder}" if self.folder else ""
+        lines = [f"Results of {count}{place}", *(f"  {result!r}" for result in self.runs[:10])]
+        lines += [f"  and {len(self.runs) - 10} more"] if len(self.runs) > 10 else []
+        return "\n".join([*lines, *self._means()])
+
+    def _means(self) -> list[str]:
+        """A line with means for every algorithm and setting that has several seeds."""
+        lines = []
+        for (label, settings), group in list(ranking.together(self.runs).items())[:10]:
+            good = [result.overall for result in group if result.error is None and result.overall]
+            if len(good) > 1:
+                name = ", ".join(filter(None, (label, ranking.shown(json.loads(settings)))))
+                means = ", ".join(f"{m} {estimate([each[m] for each in good]).text(3)}" for m in good[0])
+                lines.append(f"  {name}, mean of {len(good)} seeds: {means}")
+        return lines
 
     def _repr_html_(self) -> str:
         rows = [_row(result) for result in self.runs[:50]]

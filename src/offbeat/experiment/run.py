@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
 from offbeat.core.algorithm import Algorithm
-from offbeat.core.errors import FolderError, InterruptedRunError, SettingError
+from offbeat.core.errors import DivergedError, FolderError, InterruptedRunError, SettingError
 from offbeat.core.problem import Problem
 from offbeat.core.until import Until
 from offbeat.core.vectors import Vector, materialise, norm
 from offbeat.core.watcher import EventRow, Measurement, Watcher
 from offbeat.experiment import folder as folders
+from offbeat.experiment.results import Results
 from offbeat.models.modules import trained
+from offbeat.simulate.choose import executor as named_executor
 from offbeat.simulate.execute import Executor
 from offbeat.simulate.loop import Simulation
 from offbeat.simulate.personal import Personal
@@ -29,10 +32,13 @@ from offbeat.simulate.threads import computing
 from offbeat.simulate.world import World
 from offbeat.theory.schedules import settle
 from offbeat.timing.base import Timing
+from offbeat.watch import checkpoint
 from offbeat.watch.files import SUMMARY, locked, write_json
+from offbeat.watch.folder import RunFolder, final_tensors
 from offbeat.watch.history import History
-from offbeat.watch.results import html_table, time_to_all
-from offbeat.watch.session import interruptible
+from offbeat.watch.record import Recorder
+from offbeat.watch.results import Result, html_table, time_to_all
+from offbeat.watch.session import interruptible, summary
 from offbeat.watch.watched import final_metrics
 
 
@@ -95,13 +101,18 @@ class Run:
         return html_table({**metrics, "updates": f"{self.world.tally.updates:,}", "time": f"{self.world.now:g}"})
 
 
+Trained = Problem | Sequence[Problem] | Callable[[int], Problem | Sequence[Problem]]  # by a seed, if it depends on it
+
+
+@overload
 def run(
-    problem: Problem | Sequence[Problem],
+    problem: Trained,
     algorithm: Algorithm,
     timing: Timing,
     until: Until,
     *,
     seed: int = 0,
+    seeds: None = None,
     evaluate: Evaluate | float | None = None,
     executor: str | Executor = "auto",
     watchers: Sequence[Watcher] = (),
@@ -109,11 +120,43 @@ def run(
     keep_events: bool = False,
     threads: int | None = None,
     out: Path | str | None = None,
-) -> Run:
+) -> Run: ...
+@overload
+def run(
+    problem: Trained,
+    algorithm: Algorithm,
+    timing: Timing,
+    until: Until,
+    *,
+    seeds: Iterable[int],
+    evaluate: Evaluate | float | None = None,
+    executor: str | Executor = "auto",
+    watchers: Sequence[Watcher] = (),
+    terms: Sequence[tuple[float, float]] = (),
+    threads: int | None = None,
+    out: Path | str | None = None,
+) -> Results: ...
+def run(
+    problem: Trained,
+    algorithm: Algorithm,
+    timing: Timing,
+    until: Until,
+    *,
+    seed: int = 0,
+    seeds: Iterable[int] | None = None,
+    evaluate: Evaluate | float | None = None,
+    executor: str | Executor = "auto",
+    watchers: Sequence[Watcher] = (),
+    terms: Sequence[tuple[float, float]] = (),
+    keep_events: bool = False,
+    threads: int | None = None,
+    out: Path | str | None = None,
+) -> Run | Results:
     """Run to the end in virtual time.
 
-    problem: one, or several that the clients train at the same time.
+    problem: one, or several that the clients train at the same time; or a function that makes them from a seed.
     seed: of everything random in the run.
+    seeds: run once with each of these, and give the results of all, as those of an experiment.
     evaluate: how models are evaluated, or just the virtual time between two evaluations; None: they are not.
     executor: "auto", "serial", "batched", "processes" or "ray", or one that several runs share.
     watchers: are told every event and evaluation.
@@ -131,82 +174,193 @@ def run(
         raise SettingError(f"timing = {timing!r}: this is one part of a timing model; use Times({timing!r})")
     if not hasattr(timing, "bind"):
         raise SettingError(f"timing = {timing!r}: give a timing model, as in Times(Exponential(rate=1.0))")
-    problems = problem if isinstance(problem, Sequence) else [problem]
-    by_hand = ByHand(problems, algorithm, timing, until, seed, Evaluate.of(evaluate), tuple(terms))
+    chosen = (seed,) if seeds is None else _several(seeds, seed, keep_events)
+    by_hand = ByHand(problem, algorithm, timing, until, chosen, Evaluate.of(evaluate), tuple(terms), threads)
+    folder = None if out is None else folders.create_by_hand(out, by_hand.settings)
+    if seeds is not None:
+        return by_hand.run_all(folder, executor, watchers)
     history = History(keep_events)
-    with computing(problems, threads):
-        if out is not None:
-            return by_hand.run_into(folders.create_by_hand(out, by_hand.settings), executor, [history, *watchers])
-        return by_hand.run(executor, history, watchers)
+    if folder is not None:
+        return by_hand.run_into(folder, seed, executor, [history, *watchers])
+    return by_hand.run(seed, executor, history, watchers)
+
+
+def _several(seeds: Iterable[int], seed: int, keep_events: bool) -> tuple[int, ...]:
+    """The seeds, each once."""
+    if isinstance(seeds, int):
+        raise SettingError(f"seeds = {seeds}: give several, as in seeds=range({seeds}), or seed={seeds}")
+    found = tuple(int(each) for each in seeds)
+    if not found:
+        raise SettingError("seeds is empty: give at least one")
+    if twice := [each for each in found if found.count(each) > 1]:
+        raise SettingError(f"seeds: {twice[0]} is given twice; leave one out")
+    if seed:
+        raise SettingError(f"seed = {seed} and seeds: keep one of them")
+    if keep_events:
+        raise SettingError("keep_events: the events of several seeds are kept in a folder; give out instead")
+    return found
 
 
 @dataclass(frozen=True)
 class ByHand:
-    """A run of objects that were made by hand, and not from an experiment file."""
+    """Runs of objects that were made by hand, and not from an experiment file."""
 
-    problems: Sequence[Problem]
+    problem: Trained
     algorithm: Algorithm
     timing: Timing
     until: Until
-    seed: int
+    seeds: tuple[int, ...]
     evaluate: Evaluate | None
     terms: tuple[tuple[float, float], ...] = ()
+    threads: int | None = None
+    _made: dict[int, Sequence[Problem]] = field(default_factory=dict, repr=False, compare=False)  # of the last seed
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its folder keeps: enough to continue it, once the objects are given again."""
-        return {
-            "problems": [_fingerprint(problem) for problem in self.problems],
-            "algorithm": repr(self.algorithm),
-            "name": self.algorithm.name,
-            "timing": repr(self.timing),
-            "until": _flat(self.until),
-            "evaluate": None if self.evaluate is None else dataclasses.asdict(self.evaluate),
-            "seed": self.seed,
-            "terms": [[opens, None if closes == inf else closes] for opens, closes in self.terms],
-        }
+        """What their folder keeps: enough to continue them, once the objects are given again."""
+        problems = self.problems(self.seeds[0])
+        with computing(problems, self.threads):
+            return {
+                "problems": [_fingerprint(problem) for problem in problems],
+                "algorithm": repr(self.algorithm),
+                "name": self.algorithm.name,
+                "timing": repr(self.timing),
+                "until": _flat(self.until),
+                "evaluate": None if self.evaluate is None else dataclasses.asdict(self.evaluate),
+                "seeds": list(self.seeds),
+                "terms": [[opens, None if closes == inf else closes] for opens, closes in self.terms],
+            }
 
-    def run(self, executor: str | Executor, history: History, watchers: Sequence[Watcher] = ()) -> Run:
-        """In memory."""
-        simulation = self._prepare([history, *watchers], executor)
-        try:
-            world = simulation.run()
-        finally:
-            if not isinstance(executor, Executor):
-                simulation.executor.close()
+    def problems(self, seed: int) -> Sequence[Problem]:
+        """What is trained under a seed."""
+        if seed not in self._made:
+            made: Any = self.problem
+            if callable(made) and not hasattr(made, "oracle"):
+                made = made(seed)
+            self._made.clear()
+            self._made[seed] = made if isinstance(made, Sequence) else [made]
+        return self._made[seed]
+
+    def run(self, seed: int, executor: str | Executor, history: History, watchers: Sequence[Watcher] = ()) -> Run:
+        """One in memory."""
+        problems = self.problems(seed)
+        with computing(problems, self.threads):
+            simulation = self._prepare(problems, seed, [history, *watchers], executor)
+            try:
+                world = simulation.run()
+            finally:
+                if not isinstance(executor, Executor):
+                    simulation.executor.close()
         return Run(world, simulation, history.measurements, history.events)
 
-    def run_into(self, folder: Path, executor: str | Executor = "auto", watchers: Sequence[Watcher] = ()) -> Run:
-        """In a folder, from its checkpoint if it has one."""
-        from offbeat.experiment.results import Results
+    def run_into(
+        self, folder: Path, seed: int, executor: str | Executor = "auto", watchers: Sequence[Watcher] = ()
+    ) -> Run:
+        """One in the folder of all, from its checkpoint if it has one."""
+        with locked(folder):
+            simulation, recorder, _ = self._recorded(folder, seed, executor, watchers)
+            self.sum_up(folder)
+        events = next((w.events for w in watchers if isinstance(w, History)), ())
+        return Run(simulation.world, simulation, recorder.measurements, events, folder)
+
+    def run_all(
+        self, folder: Path | None, executor: str | Executor = "auto", watchers: Sequence[Watcher] = ()
+    ) -> Results:
+        """All, one after the other, with one executor; in a folder, those that are not finished."""
+        with nullcontext() if folder is None else locked(folder), ExitStack() as opened:
+            shared = executor
+            if isinstance(shared, str):
+                shared = self._executor(shared)
+                opened.callback(shared.close)
+            if folder is None:
+                return Results([self._result(seed, shared, watchers) for seed in self.seeds])
+            for seed, done in zip(self.seeds, self.finished(folder), strict=True):
+                if done is None:
+                    begun = checkpoint.exists(folder / self._name(seed))  # it goes on with the executor that it had
+                    self._kept(folder, seed, executor if begun else shared, watchers)
+            return self.sum_up(folder)
+
+    def finished(self, folder: Path) -> list[Result | None]:
+        """By seed, the result of what is finished in a folder."""
+        return [RunFolder(folder / self._name(seed)).result() for seed in self.seeds]
+
+    def sum_up(self, folder: Path) -> Results:
+        """The results of what is finished in a folder, with its summary and page."""
+        results = Results([result for result in self.finished(folder) if result is not None], folder)
+        write_json(folder / SUMMARY, results.summary)
+        folders.draw_report(folder)
+        return results
+
+    def _name(self, seed: int) -> str:
+        return f"{self.algorithm.name}-{seed}"
+
+    def _result(self, seed: int, executor: Executor, watchers: Sequence[Watcher]) -> Result:
+        """One in memory, as those in folders."""
+        history, began = History(), time.perf_counter()
+        try:
+            run = self.run(seed, executor, history, watchers)
+        except DivergedError as error:  # the others still count
+            return Result(self.algorithm.name, seed, error=str(error), curve=tuple(history.measurements))
+        simulation, wall = run.simulation, time.perf_counter() - began
+        found = summary(simulation, history, wall, self.evaluate, algorithm=self.algorithm.name, seed=seed)
+        return dataclasses.replace(
+            found,
+            curve=tuple(history.measurements),
+            tensors=final_tensors(simulation),
+            problems=lambda: self.problems(seed),
+        )
+
+    def _kept(self, folder: Path, seed: int, executor: str | Executor, watchers: Sequence[Watcher]) -> None:
+        """One of several in their folder."""
+        try:
+            self._recorded(folder, seed, executor, watchers)
+        except DivergedError as error:  # the others still count
+            place = folder / self._name(seed)
+            RunFolder(place).finish(Result(self.algorithm.name, seed, error=str(error), folder=place))
+
+    def _recorded(
+        self, folder: Path, seed: int, executor: str | Executor, watchers: Sequence[Watcher]
+    ) -> tuple[Simulation, Recorder, Result]:
         from offbeat.experiment.runs import record
 
+        problems = self.problems(seed)
+
         def make(others: Sequence[Watcher], world: World | None) -> Simulation:
-            made = self._prepare([*others, *watchers], executor, world)
+            made = self._prepare(problems, seed, [*others, *watchers], executor, world)
             if not isinstance(executor, Executor):
                 opened.callback(made.executor.close)
             return made
 
-        name = self.algorithm.name
-        place = folder / f"{name}-{self.seed}"
+        name, place = self.algorithm.name, folder / self._name(seed)
         try:
-            with locked(folder), interruptible() as patience, ExitStack() as opened:
-                simulation, recorder, result = record(make, place, name, self.seed, self.evaluate, patience=patience)
+            with computing(problems, self.threads), interruptible() as patience, ExitStack() as opened:
+                return record(make, place, name, seed, self.evaluate, patience=patience)
         except InterruptedRunError as error:
             how = f"offbeat.resume({str(folder)!r}, problem, algorithm, timing)"
             raise InterruptedRunError(f"{error}; continue with {how}") from None
-        write_json(folder / SUMMARY, Results([result], folder).summary)
-        folders.draw_report(folder)
-        events = next((w.events for w in watchers if isinstance(w, History)), ())
-        return Run(simulation.world, simulation, recorder.measurements, events, folder)
 
-    def _prepare(self, watchers: Sequence[Watcher], executor: str | Executor, world: World | None = None) -> Simulation:
+    def _executor(self, name: str) -> Executor:
+        """One for all seeds."""
+        problems = self.problems(self.seeds[0])
+        return named_executor(name, problems, self._settled(problems, self.seeds[0]).trainers(problems))
+
+    def _settled(self, problems: Sequence[Problem], seed: int) -> Algorithm:
+        return settle(self.algorithm, problems, self.timing, self.until, seed)
+
+    def _prepare(
+        self,
+        problems: Sequence[Problem],
+        seed: int,
+        watchers: Sequence[Watcher],
+        executor: str | Executor,
+        world: World | None = None,
+    ) -> Simulation:
         return prepare(
-            self.problems,
-            settle(self.algorithm, self.problems, self.timing, self.until, self.seed),
+            problems,
+            self._settled(problems, seed),
             self.timing,
             self.until,
-            seed=self.seed,
+            seed=seed,
             evaluate=self.evaluate,
             executor=executor,
             watchers=watchers,
@@ -230,14 +384,20 @@ def _fingerprint(problem: Problem) -> str:
     return f"{problem.name}, {problem.clients} clients, {problem.dim} parameters, norms {norms}"
 
 
+def open_by_hand(folder: Path, saved: Mapping[str, Any]) -> Results:
+    """The results of what is finished in a folder."""
+    found = (RunFolder(folder / f"{saved['name']}-{seed}").result() for seed in saved["seeds"])
+    return Results([result for result in found if result is not None], folder)
+
+
 def resume_by_hand(
     folder: Path,
     saved: Mapping[str, Any],
-    problem: Problem | Sequence[Problem] | None,
+    problem: Trained | None,
     algorithm: Algorithm | None,
     timing: Timing | None,
-) -> Run:
-    """Continue a run whose objects were made by hand; they are given again, and must be the same."""
+) -> Results:
+    """Continue runs whose objects were made by hand; they are given again, and must be the same."""
     if problem is None or algorithm is None or timing is None:
         raise FolderError(
             f"{folder} was made from Python objects; pass them: resume(folder, problem, algorithm, timing)"
@@ -246,12 +406,10 @@ def resume_by_hand(
     if evaluate is not None:
         personal = evaluate["personal"]
         evaluate = Evaluate(**{**evaluate, "personal": None if personal is None else Personal(**personal)})
-    problems = problem if isinstance(problem, Sequence) else [problem]
     terms = tuple((opens, inf if closes is None else closes) for opens, closes in saved["terms"])
-    made = ByHand(problems, algorithm, timing, Until(**saved["until"]), int(saved["seed"]), evaluate, terms)
+    made = ByHand(problem, algorithm, timing, Until(**saved["until"]), tuple(saved["seeds"]), evaluate, terms)
     given = made.settings
     for name in ("problems", "algorithm", "timing"):
         if given[name] != saved[name]:
             raise FolderError(f"{folder} was made with {name} = {saved[name]}, not {given[name]}")
-    with computing(problems):
-        return made.run_into(folder)
+    return made.run_all(folder)

@@ -8,13 +8,12 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from offbeat.core.algorithm import Algorithm
 from offbeat.core.errors import DivergedError, FolderError, InterruptedRunError
-from offbeat.core.problem import Problem
 from offbeat.core.watcher import Watcher
 from offbeat.experiment import folder as folders
 from offbeat.experiment.experiment import Experiment, Spec
@@ -27,13 +26,16 @@ from offbeat.simulate.personal import judged, measured_metrics
 from offbeat.simulate.run import Evaluate
 from offbeat.simulate.world import World
 from offbeat.timing.base import Timing
-from offbeat.watch.files import REAL_RUN, SUMMARY, locked, room, write_json
+from offbeat.watch.files import SUMMARY, locked, room, write_json
 from offbeat.watch.folder import RunFolder
 from offbeat.watch.measures import measure
 from offbeat.watch.progress import Display, display
 from offbeat.watch.record import Recorder
 from offbeat.watch.results import Result
 from offbeat.watch.session import Patience, drive, interruptible, summary
+
+if TYPE_CHECKING:
+    from offbeat.experiment.run import Trained
 
 
 def run(experiment: Experiment, out: Path | str | None = None, *, progress: bool = True) -> Results:
@@ -49,7 +51,7 @@ def run(experiment: Experiment, out: Path | str | None = None, *, progress: bool
 
 def resume(
     folder: Path | str,
-    problem: Problem | Sequence[Problem] | None = None,
+    problem: Trained | None = None,
     algorithm: Algorithm | None = None,
     timing: Timing | None = None,
     *,
@@ -60,20 +62,20 @@ def resume(
     problem, algorithm, timing: for a run that `offbeat.run(…, out=…)` began, the same objects again.
     """
     from offbeat.experiment import sweep
-    from offbeat.experiment.run import resume_by_hand
+    from offbeat.experiment.run import open_by_hand, resume_by_hand
 
     place = Path(folder)
     by_hand = folders.open_by_hand(place)
     experiment = folders.open_experiment(place) if by_hand is None else None
-    if experiment is not None and any(place.glob(f"*/{REAL_RUN}")) and len(open(place)) < len(experiment.runs):
-        command = "offbeat up FILE" if (place / "keys").exists() else "offbeat serve FILE --keys KEYS"
+    if experiment is not None and (command := folders.open_real(place)) and len(open(place)) < len(experiment.runs):
         raise FolderError(f"{place} holds a real run; repeat its command, `{command} --out {place}`, to continue it")
     for change in folders.changes(place):
         print(f"offbeat: {change}: the end may differ from that of an unbroken run", file=sys.stderr)
     if experiment is None:
-        if by_hand is not None and not _finished(place):
-            resume_by_hand(place, by_hand, problem, algorithm, timing)
-        return open(place)
+        assert by_hand is not None
+        found = open_by_hand(place, by_hand)
+        missing = len(found) < len(by_hand["seeds"])
+        return resume_by_hand(place, by_hand, problem, algorithm, timing) if missing else found
     if (options := folders.open_sweep(place)) is not None:
         return sweep.resume(place, experiment, options, progress=progress)
     with closing(Session(experiment)) as session:
@@ -83,23 +85,18 @@ def resume(
 def open(folder: Path | str) -> Results:
     """What the runs of a folder found so far; nothing is run or written."""
     from offbeat.experiment import sweep
+    from offbeat.experiment.run import open_by_hand
 
     if not isinstance(folder, Path | str):
         raise FolderError("open takes one folder; to compare several, open each of them and plot into the same ax")
     place = Path(folder)
-    if folders.open_by_hand(place) is not None:
-        return Results(_finished(place), place)
+    if (by_hand := folders.open_by_hand(place)) is not None:
+        return open_by_hand(place, by_hand)
     experiment = folders.open_experiment(place)
     if folders.open_sweep(place) is not None:
         return sweep.read(place, experiment)
     found = [RunFolder(place / spec.folder).result() for spec in experiment.runs]
     return _results([result for result in found if result is not None], place, experiment)
-
-
-def _finished(folder: Path) -> list[Result]:
-    """The results of a folder, by the names of its runs."""
-    found = [RunFolder(child).result() for child in sorted(folder.iterdir()) if child.is_dir()]
-    return [result for result in found if result is not None]
 
 
 def _run(session: Session, folder: Path, progress: bool) -> Results:

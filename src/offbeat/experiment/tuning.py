@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from offbeat.core import names
 from offbeat.core.errors import Checked, Count, FolderError, SettingError
 from offbeat.experiment import folder as folders, ranking, sweep
 from offbeat.experiment.catalogue import file
@@ -138,7 +139,8 @@ def tune(table: Mapping[str, Any], out: Path | str | None, options: TuneOptions,
     sweep.check(first, options.best, options.ray)  # a mistake is found before anything is written
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_json(place / TUNING, {"experiment": dict(table), "options": asdict(options)})
+        tuned = {"tune": table["tune"]} if "tune" in table else {}
+        write_json(place / TUNING, {"experiment": {**plan.base, **tuned}, "options": asdict(options)})
     except OSError as error:
         raise FolderError(f"cannot write to {place}: {error.strerror}; name another folder with --out") from None
     return work(place, plan, progress)
@@ -156,6 +158,7 @@ def resume(folder: Path, *, progress: bool = True) -> Tuned:
         table, options = asked["experiment"], TuneOptions(**asked["options"])
     except (OSError, ValueError, KeyError, TypeError):
         raise FolderError(f"{folder / TUNING} is damaged; start again in another folder") from None
+    names.search(*table.get("modules", ()), Path.cwd())
     return work(folder, TuningPlan(table, options), progress)
 
 
@@ -202,7 +205,7 @@ def _judged(
     folder: Path, plan: TuningPlan, best: Mapping[str, Settings], trials: Sequence[Trial], progress: bool
 ) -> Tuned:
     table = plan.with_settings(best)
-    write_text(folder / BEST, toml.dumps(_located(table)))
+    write_text(folder / BEST, toml.dumps(table))
     options = _options(plan.options, plan.options.events)
     results = _swept(folder / JUDGED, plan.judging(best), plan.options, progress, options)
     by = ranking.judged_by(results, plan.options.best)
@@ -212,12 +215,17 @@ def _judged(
     return found
 
 
-def _located(node: Any, key: str = "") -> Any:
-    """The table with full paths of files and folders, so that it can be run from any folder."""
+def _located(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with full paths of files, folders and modules, so that it can be run from any folder."""
+    found = {key: _resolved(value, key) for key, value in table.items()}
+    return {**found, "modules": homes} if (homes := names.homes(table)) else found
+
+
+def _resolved(node: Any, key: str) -> Any:
     if isinstance(node, Mapping):
-        return {name: _located(value, name) for name, value in node.items()}
+        return {name: _resolved(value, name) for name, value in node.items()}
     if isinstance(node, list):
-        return [_located(each, key) for each in node]
+        return [_resolved(each, key) for each in node]
     if key in ("file", "folder") and isinstance(node, str) and (place := file(node)).exists():
         return str(place.resolve())
     return node
@@ -272,7 +280,7 @@ class TuningPlan:
         given = {k: v for k, v in table.items() if k != "tune"}
         self.options = options
         self.experiment = Experiment.parse(given)
-        self.base = {**given, "algorithm": algorithm_tables(given["algorithm"])}
+        self.base = _located({**self.experiment.table, "algorithm": algorithm_tables(given["algorithm"])})
         self.axes = _axes(self.base["algorithm"], table.get("tune", {}))
         self.seeds = sorted({spec.seed for spec in self.experiment.runs})
         first = self.experiment.seed + _SEEDS_APART if options.seed is None else options.seed

@@ -24,8 +24,8 @@ from offbeat.core.vectors import Vector
 from offbeat.data.adapters import ByClient
 from offbeat.data.base import Dataset
 from offbeat.data.samples import Samples, Stored
-from offbeat.data.sharding import shards
-from offbeat.data.splits import IID, Owners, Split
+from offbeat.data.sharding import owner_column, shards
+from offbeat.data.splits import Owners, Split
 from offbeat.models.dropout import PROBE
 from offbeat.models.flat import Flat, ModelParts
 from offbeat.models.huggingface import HuggingFace
@@ -114,6 +114,7 @@ class Supervised(OfModule):
         if self.device.type == "cuda" and self.stacks:
             self.replay = Replay(self.slopes)
         self._buffers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._measuring: dict[Measured, Supervised] = {}  # those that `measuring` has made
 
     def __repr__(self) -> str:
         sizes = self.shards.sizes
@@ -131,7 +132,7 @@ class Supervised(OfModule):
     def split(
         cls,
         data: Any,
-        clients: int,
+        clients: int | None = None,
         split: Split | None = None,
         model: str | nn.Module | Callable[..., nn.Module] = "softmax",
         seed: int = 0,
@@ -156,19 +157,20 @@ class Supervised(OfModule):
         """The problem of a data set split over clients (IID by default) and a model, both drawn from the seed.
 
         data: a `Dataset`, or what one can be made of, see `offbeat.data.adapters`: arrays, columns, tables, files,
-        anything with len() and [i], data sets by client.   target, inputs: its columns.   test: samples to test on;
+        anything with len() and [i], data sets by client.   clients: how many; None: as many as there are owners.
+        target, inputs: its columns.   test: samples to test on;
         None: a share `holdout` of the data.   client: the column with the samples' owners.
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
         by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
         lora: adapters over the model, which is frozen.   parts: see `Supervised`.
         """
-        at_least(1, clients=clients)
+        at_least(1, clients=1 if clients is None else clients)
         _known("split", parts)
         at_least(-(1 << 63), seed=seed)
         if split is not None and not callable(split):
             raise SettingError(f"split = {split!r}: expected one from offbeat.data, such as Dirichlet(0.1)")
-        client = client or (split.column if isinstance(split, Owners) else None)
+        client = owner_column(client, split)
         found, module = given(
             data,
             model,
@@ -186,7 +188,7 @@ class Supervised(OfModule):
         if not found.left.keys().isdisjoint(used):
             found = replace(found, left={name: why for name, why in found.left.items() if name not in used})
         rng = np.random.default_rng(key(seed, SPLIT))
-        split_ = shards(split or (Owners() if found.owners else IID()), found, clients, rng)
+        split_ = shards(split, found, clients, rng)
         module = adapted(module, lora, key(seed, MODEL, 1))
         chosen: Any = {"loss": loss, "metrics": metrics, "weight": weight, **parts}
         return cls(found, module, split_, l2, weighted, device, measured, name, **chosen)
@@ -266,6 +268,7 @@ class Supervised(OfModule):
         if self.unstackable:
             log.warning("%s is not compiled, because its clients cannot be stacked: %s", self.name, self.unstackable)
             return
+        self._measuring = {}  # they are not compiled
         noted = self.fingerprint if backend == "inductor" else ""
         self.replay = Compiled(self.slopes, backend, noted)
         if isinstance(self.train, Stored) and self.flat.running is None:
@@ -553,13 +556,16 @@ class Supervised(OfModule):
         return self.evaluation.sample
 
     def measuring(self, samples: Measured) -> Supervised:
-        """The same problem, measured on at most so many training and test samples."""
+        """The same problem, measured on at most so many training and test samples: one for all runs that ask for it."""
         if samples == self.measured:
             return self
-        other = copy.copy(self)
-        other.__dict__.pop("evaluation", None)
-        other.measured = samples
-        return other
+        if samples not in self._measuring:
+            other = copy.copy(self)
+            for made in ("evaluation", "compiled_form"):  # as this one is measured
+                other.__dict__.pop(made, None)
+            other.measured, other._measuring = samples, {}
+            self._measuring[samples] = other
+        return self._measuring[samples]
 
     @property
     def sampled_to_end(self) -> bool:

@@ -24,6 +24,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 _REAL, _WHOLE = pa.float64(), pa.int64()
 _KINDS = {"int32": _WHOLE, "int64": _WHOLE, "float64": _REAL, "word": pa.string(), "text": pa.string()}
+_UNREAD = ("number", "name")  # of events, and of clients, see `sites`
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, pa.lib.ArrowException)
 
 
@@ -73,11 +74,16 @@ class RecordedRun:
 
     @cached_property
     def sites(self) -> tuple[str, ...]:
-        """The names of the clients that a real run began with, by number; empty of any other run."""
+        """The names of the clients, by number: of those that a real run began with, or that the problem knows."""
         try:
             return tuple(map(str, json.loads((self.path / REAL_RUN).read_text(encoding="utf-8"))["roster"]))
         except (*DAMAGE, RecursionError):
+            pass
+        try:
+            names = pq.read_table(self.path / CLIENTS, columns=["name"], partitioning=None)["name"].to_pylist()
+        except DAMAGE:
             return ()
+        return tuple("" if name is None else str(name) for name in names) if any(names) else ()
 
     def metrics(self) -> Columns | None:
         """One row per evaluation: task, time, updates, version and one column per metric."""
@@ -130,7 +136,7 @@ class RecordedRun:
             return None
         try:
             table = pq.read_table(path, partitioning=None)
-            wanted = {column: _KINDS[kind] for column, kind in COLUMNS[like or name].items() if column != "number"}
+            wanted = {column: _KINDS[kind] for column, kind in COLUMNS[like or name].items() if column not in _UNREAD}
             if others is not None:
                 wanted |= {column: others for column in table.column_names if column not in wanted}
             return _plausible({column: _array(table[column], kind) for column, kind in wanted.items()})

@@ -26,7 +26,7 @@ class Timeline:
     span: the run's length.   until: jobs sent later than this are only in `bins`.   counts: jobs of each lane.
     jobs: columns, one entry a job, lane after lane; a column of one entry holds for all; a fate is 0 for a job that
         arrived, 1 for a lost or cancelled one and 2 for one that the end of the run cut off.   steps: server steps.
-    names: of the clients of a real run.
+    names: of the clients, where they have some.
     away: [lane, from, to] while a client was offline.   bins: a lane's share of time spent computing, in per cent.
     """
 
@@ -65,7 +65,7 @@ def timeline(
 ) -> Timeline | None:
     """The lanes of a run.
 
-    end: its length, by default the time of the last event.   sites: the names of a real run's clients, by number.
+    end: its length, by default the time of the last event.   sites: the names of the clients, by number.
     """
     if not len(log["time"]):
         return None

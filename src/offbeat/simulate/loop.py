@@ -12,7 +12,7 @@ from offbeat.core.events import Job, Rang, Send, Started, Update
 from offbeat.core.local import Local, allowed_steps, planned_steps
 from offbeat.core.metric import in_order
 from offbeat.core.periods import multiple
-from offbeat.core.problem import Problem
+from offbeat.core.problem import Named, Problem
 from offbeat.core.server import SPENT, Server
 from offbeat.core.state import exchange
 from offbeat.core.sums import Secure
@@ -110,6 +110,12 @@ class Simulation(Course[Flight]):
             if world.compiled is not None:
                 self._compile(world.compiled, "as the run began")
             self._compute_with(executor.settle(), arenas)
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """The names of the clients, by number; none where the problem knows none."""
+        problem = self.problems[0]
+        return problem.client_names if isinstance(problem, Named) else ()
 
     def _settle(self) -> None:
         """Choose how jobs are computed, now that the first ones are there."""

@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     METRICS: {**_MEASURED, "updates": "int64", "version": "int64"},  # and one for each metric
     PERSONAL: {**_MEASURED, "client": "int64", "value": "float64"},
-    CLIENTS: {"client": "int64", "updates": "int64", "busy": "float64", "idle": "float64"},
+    CLIENTS: {"client": "int64", "name": "text", "updates": "int64", "busy": "float64", "idle": "float64"},
     UNDERWAY: {"client": "int32", "task": "int32", "job": "int64", "version": "int64", **_JOB},
 }
 

@@ -51,22 +51,31 @@ class RunFolder:
     def finish(self, result: Result, simulation: WatchedRun | None = None) -> None:
         """Write the result, which marks the run as finished.   simulation: keep its final models, too."""
         if simulation is not None:
-            models = simulation.server.models(simulation.world.server)
-            tensors = {
-                p.name or f"task{i}": materialise(m.vector).cpu().clone()
-                for i, (p, m) in enumerate(zip(simulation.problems, models, strict=True))
-            }
-            save_file(tensors, self.path / MODEL, metadata={"version": str(models[0].version)})
-            if own := own_parts(simulation):
-                save_file(own, self.path / OWN_PARTS)
+            version = str(simulation.server.models(simulation.world.server)[0].version)
+            for name, tensors in final_tensors(simulation).items():
+                if tensors:
+                    save_file(tensors, self.path / name, metadata={"version": version} if name == MODEL else None)
             if text := _generated(simulation):
                 (self.path / GENERATED).write_text(text, encoding="utf-8")
-            if given := simulation.server.outputs(simulation.world.server):
-                tensors = {name: materialise(vector).cpu().clone() for name, vector in given.items()}
-                save_file(tensors, self.path / OUTPUTS)
         write_json(self.path / RESULT, result.to_json())
         if simulation is not None:
             checkpoint.remove(self.path)
+
+
+def final_tensors(run: WatchedRun) -> dict[str, dict[str, Vector]]:
+    """What is kept of a finished run: by file, vectors by name."""
+    models = run.server.models(run.world.server)
+    named = [problem.name or f"task{task}" for task, problem in enumerate(run.problems)]
+    given = run.server.outputs(run.world.server)
+    return {
+        MODEL: {name: _own(model.vector) for name, model in zip(named, models, strict=True)},
+        OWN_PARTS: own_parts(run),
+        OUTPUTS: {name: _own(vector) for name, vector in given.items()},
+    }
+
+
+def _own(vector: Vector) -> Vector:
+    return materialise(vector).cpu().clone()
 
 
 def _generated(run: WatchedRun) -> str:
@@ -86,7 +95,7 @@ def own_parts(run: WatchedRun) -> dict[str, Vector]:
     """By task and client, "0/3", what clients of a simulation keep of the model; real ones keep it on their disks."""
     memories: Mapping[tuple[int, int], tuple[int, Payload]] = getattr(run.world, "memories", {})
     return {
-        f"{task}/{client}": materialise(kept["personal"]).cpu().clone()
+        f"{task}/{client}": _own(kept["personal"])
         for (client, task), (_, kept) in sorted(memories.items())
         if "personal" in kept and isinstance(run.locals[task], Parted)
     }

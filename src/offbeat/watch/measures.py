@@ -95,7 +95,8 @@ def measure(folder: Path, simulation: WatchedRun) -> Measures:
     table = read_table(folder / EVENTS, list(EVENT_COLUMNS))
     columns = {name: table[name].to_numpy() for name in EVENT_COLUMNS[1:]}
     found, each = of_events({"event": np.asarray(table["event"].cast(pa.string())), **columns}, simulation)
-    write_table(pa.table(each, schema=schema(CLIENTS)), folder / CLIENTS)
+    names = [*simulation.client_names, *[None] * simulation.clients][: simulation.clients]
+    write_table(pa.table({**each, "name": names}, schema=schema(CLIENTS)), folder / CLIENTS)
     _write_underway(folder, list(simulation.world.flights.values()))
     return found
 

@@ -152,8 +152,8 @@ class Result:
     outputs: metrics of what the server gives besides its model, such as the mean of AREA's models, by name.
     refused, real: of a real run.
     curve: the evaluations, in a sweep.   vectors: norms of the final models by task, in a sweep.
-    unfinished: whether it is still running.   folder: of its files, if it has any.   problems: makes what it was
-        trained on once more.
+    unfinished: whether it is still running.   folder: of its files, if it has any.   tensors: what these would hold,
+        by file, of a run without a folder.   problems: makes what it was trained on once more.
     """
 
     number: int | None = field(default=None, kw_only=True, metadata={"key": "run"})
@@ -191,6 +191,7 @@ class Result:
     vectors: Mapping[str, float] | None = None
     unfinished: bool | None = None
     folder: Path | None = field(default=None, compare=False)
+    tensors: Mapping[str, Mapping[str, Vector]] = field(default_factory=dict, compare=False)
     problems: Callable[[], Sequence[Problem]] | None = field(default=None, compare=False)
 
     @property
@@ -266,11 +267,15 @@ class Result:
     @cached_property
     def models(self) -> Mapping[str, Vector]:
         """The final model of each task, by its name, read when first asked for."""
-        path = None if self.folder is None else self.folder / MODEL
-        if path is None or not path.exists():
+        found = self._tensors(MODEL)
+        if not found:
             raise FolderError(f"{self.name}: its model was not saved")
-        found = _read_tensors(path)
         return {task.name: found[task.name] for task in self.tasks} if self.several else found
+
+    def _tensors(self, name: str) -> Mapping[str, Vector]:
+        """Those that a file of this name holds; none without it."""
+        path = None if self.folder is None else self.folder / name
+        return self.tensors.get(name, {}) if path is None or not path.exists() else _read_tensors(path)
 
     @property
     def model(self) -> Vector:
@@ -279,8 +284,7 @@ class Result:
 
     def output(self, name: str) -> Vector:
         """What the server gives under this name besides its model, one flat vector."""
-        path = None if self.folder is None else self.folder / OUTPUTS
-        found = _read_tensors(path) if path is not None and path.exists() else {}
+        found = self._tensors(OUTPUTS)
         if name not in found:
             raise unknown("output", name, found)
         return found[name]
@@ -303,8 +307,7 @@ class Result:
 
     def _own_part(self, task: int, client: int) -> Vector:
         """What a client has at the end in its part of a task's model."""
-        path = None if self.folder is None else self.folder / OWN_PARTS
-        found = _read_tensors(path) if path is not None and path.exists() else {}
+        found = self._tensors(OWN_PARTS)
         if f"{task}/{client}" not in found:
             raise SettingError(f"client = {client}: {self.name} has kept no part of a model of this client")
         return found[f"{task}/{client}"]
@@ -313,7 +316,7 @@ class Result:
         """As in `result.json`, or a line of `runs.jsonl`."""
         names = [each.name for each in fields(self)]
         totals = names[names.index("time") : names.index("tasks")]  # only a finished run has them
-        left_out = {"folder", "problems"} | ({"tasks"} if not self.several else set())
+        left_out = {"folder", "tensors", "problems"} | ({"tasks"} if not self.several else set())
         left_out |= {"settings"} if self.number is None else set()
         left_out |= {"measured"} if not self.measured else set()
         if self.unfinished:

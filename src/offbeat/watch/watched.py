@@ -20,7 +20,10 @@ from offbeat.simulate.execute import Executor
 
 
 class WatchedRun(Protocol):
-    """A run that others may look at while it goes on and afterwards. problems, locals, metrics: by task."""
+    """A run that others may look at while it goes on and afterwards. problems, locals, metrics: by task.
+
+    client_names: by number, of those that have one.
+    """
 
     @property
     def world(self) -> RunState: ...
@@ -36,6 +39,8 @@ class WatchedRun(Protocol):
     def metrics(self) -> Sequence[Sequence[Metric]]: ...
     @property
     def clients(self) -> int: ...
+    @property
+    def client_names(self) -> Sequence[str]: ...
     @property
     def executor(self) -> Executor: ...
 
