@@ -70,3 +70,11 @@ def test_clients_of_one_process_make_their_models_one_after_the_other(offered) -
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda client: maker.party(charter, client), "abab"))
     assert len({party.problems[0].flat.frozen for party in made}) == 1
+
+
+def test_a_charter_does_not_name_the_servers_folders() -> None:
+    algorithm = {"fedbuff": {"local": {"sgd": {"lr": 0.1}}}}
+    table = {"modules": ["/srv/secret"], "problem": {"data": "digits", "clients": 2}, "algorithm": algorithm}
+    experiment = Experiment.parse(table)
+    plan = plan_of(Session(experiment), experiment.runs[0], "run", ["a", "b"], DeployOptions())
+    assert "secret" not in json.dumps(charter_of(experiment, experiment.runs[0], plan, DeployOptions(), True))

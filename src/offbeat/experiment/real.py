@@ -206,7 +206,7 @@ def charter_of(experiment: Experiment, spec: Spec, plan: Plan, options: DeployOp
     return {
         "version": VERSION,
         "run": plan.run,
-        "experiment": experiment.table,
+        "experiment": _told(experiment),
         "label": spec.label,
         "seed": spec.seed,
         "roster": list(plan.roster),
@@ -226,9 +226,14 @@ def same_run(charters: Iterable[Mapping[str, Any]], experiment: Experiment, spec
         with contextlib.suppress(KeyError, TypeError, ValueError):
             table, count = _without_count(charter["experiment"])
             same = (charter["label"], charter["seed"]) == (spec.label, spec.seed)
-            if same and table == _without_count(json.loads(json.dumps(experiment.table)))[0]:
+            if same and table == _without_count(json.loads(json.dumps(_told(experiment))))[0]:
                 found = RunIdentity(str(charter["run"]), list(charter["roster"])[:count])
     return found
+
+
+def _told(experiment: Experiment) -> dict[str, Any]:
+    """The table of an experiment without the server's own folders."""
+    return {key: value for key, value in experiment.table.items() if key != "modules"}
 
 
 def _without_count(table: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
