@@ -229,6 +229,11 @@ def searched() -> Sequence[Path]:
     return tuple(_searched)
 
 
+def placed(path: str) -> Path:
+    """A file or a folder by its path; also looked up in these folders."""
+    return next((place / path for place in (Path(), *searched()) if (place / path).exists()), Path(path))
+
+
 def search(*folders: Path | str) -> None:
     """Look for modules in these folders, too, after all others."""
     _searched[:] = [Path(folder).resolve() for folder in folders]

@@ -22,6 +22,9 @@ def shards(split: Split, data: Dataset, clients: int, rng: Rng) -> list[Indices]
     if isinstance(split, Owners) and column is not None:
         data = data.owned(column)
     owner = None if data.owner is None else data.owner.numpy()
+    if isinstance(split, Owners) and data.notes and 0 < len(data.owners) < clients:
+        few = f"{clients} clients, but the data have only {len(data.owners)} owners"
+        raise SettingError(f"{few}; use as many or fewer; {'; '.join(data.notes)}")
     return split(_labels(split, data), clients, rng, owner)
 
 
