@@ -77,12 +77,12 @@ def test_files_that_are_left_out_are_named(tmp_path):
     data = texts(str(tmp_path), window=16)
     assert [remark.split(": ")[1] for remark in data.remarks] == ["empty, short"]
     assert not windows(TEXTS, window=16).remarks
-    with pytest.raises(SettingError, match="4 clients, but the data have only 2 owners; .*: empty, short"):
+    with pytest.raises(SettingError, match=r"4 clients, but the data have only 2 owners; .*: empty, short"):
         Supervised.split(data, clients=4, model="gpt")
 
 
 def test_a_way_to_make_tokens_that_there_is_not_is_refused():
-    with pytest.raises(SettingError, match="unknown tokens: 'bytes'; .*byte-pair"):
+    with pytest.raises(SettingError, match=r"unknown tokens: 'bytes'; .*byte-pair"):
         windows(TEXTS, window=16, tokens="bytes")
 
 

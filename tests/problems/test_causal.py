@@ -41,7 +41,7 @@ def attends(causal: bool) -> Callable[..., nn.Module]:
 )
 def test_a_model_without_a_mask_is_refused(problem: dict) -> None:
     ob.Supervised.split(clients=2, model=attends(True), **problem)
-    with pytest.raises(ModelError, match="sees the tokens that it is to predict: .* mask its attention"):
+    with pytest.raises(ModelError, match=r"sees the tokens that it is to predict: .* mask its attention"):
         ob.Supervised.split(clients=2, model=attends(False), **problem)
 
 

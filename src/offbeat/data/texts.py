@@ -89,9 +89,8 @@ def texts(
     if not short:
         return data
     some = ", ".join(short[:_NAMED]) + (", …" if len(short) > _NAMED else "")
-    return replace(
-        data, notes=(f"left out, too short for a window of {window} tokens to train on and one to test on: {some}",)
-    )
+    note = f"left out, too short for a window of {window} tokens to train on and one to test on: {some}"
+    return replace(data, notes=(note,))
 
 
 @lru_cache(maxsize=4)
@@ -125,9 +124,8 @@ def _read(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file}: expected UTF-8, found {error.reason} at byte {error.start:,}; save it as UTF-8"
-        ) from None
+        wrong = f"{error.reason} at byte {error.start:,}"
+        raise DataError(f"{file}: expected UTF-8, found {wrong}; save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
