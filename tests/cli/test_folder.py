@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from command import QUADRATIC, ended, offbeat, record, run, sets, started
 
+import offbeat as ob
+from offbeat.core import names
+from offbeat.data.texts import texts
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -142,6 +146,33 @@ def test_a_module_that_was_edited_since_the_run_began_is_mentioned(tmp_path: Pat
     assert outcome.code == 0
     assert "offbeat: the module edited_part has changed since the first run of this folder: the end" in outcome.err
     assert "edited_server" not in outcome.err
+
+
+TEXTS = """
+until = { updates = 4 }
+problem = { data = { texts = { folder = "letters", window = 8 } }, clients = 2, model = "gpt" }
+timing = { exponential = { rate = 1.0 } }
+[algorithm.fedasync]
+local = { sgd = { lr = 0.1, batch = 2 } }
+"""
+
+
+def test_texts_next_to_the_file_are_found_from_any_folder_and_mentioned_if_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "letters").mkdir()
+    for name in ("anna", "bert"):
+        (tmp_path / "letters" / f"{name}.txt").write_text(f"dear {name}, " * 20)
+    (tmp_path / "x.toml").write_text(TEXTS)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert offbeat("run", "../x.toml", "--out", "out").code == 0
+    names.search()  # as another process would begin
+    texts.cache_clear()
+    assert ob.open("out")[0].module() is not None
+    assert "have changed" not in offbeat("resume", "out").err
+    (tmp_path / "letters" / "anna.txt").write_text("dear anne, " * 20)
+    assert "offbeat: the data in letters have changed since the first run" in offbeat("resume", "out").err
 
 
 def test_a_module_without_its_file_is_no_part_of_the_experiment(

@@ -7,6 +7,7 @@ import torch
 from offbeat.core.errors import DataError, SettingError
 from offbeat.data.texts import texts, topics, windows
 from offbeat.data.tokens import BytePairs, Characters
+from offbeat.problems.supervised import Supervised
 
 TEXTS = {"first": "to be or not to be, " * 20, "second": "that is the question. " * 30, "short": "aye"}
 
@@ -56,9 +57,33 @@ def test_a_folder_of_files_is_a_client_a_file(tmp_path):
     assert data.owners == ("first", "second")
     with pytest.raises(DataError, match=r"expected a folder with \.txt files"):
         texts(str(tmp_path / "none"))
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match="text files are UTF-8"):
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "good.txt").write_text(TEXTS["first"])
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes("café".encode("latin-1"))
+    with pytest.raises(DataError, match=r"bad\.txt: expected UTF-8, found .* at byte 3; save it as UTF-8"):
         texts(str(tmp_path), window=8)
+    bad.unlink()
+    bad.mkdir()
+    with pytest.raises(DataError, match=r"bad\.txt cannot be read: Is a directory"):
+        texts(str(tmp_path), window=8)
+
+
+def test_files_that_are_left_out_are_named(tmp_path):
+    for name, text in (TEXTS | {"empty": ""}).items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    data = texts(str(tmp_path), window=16)
+    assert [remark.split(": ")[1] for remark in data.remarks] == ["empty, short"]
+    assert not windows(TEXTS, window=16).remarks
+    with pytest.raises(SettingError, match=r"4 clients, but the data have only 2 owners; .*: empty, short"):
+        Supervised.split(data, clients=4, model="gpt")
+
+
+def test_a_way_to_make_tokens_that_there_is_not_is_refused():
+    with pytest.raises(SettingError, match=r"unknown tokens: 'bytes'; .*byte-pair"):
+        windows(TEXTS, window=16, tokens="bytes")
 
 
 def test_topics_come_with_python_and_are_read_once():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from command import offbeat
+from report.folders import embedded
 
 import offbeat as ob
 from offbeat.core.errors import SettingError
@@ -183,6 +184,8 @@ def test_the_command_prints_the_best_settings_and_resumes(tmp_path: Path) -> Non
     assert json.loads(again.out)["best"]["fedbuff"] == {"algorithm.fedbuff.local.sgd.lr": 0.3}
     refused = offbeat("run", tmp_path / "x.toml", "--out", tmp_path / "r")
     assert "run it with `offbeat tune`" in refused.err
+    assert offbeat("report", tmp_path / "t", "--out", tmp_path / "page.html").err == ""
+    assert embedded(tmp_path / "page.html")["series"] == embedded(tmp_path / "t" / "judged" / "report.html")["series"]
 
 
 def test_unequal_numbers_of_settings_and_a_single_seed_are_said(tmp_path: Path) -> None:

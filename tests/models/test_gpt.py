@@ -110,6 +110,10 @@ def test_the_same_seed_writes_the_same_and_only_text_is_written():
     digits = Supervised.split("digits", 2)
     with pytest.raises(ModelError, match="does not predict the next token of text"):
         generate(digits, digits.initial())
+    with pytest.raises(SettingError, match="temperature = -1: must be a number, 0 or above"):
+        generate(p, p.initial(), temperature=-1)
+    with pytest.raises(SettingError, match="length = -5: must be at least 0"):
+        generate(p, p.initial(), length=-5)
 
 
 def test_a_longer_text_than_the_context_is_refused():

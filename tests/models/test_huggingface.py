@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat.core.errors import SettingError
+from offbeat.core import names
+from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.data.texts import windows
 from offbeat.experiment.export import export
 from offbeat.models.lora import LoRA
@@ -18,6 +19,7 @@ from offbeat.problems.supervised import Supervised
 
 TEXTS = {str(i): f"{word} and {word}, said {i}; " * 40 for i, word in enumerate(("ham", "spam", "eggs", "toast"))}
 GPT2 = {"config": "gpt2", "settings": {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16}}
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 LLAMA = {
     "config": "llama",
     "settings": {
@@ -61,7 +63,7 @@ def test_a_folder_gives_its_weights(tmp_path) -> None:
     again = problem(folder=str(tmp_path))
     assert torch.equal(again.initial(), made.initial())
     more = windows({name: text + "0123456789" * 9 for name, text in TEXTS.items()}, window=12)
-    with pytest.raises(SettingError, match="knows 19 tokens, and the data have 25"):
+    with pytest.raises(SettingError, match="the model knows 19 tokens, and the data have 25"):
         Supervised.split(more, 4, model="huggingface", options={"folder": str(tmp_path)})
 
 
@@ -83,6 +85,32 @@ def test_a_setting_that_a_kind_of_model_has_not_is_refused() -> None:
         problem(config="gpt2", settings={"n_layers": 1})
     with pytest.raises(SettingError, match=r"has no such kind of model; did you mean 'gpt2'\?$"):
         problem(config="gtp2")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"config": "t5", "settings": {}}, "task = 'causal': transformers has no such model of this kind"),
+        ({"settings": GPT2["settings"] | {"vocab_size": 5}}, "the model knows 5 tokens, and the data have 19"),
+        ({"settings": {"n_layer": "two"}}, "n_layer.*two"),
+        ({"settings": GPT2["settings"] | {"n_positions": 8}}, "for tokens up to [0-9]+ and more, and for 12 positions"),
+        ({"config": "bert", "settings": BERT}, "sees the tokens that it is to predict"),
+    ],
+)
+def test_what_does_not_fit_the_data_or_the_task_is_one_line(changed: dict, said: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(OffbeatError, match=said) as found:
+        problem(**GPT2 | changed)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_folder_is_found_next_to_the_experiment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    problem(**GPT2).flat.module.inner.save_pretrained(tmp_path / "base")
+    monkeypatch.setattr(names, "_searched", [tmp_path])
+    assert problem(folder="base").dim
 
 
 @pytest.mark.filterwarnings("default")

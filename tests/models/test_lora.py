@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -182,3 +185,9 @@ def test_a_digest_tells_one_frozen_base_from_another_and_does_not_see_adapters()
     nudged = problem(LoRA(2))
     nudged.flat._constants[torch.device("cpu")]["places.weight"][0, 0] += 1e-6
     assert nudged.flat.frozen != one.flat.frozen
+
+
+@pytest.mark.parametrize("lora", [8, {"rank": 8}])
+def test_what_is_no_lora_is_refused(lora: Any) -> None:
+    with pytest.raises(SettingError, match=re.escape(f"lora = {lora!r}: expected LoRA(rank=…)")):
+        adapted(nn.Linear(2, 2), lora, 0)

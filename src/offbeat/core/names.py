@@ -167,6 +167,7 @@ def _arguments(method: Any) -> int:
     return len(inspect.signature(method).parameters) if callable(method) else -1
 
 
+_FILE = "file:"
 _PATHS = ("file", "path", "folder", "texts", "huggingface")  # settings whose text is a path, the last two for short
 
 
@@ -178,7 +179,7 @@ def all_imported(table: Any) -> Iterator[str]:
     if isinstance(table, Mapping):
         for key, value in table.items():
             if key in _PATHS and isinstance(value, str):
-                yield f"file:{value}"
+                yield f"{_FILE}{value}"
                 continue
             yield from (key,) if imported(key) else ()
             yield from all_imported(value)
@@ -189,10 +190,20 @@ def all_imported(table: Any) -> Iterator[str]:
         yield table
 
 
+def files(table: Any) -> Iterator[str]:
+    """The paths of the files and folders that a table names."""
+    yield from (name.removeprefix(_FILE) for name in all_imported(table) if name.startswith(_FILE))
+
+
 def homes(table: Any) -> list[str]:
-    """The folders from which the modules that a table names were imported."""
+    """The folders in which the modules and the files that a table names were found."""
     found: dict[str, None] = {}
     for name in all_imported(table):
+        if name.startswith(_FILE):
+            path = name.removeprefix(_FILE)
+            near = next((place for place in (Path(), *searched()) if (place / path).exists()), None)
+            found |= {} if near is None or Path(path).is_absolute() else {str(near.resolve()): None}
+            continue
         module = sys.modules.get(name.partition(":")[0])
         if module is not None and getattr(module, "__file__", None):
             depth = len(module.__name__.split(".")) - (0 if hasattr(module, "__path__") else 1)
@@ -227,6 +238,11 @@ def _real(folder: str) -> str:
 def searched() -> Sequence[Path]:
     """The folders of the last call of `search`."""
     return tuple(_searched)
+
+
+def placed(path: str) -> Path:
+    """A file or a folder by its path; also looked up in these folders."""
+    return next((place / path for place in (Path(), *searched()) if (place / path).exists()), Path(path))
 
 
 def search(*folders: Path | str) -> None:

@@ -31,6 +31,9 @@ def shards(split: Split | None, data: Dataset, clients: int | None, rng: Rng) ->
         if owner is None or not isinstance(split, Owners):
             raise SettingError("clients missing; give their number, or the column that names them, client")
         clients = len(np.unique(owner[owner >= 0]))
+    if isinstance(split, Owners) and data.notes and 0 < len(data.owners) < clients:
+        few = f"{clients} clients, but the data have only {len(data.owners)} owners"
+        raise SettingError(f"{few}; use as many or fewer, or leave it out; {'; '.join(data.notes)}")
     return split(_labels(split, data), clients, rng, owner)
 
 

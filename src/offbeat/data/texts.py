@@ -8,6 +8,7 @@ text and is shorter than a window is not used, nor are texts without one window 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ from offbeat.data.samples import Stored
 from offbeat.data.tokens import Way, tokeniser
 
 _TRAIN = (4, 5)  # the share of a text to train on
+_NAMED = 6  # texts that are left out and named
 
 
 def windows(
@@ -77,15 +79,18 @@ def texts(
     folder: str, window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int = 512
 ) -> Dataset:
     """A folder of .txt files, each of them a client's text, as windows of tokens."""
-    place = next((p / folder for p in (Path(), *names.searched()) if (p / folder).is_dir()), Path(folder))
+    place = names.placed(folder)
     files = sorted(place.glob("*.txt")) if place.is_dir() else []
     if not files:
         raise DataError(f"{place}: expected a folder with .txt files, one for each client")
-    try:
-        found = {file.stem: file.read_text("utf-8") for file in files}
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{place} cannot be read: {error}; text files are UTF-8") from error
-    return windows(found, window, stride, tokens, vocabulary, place.name)
+    found = {file.stem: _read(file) for file in files}
+    data = windows(found, window, stride, tokens, vocabulary, place.name)
+    short = [name for name in found if name not in data.owners]
+    if not short:
+        return data
+    some = ", ".join(short[:_NAMED]) + (", …" if len(short) > _NAMED else "")
+    note = f"left out, too short for a window of {window} tokens to train on and one to test on: {some}"
+    return replace(data, notes=(note,))
 
 
 @lru_cache(maxsize=4)
@@ -113,6 +118,16 @@ def topics(window: int = 64, stride: int | None = None, tokens: Way = "character
     from pydoc_data.topics import topics as found
 
     return windows(dict(sorted(found.items())), window, stride, tokens, vocabulary, "topics")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"{error.reason} at byte {error.start:,}"
+        raise DataError(f"{file}: expected UTF-8, found {wrong}; save it as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import DataError, SettingError, not_installed
+from offbeat.core.errors import DataError, SettingError, not_installed, unknown
 
 Way = Literal["characters", "byte-pair"]
 
@@ -101,6 +101,8 @@ class BytePairs:
 
 def tokeniser(way: Way, texts: Sequence[str], vocabulary: int) -> Tokeniser:
     """The tokeniser of this name, made for these texts. vocabulary: tokens of byte-pair, at most."""
+    if way not in get_args(Way):
+        raise unknown("tokens:", way, get_args(Way))
     return Characters(texts) if way == "characters" else BytePairs(texts, vocabulary)
 
 

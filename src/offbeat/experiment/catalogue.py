@@ -315,7 +315,7 @@ register(timing.Timing, {"times": timing.Times})
 
 def file(path: str) -> Path:
     """A Parquet or CSV file, or a folder of images by class; also looked up next to the experiment file."""
-    return next((place / path for place in (Path(), *names.searched()) if (place / path).exists()), Path(path))
+    return names.placed(path)
 
 
 register(Dataset, {"file": file, "texts": texts, "plays": plays, "topics": topics})

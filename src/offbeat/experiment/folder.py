@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def create(
     if modules := names.homes(experiment.table):
         content["modules"] = modules  # where the user's own were found
         content["code"] = _code(experiment.table)
+    if data := _data(experiment.table):
+        content["data"] = data
     return _create(_fresh(Path(RUNS)) if out is None else Path(out), content)
 
 
@@ -108,12 +111,28 @@ def changes(folder: Path) -> list[str]:
     found = [f"{name} {before.get(name)} then, {now[name]} now" for name in _EXACT if before.get(name) != now[name]]
     written, read = _saved(folder, "code"), _code(_saved(folder, "experiment"))
     edited = [name for name in written if name in read and written[name] != read[name]]
-    return found + [f"the module {name} has changed since the first run of this folder" for name in edited]
+    found += [f"the module {name} has changed since the first run of this folder" for name in edited]
+    kept, data = _saved(folder, "data"), _data(_saved(folder, "experiment"))
+    other = [path for path in kept if path in data and kept[path] != data[path]]
+    return found + [f"the data in {path} have changed since the first run of this folder" for path in other]
 
 
 def _code(table: Mapping[str, Any]) -> dict[str, str]:
     """The SHA-256 digests of the user's own modules."""
     return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in names.sources(table).items()}
+
+
+def _data(table: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 digests of the user's own files of data, and of the texts in folders."""
+    return {path: found for path in names.files(table) if (found := _digest(names.placed(path)))}
+
+
+def _digest(place: Path) -> str:
+    digest = hashlib.sha256()
+    for file in [place] if place.is_file() else sorted(place.glob("*.txt")):
+        with suppress(OSError), file.open("rb") as content:  # what cannot be read is said where it is used
+            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}".encode())
+    return digest.hexdigest() if place.exists() else ""
 
 
 def _saved(folder: Path, name: str, kind: type[Any] = dict) -> Any:

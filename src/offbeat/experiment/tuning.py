@@ -29,10 +29,10 @@ from offbeat.experiment.results import Results
 from offbeat.experiment.samplers import Axis, SamplerName, Settings, Values, axis, sampler
 from offbeat.experiment.tables import algorithm_tables, is_label
 from offbeat.report import toml
-from offbeat.watch.files import EXPERIMENT, RUNS, json_text, write_json, write_text
+from offbeat.watch.files import EXPERIMENT, JUDGED, RUNS, TUNING, json_text, write_json, write_text
 from offbeat.watch.results import Result
 
-TUNING, TUNED, BEST, JUDGED = "tuning.json", "tuned.json", "best.toml", "judged"
+TUNED, BEST = "tuned.json", "best.toml"
 _KEEP = 3  # of so many settings, one goes on to the next rung, where runs are so many times longer
 _SEEDS_APART = 1000  # between the experiment's first seed and the first one for tuning
 

@@ -66,7 +66,8 @@ def build(
             raise
         except Exception as error:
             given = ", ".join(f"{k} = {v!r}" for k, v in options.items())
-            why = str(error) if isinstance(error, SettingError) or make in NAMES.values() else failure(error)
+            plain = isinstance(error, SettingError) or make in NAMES.values()
+            why = " ".join(str(error).split()) if plain else failure(error)
             raise SettingError(f"model {name!r}{f' with {given}' if given else ''} cannot be made: {why}") from error
     if not isinstance(module, nn.Module):
         raise SettingError(f"{name} gave a {type(module).__name__}, not a torch.nn.Module")

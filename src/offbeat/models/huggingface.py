@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from offbeat.core import names
 from offbeat.core.errors import SettingError, not_installed, unknown
 
 _CLASSES = {"causal": "AutoModelForCausalLM", "classify": "AutoModelForSequenceClassification"}
@@ -20,7 +21,8 @@ _WARNS = "warn_if_padding_and_no_attention_mask"
 class HuggingFace(nn.Module):
     """Scores of a model of transformers: whole numbers [b, t] to [b, t, tokens], or to [b, classes].
 
-    folder: what `save_pretrained` wrote; its weights are read from safetensors alone.
+    folder: what `save_pretrained` wrote, by its path or next to the experiment file; its weights are read from
+    safetensors alone.
     config: the name of a kind of model, such as "gpt2", to make one with random weights.
     task: "causal": the next token at every place, "classify": a class for each text.
     settings: of the configuration, such as { n_layer = 2, n_head = 2, n_embd = 32 }; only with config.
@@ -38,7 +40,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         if (folder is None) == (config is None):
             raise SettingError("give a folder with a model, or a config to make one, not both")
-        if folder is not None and (settings or not Path(folder).is_dir()):
+        if folder is not None and (settings or not names.placed(folder).is_dir()):
             raise SettingError(f"folder = {folder!r}: " + ("settings go with config" if settings else "is not there"))
         found = _package()
         make = getattr(found, _CLASSES[task])
@@ -46,15 +48,15 @@ class HuggingFace(nn.Module):
         # attention in the form that torch.vmap can stack
         if folder is not None:
             given = {"local_files_only": True, "use_safetensors": True, "attn_implementation": "eager", **heads}
-            self.inner: Any = make.from_pretrained(folder, trust_remote_code=False, **given)
-            known = getattr(self.inner.config, "vocab_size", classes)
-            if task == "causal" and known < classes:
-                raise SettingError(f"the model in {folder} knows {known:,} tokens, and the data have {classes:,}")
+            self.inner: Any = _made(make.from_pretrained, names.placed(folder), task, trust_remote_code=False, **given)
         else:
             # the tokens of the data have no beginning and no end of a text, which transformers would warn about
             sizes = {"vocab_size": classes, "bos_token_id": None, "eos_token_id": None} if task == "causal" else heads
-            made = _configured(found, str(config), {**sizes, **(settings or {})})
-            self.inner = make.from_config(made, attn_implementation="eager")
+            made = _configured(found, str(config), sizes, settings or {})
+            self.inner = _made(make.from_config, made, task, attn_implementation="eager")
+        known = getattr(self.inner.config, "vocab_size", classes)
+        if task == "causal" and known < classes:
+            raise SettingError(f"the model knows {known:,} tokens, and the data have {classes:,}")
         self.inner.config.use_cache = False
         for layer in self.inner.modules():  # a warning that looks at tokens' values, as torch.vmap cannot
             if hasattr(layer, _WARNS):
@@ -74,7 +76,17 @@ def _quiet(*_: object) -> None:
     """In place of a warning."""
 
 
-def _configured(found: Any, kind: str, settings: dict[str, Any]) -> Any:
+def _made(make: Callable[..., Any], source: Any, task: str, **given: Any) -> Any:
+    """A model from a folder or a configuration, unless its kind cannot do the task."""
+    try:
+        return make(source, **given)
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        raise SettingError(f"task = {task!r}: transformers has no such model of this kind; name another kind") from None
+
+
+def _configured(found: Any, kind: str, sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     """A configuration; transformers itself keeps settings that a kind of model never reads, such as misspelt ones."""
     kinds = found.CONFIG_MAPPING
     if kind not in kinds:
@@ -87,11 +99,11 @@ def _configured(found: Any, kind: str, settings: dict[str, Any]) -> Any:
     for name in settings:
         if not hasattr(plain, name) and name not in _WITHOUT_DEFAULT:
             raise unknown(f"setting of {kind}:", name, [n for n in vars(plain) if not n.startswith("_")])
-    return found.AutoConfig.for_model(kind, **settings)
+    return found.AutoConfig.for_model(kind, **sizes | settings)
 
 
 def _package() -> Any:
     try:
         return importlib.import_module("transformers")
-    except ImportError:
-        raise not_installed("the model huggingface needs transformers", "llm") from None
+    except ImportError as error:
+        raise not_installed(f"the model huggingface needs transformers ({error})", "llm") from None

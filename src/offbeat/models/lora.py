@@ -133,6 +133,8 @@ def adapted(module: nn.Module, lora: LoRA | None, seed: int) -> nn.Module:
     """A copy of a module with adapters, which are drawn from the seed; the module itself where there are to be none."""
     if lora is None:
         return module
+    if not isinstance(lora, LoRA):
+        raise SettingError(f"lora = {lora!r}: expected LoRA(rank=…) from offbeat.models.lora")
     module = copy.deepcopy(module)
     names = dict(module.named_parameters(remove_duplicate=False))  # of a shared one, all
     trained = {id(p) for name, p in names.items() if any(fnmatchcase(name, each) for each in _listed(lora.also))}

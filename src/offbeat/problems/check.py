@@ -14,7 +14,7 @@ from offbeat.data.lazy import Read
 from offbeat.data.samples import Samples, Stored, missing
 from offbeat.models.conv import CHANNELS_LAST
 from offbeat.models.dropout import PROBE, Keyed
-from offbeat.problems import objective as losses, pure
+from offbeat.problems import causal, objective as losses, pure
 from offbeat.problems.metrics import ECE, F1, Accuracy, Hamming, OverThresholds, TopK, Whole, classes
 from offbeat.problems.objective import Form
 
@@ -55,6 +55,7 @@ def check(problem: Supervised) -> Form:
         output = _output(problem, call, batch)
         _target(problem, output, batch[objective.target])
         _extremes(problem, call)
+        causal.check(problem, call, batch)
     found = _loss(problem, call, batch)
     if objective.function not in losses.LOSSES.values():
         _labels(problem, call)
@@ -207,6 +208,9 @@ def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> s
         return "; cast whole numbers to float"
     if "scalar types: Long" in said:
         return "; cast the column to int64"
+    if isinstance(error, IndexError) and "out of range" in said and (tokens := [p for p in given if p.dim() == 2]):
+        most, places = int(tokens[0].max()), tokens[0].shape[1]
+        return f"; has it an embedding for tokens up to {most} and more, and for {places} positions?"
     if any(part.dim() == 4 and part.shape[-1] in (1, 3, 4) and part.shape[1] > 4 for part in given):
         return CHANNELS_LAST
     return ""

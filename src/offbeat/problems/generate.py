@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from offbeat.core.errors import ModelError
+from offbeat.core.errors import ModelError, at_least, not_negative
 from offbeat.core.vectors import Vector
 from offbeat.problems.supervised import Supervised
 
@@ -43,6 +43,8 @@ def generate(
     prompt: what it begins with; empty: the first half of the first test window.   length: tokens.   temperature: below
     1, likely tokens are drawn more often than the model says; 0: the likeliest is.
     """
+    at_least(0, length=length)
+    not_negative(temperature=temperature)
     tokens, data = problem.data.tokens, problem.data
     if tokens is None or not speaks(problem):
         raise ModelError(f"{problem.name} does not predict the next token of text; its data are not texts")

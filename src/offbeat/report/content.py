@@ -26,7 +26,7 @@ from offbeat.report.work import (
     staleness,
     updates_of,
 )
-from offbeat.watch.files import COLUMNS, EXPERIMENT, METRICS, REAL_RUN, REPRODUCTION
+from offbeat.watch.files import COLUMNS, EXPERIMENT, JUDGED, METRICS, REAL_RUN, REPRODUCTION, TUNING
 from offbeat.watch.measures import Messages
 from offbeat.watch.results import Result, TaskResult
 
@@ -152,7 +152,9 @@ def _name_apart(folders: Sequence[ExperimentFolder]) -> None:
 
 
 def _parts(path: Path, found: PaperComparison | None) -> list[Path]:
-    """The folders of the experiments of a reproduction that has several; otherwise the folder itself."""
+    """The folders of the experiments of a reproduction or a tuning that has several; otherwise the folder itself."""
+    if (path / TUNING).exists():  # what was tuned, or as long as that is not known, the trials
+        return [path / JUDGED] if (path / JUDGED).exists() else sorted(path.glob("rung-*")) or [path]
     if (path / EXPERIMENT).exists() or not (path / REPRODUCTION).exists():
         return [path]
     order = {name: at for at, name in enumerate(found.seeds if found else ())}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # heavy, and `import offbeat` leads here
 EXPERIMENT, SUMMARY, REPORT, PAGE = "experiment.json", "summary.json", "report.md", "report.html"
 SWEEP, UNFINISHED, SWEEP_TABLE, RUNS = "runs.jsonl", "unfinished.jsonl", "runs.parquet", "runs"
 REPRODUCTION, REPRODUCTION_REPORT, OUTCOME = "reproduction.json", "reproduction.md", "outcome.json"
+TUNING, JUDGED = "tuning.json", "judged"
 RESULT, MODEL, OWN_PARTS = "result.json", "model.safetensors", "personal.safetensors"
 GENERATED = "generated.txt"  # by the language models of a run; ¦ is where the prompt ends
 OUTPUTS = "outputs.safetensors"
