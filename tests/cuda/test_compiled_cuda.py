@@ -20,8 +20,6 @@ try:
 
     pytestmark = [
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        # what PyTorch says of single precision while it compiles would count as an error
-        pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
         pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"]),
     ]
 except ImportError:  # run as a script

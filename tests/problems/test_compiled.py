@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,21 @@ def test_what_cannot_be_compiled_falls_back_with_a_reason(
         assert torch.equal(p.oracle(range(4), range(4), 1, 4, False).gradient(w, 0), wanted)
     assert p.compiled == f"not compiled: RuntimeError: {reason}"
     assert caplog.messages == [f"not compiled: RuntimeError: {reason}"]
+
+
+def test_pytorchs_advice_on_precision_is_no_error() -> None:
+    """Its compiler gives it on GPUs, where the precision is a setting of the experiment."""
+
+    def advising(graph: Any, _: Any) -> Any:
+        warnings.warn("TensorFloat32 tensor cores available but not enabled", stacklevel=1)
+        return graph.forward
+
+    p = made()
+    wanted = p.oracle(range(4), range(4), 1, 4, False).gradient(moved(p, 4), 0)
+    p.compile(advising)
+    found = p.oracle(range(4), range(4), 1, 4, False).gradient(moved(p, 4), 0)
+    torch.testing.assert_close(found, wanted)
+    assert p.compiled.startswith("compiled for")
 
 
 def test_forms_of_their_own_are_left_alone_and_what_cannot_be_stacked_is_said(caplog: pytest.LogCaptureFixture) -> None:

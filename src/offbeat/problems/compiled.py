@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -165,7 +166,8 @@ class Compiled:
             traced = make_fx(self.function)(*wide)
         constants = _lift(traced, wide)
         compiled: Any = torch.compile(traced, dynamic=False, fullgraph=True, backend=self.backend)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # precision is the experiment's to set
             compiled(*wide, *constants)
         self.seconds[size] = self.seconds.get(size, 0.0) + time.perf_counter() - began
         log.info("compiled for %d clients in %.1f s", size, time.perf_counter() - began)
