@@ -286,7 +286,7 @@ def fedast(times: Times, clients: Iterator[int], period: int | None, window: int
             ]
             scaled = [LR * 0.4 * STEPS * s / (mean**2).sum() for s, mean in zip(spreads, means, strict=True)]
             requests = whole([math.sqrt(variance) for variance in scaled], 30)
-            later = [max(1, round(number * 2 / 10)) for number in requests]
+            later = [max(1, -(-number * 2 // 10)) for number in requests]
             size = [b if held else new for b, held, new in zip(size, buffer, later, strict=True)]
         if len(buffer[m]) == size[m]:
             mean = sum(buffer[m]) / size[m]
