@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -55,6 +56,7 @@ class NamedFactory:
     """A model or a data set by name, with its options."""
 
     name: str
+    place: str = field(default="", repr=False, compare=False)  # the path of its options
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, base: Any) -> Callable[..., Any]:
@@ -73,16 +75,18 @@ def _choice(base: Any, kind: str) -> dict[str, Any]:
             )
         if base is Dataset and isinstance(value, str) and value.endswith((".csv", ".parquet")):
             raise SettingError(f'{where} = "{value}": a file; write {where} = {{ file = "{value}" }}')
-        name, inner, others = schema.choose(base, value, where)
-        make = names.find(base, name, where)
-        if not callable(make):
-            raise SettingError(f"{where}: {name} is a {type(make).__name__}, not callable")
-        return NamedFactory(name, schema.arguments(make, schema.behind_name(make, inner, others, where), where))
+        return NamedFactory(*schema.chosen(base, value, where, _arguments))
 
     def describe(definitions: dict[str, Any]) -> dict[str, Any]:
         return schema.one_of(base, definitions)
 
     return {"read": read, "schema": describe}
+
+
+def _arguments(make: Any, table: Any, where: str) -> dict[str, Any]:
+    if not callable(make):
+        raise SettingError(f"{where} is a {type(make).__name__}, not callable")
+    return schema.arguments(make, table, where)
 
 
 # Problems
@@ -245,7 +249,10 @@ def load_data(data: NamedFactory) -> Any:
     """What a data set's name and options stand for."""
     make = data.make(Dataset)
     if not names.imported(data.name):
-        return make(**data.options)
+        try:
+            return make(**data.options)
+        except SettingError as error:
+            raise schema.within(error, data.place, data.options) from None
     which = (make, repr(data.options))
     if which not in _LOADED:
         try:
@@ -387,9 +394,17 @@ def read_problem(table: Any, where: str) -> ProblemTable:
         try:
             return owned.of_owners()
         except SettingError as error:
-            raise SettingError(f"{where}: {error}") from None
+            raise _within(error, where) from None
     made: ProblemTable = schema.build(special or SupervisedTable, rest, where)
     return made
+
+
+def _within(error: SettingError, where: str) -> SettingError:
+    """The error with the path of the problem that it is about, unless it has a path already."""
+    if str(error).startswith(f"{where}."):
+        return error
+    known = [setting.name for setting in schema.settings(SupervisedTable)]
+    return schema.within(error, where, known if re.match(r"\w+ = ", str(error)) else ())
 
 
 def describe_problem(definitions: dict[str, Any]) -> dict[str, Any]:
@@ -436,7 +451,7 @@ class Task:
         try:
             return self.problem.build(own, device, samples, self.name, precision)
         except SettingError as error:
-            raise SettingError(f"{f'task.{self.name}' if self.name else 'problem'}: {error}") from None
+            raise _within(error, f"task.{self.name}" if self.name else "problem") from None
 
 
 def check_device(device: str) -> None:
