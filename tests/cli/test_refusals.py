@@ -40,6 +40,8 @@ IMPOSSIBLE = {
     "timing.speeds={ slow = [0.5, -1] }": "timing.speeds.slow[1] = -1.0: must be a positive number",
     "problem.data={ topics = { window = 0 } }": "problem.data.topics.window = 0: must be at least 2",
     "problem.data={ name = 'topics', window = 0 }": "problem.data.window = 0: must be at least 2",
+    "problem.data={ topics = { vocabulary = 600 } }": "problem.data.topics.vocabulary = 600: characters are as many as",
+    "problem.holdout=0.3": "problem.holdout = 0.3: the data have test samples of their own; leave it out",
     "until={ steps = 5 }": "until.steps: unknown; the task measures accuracy, loss; otherwise time, updates",
     "problem={ data = 'own', clients = 5, shape = [64] }": 'problem.classes missing; with data = "own"',
     "problem.clients=0": "problem.clients = 0: must be at least 1",

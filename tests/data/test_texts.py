@@ -86,6 +86,11 @@ def test_a_way_to_make_tokens_that_there_is_not_is_refused():
         windows(TEXTS, window=16, tokens="bytes")
 
 
+def test_a_vocabulary_of_characters_is_refused_as_it_would_have_no_effect():
+    with pytest.raises(SettingError, match=r'vocabulary = 600: .*; set tokens = "byte-pair", too'):
+        windows(TEXTS, window=16, vocabulary=600)
+
+
 def test_topics_come_with_python_and_are_read_once():
     data = topics(window=64)
     assert data is topics(window=64)

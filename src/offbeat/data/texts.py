@@ -34,13 +34,14 @@ def windows(
     window: int = 64,
     stride: int | None = None,
     tokens: Way = "characters",
-    vocabulary: int = 512,
+    vocabulary: int | None = None,
     name: str = "text",
 ) -> Dataset:
     """A data set of texts by owner.
 
     window: tokens that a model sees at once.   stride: tokens from one training window to the next; None: as many as a
-    window has.   tokens: "characters", or "byte-pair" with at most `vocabulary` tokens, learnt from the training texts.
+    window has.   tokens: "characters", or "byte-pair" with at most `vocabulary` tokens, by default 512, learnt from
+    the training texts.
     """
     at_least(2, window=window)
     at_least(1, stride=window if stride is None else stride)
@@ -76,7 +77,7 @@ def windows(
 
 @lru_cache(maxsize=4)
 def texts(
-    folder: str, window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int = 512
+    folder: str, window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int | None = None
 ) -> Dataset:
     """A folder of .txt files, each of them a client's text, as windows of tokens."""
     place = names.placed(folder)
@@ -99,7 +100,7 @@ def plays(
     window: int = 64,
     stride: int | None = None,
     tokens: Way = "characters",
-    vocabulary: int = 512,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """Shakespeare's plays as windows of tokens; every role is a client, or every play."""
     found: dict[str, str] = {}
@@ -113,7 +114,9 @@ def plays(
 
 
 @lru_cache(maxsize=4)
-def topics(window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int = 512) -> Dataset:
+def topics(
+    window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int | None = None
+) -> Dataset:
     """Python's language reference, which comes with Python, as windows of tokens; every topic is a client."""
     from pydoc_data.topics import topics as found
 

@@ -161,7 +161,7 @@ class SupervisedTable(Checked):
         the same objective with step sizes that do not depend on the number of clients; false: all count the same.
     inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1 in every
         channel, and { mean = 0.1307, std = 0.3081 } subtracts and divides by these.
-    holdout: share of the samples that is for testing, where the data come without test samples.
+    holdout: share of the samples that is for testing, where the data come without test samples; default: 0.2.
     statistics: running statistics of batch normalisation: "average": sent and averaged with the parameters, "local":
         each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
     train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
@@ -182,7 +182,7 @@ class SupervisedTable(Checked):
     l2: float = 0.0
     weighted: Weighted = False
     inputs: Literal["unit", "signed", "standard"] | Normalised = "unit"
-    holdout: Share = 0.2
+    holdout: Share | None = None
     statistics: Statistics = "average"
     train: str | tuple[str, ...] | None = None
     personal: str | tuple[str, ...] | None = None
