@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.core.errors import DataError, SettingError
+from offbeat.core.errors import DataError, ModelError, SettingError
 from offbeat.data.texts import texts, topics, windows
 from offbeat.data.tokens import BytePairs, Characters
 from offbeat.problems.supervised import Supervised
@@ -89,6 +89,12 @@ def test_a_way_to_make_tokens_that_there_is_not_is_refused():
 def test_a_vocabulary_of_characters_is_refused_as_it_would_have_no_effect():
     with pytest.raises(SettingError, match=r'vocabulary = 600: .*; set tokens = "byte-pair", too'):
         windows(TEXTS, window=16, vocabulary=600)
+
+
+@pytest.mark.parametrize("model", ["softmax", "linear", "mlp", "lstm"])
+def test_a_model_that_does_not_fit_windows_of_tokens_is_told_which_one_does(model):
+    with pytest.raises((DataError, ModelError), match=r'windows of tokens need a model with .*, such as "gpt"'):
+        Supervised.split(windows(TEXTS, window=16), model=model)
 
 
 def test_topics_come_with_python_and_are_read_once():
