@@ -72,6 +72,13 @@ def test_the_readme_of_a_project_names_its_files_and_no_other(kind: str, place: 
     assert not {"NAME", "ABOUT", "SWEPT", "REAL", "FILES"} & set(text.replace("`", " ").split())
 
 
+def test_a_folder_with_a_blank_is_quoted_and_an_unknown_kind_is_plain(tmp_path: Path) -> None:
+    place = tmp_path / "a b"
+    assert offbeat("new", place).out.splitlines()[-1] == f"next: cd '{place}' && offbeat run experiment.toml"
+    wrong = offbeat("new", tmp_path / "c", "--kind", "x")
+    assert wrong.err.startswith("offbeat new: Invalid value for '--kind': 'x' is not one of 'classification', ")
+
+
 def test_the_command_offers_every_kind() -> None:
     assert typing.get_args(Kind) == tuple(KINDS)
 

@@ -151,7 +151,7 @@ def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
 
 def test_what_a_sweep_needs_and_what_it_cannot_have(tmp_path: Path) -> None:
     assert "has no [sweep] table" in sweep(tmp_path, QUADRATIC).err
-    assert "best = 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
+    assert "ranked by 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
     assert "use --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
     broken = sweep(tmp_path, DIGITS + RATES, "--set", "problem.data=own")
     assert broken.code == 1
@@ -281,7 +281,7 @@ def test_settings_that_never_reach_the_target_are_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["acuracy", "time:acuracy:0.8"])
 def test_a_metric_that_runs_do_not_measure_is_refused_before_the_first_one(named: str, tmp_path: Path) -> None:
     outcome = sweep(tmp_path, DIGITS + RATES, "--best", named)
-    assert outcome.err == f"offbeat: best = {named!r}: runs measure accuracy, loss; or finish\n"
+    assert outcome.err == f"offbeat: ranked by {named!r}: runs measure accuracy, loss; or finish\n"
     assert not (tmp_path / "out").exists()
 
 
