@@ -144,6 +144,20 @@ def test_bad_keys_and_values_are_one_clear_line_before_anything_runs(says: str, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_not_there_is_found_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    text = "to be or not to be, that is the question. " * 30
+    for name in "ab":
+        (tmp_path / "there" / f"{name}.txt").write_text(text)
+    data = f'problem.data={{ texts = {{ folder = "{tmp_path}/there", window = 8 }} }}'
+    axes = f'\n[sweep]\n"problem.data.texts.folder" = ["{tmp_path}/there", "{tmp_path}/gone"]\n'
+    given = sets(data, "problem.clients=2", "problem.split=owners", "problem.model=gpt", "algorithm.*.local.sgd.lr=0.1")
+    outcome = sweep(tmp_path, DIGITS + axes, "--workers", "1", *given)
+    assert outcome.code == 1
+    assert f"problem.data.texts: {tmp_path}/gone is not there" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
     with pytest.raises(OffbeatError, match=r"sweep\.seed and trials both set"):
         grid("seed = [1]", top="trials = 2")

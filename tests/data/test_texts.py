@@ -97,6 +97,30 @@ def test_a_model_that_does_not_fit_windows_of_tokens_is_told_which_one_does(mode
         Supervised.split(windows(TEXTS, window=16), model=model)
 
 
+def test_texts_in_a_list_are_one_clear_line():
+    with pytest.raises(SettingError, match=r"folder: expected the path of one, got a list; .* use windows"):
+        texts(["to be"])
+    with pytest.raises(SettingError, match=r"texts: expected a mapping of them by owner, .*, got a list"):
+        windows(["to be"])
+
+
+class NoPadding(torch.nn.Module):
+    """Fails as a GPT-2 of transformers that classifies does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
+
+
+def test_a_model_without_a_padding_token_is_told_how_to_have_one():
+    data = {"input_ids": np.ones((8, 5), np.int64), "label": np.arange(8) % 2}
+    with pytest.raises(ModelError, match=r"no padding token is defined.*settings = { pad_token_id = 0 }"):
+        Supervised.split(data, 2, model=NoPadding())
+
+
 def test_topics_come_with_python_and_are_read_once():
     data = topics(window=64)
     assert data is topics(window=64)

@@ -267,6 +267,15 @@ def load_data(data: NamedFactory) -> Any:
     return _LOADED[which]
 
 
+def check_files(problem: ProblemTable) -> None:
+    """Refuse a file or folder of a data set or a model that is not there; a user's own may take a path for another."""
+    for named in (getattr(problem, "data", None), getattr(problem, "model", None)):
+        if isinstance(named, NamedFactory) and not names.imported(named.name):
+            for path in names.files(named.options):
+                if not names.placed(path).exists():
+                    raise DataError(f"{named.place}: {path} is not there")
+
+
 @dataclass(frozen=True)
 class FormulaTable:
     """Functions with a known optimum; the settings are those of their class, `Quadratic` or `Absolute`."""

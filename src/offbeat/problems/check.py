@@ -208,6 +208,8 @@ def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> s
         return instead
     if "dtype" in said and any(not part.is_floating_point() for part in given):
         return "; cast whole numbers to float"
+    if "no padding token" in said:
+        return "; give its configuration one, as in settings = { pad_token_id = 0 } or in its folder's config.json"
     if "scalar types: Long" in said:
         return "; cast the column to int64"
     if isinstance(error, IndexError) and "out of range" in said and (tokens := [p for p in given if p.dim() == 2]):
