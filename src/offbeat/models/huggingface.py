@@ -22,7 +22,7 @@ class HuggingFace(nn.Module):
     """Scores of a model of transformers: whole numbers [b, t] to [b, t, tokens], or to [b, classes].
 
     folder: what `save_pretrained` wrote, by its path or next to the experiment file; its weights are read from
-    safetensors alone.
+        safetensors alone.
     config: the name of a kind of model, such as "gpt2", to make one with random weights.
     task: "causal": the next token at every place, "classify": a class for each text.
     settings: of the configuration, such as { n_layer = 2, n_head = 2, n_embd = 32 }; only with config.
