@@ -65,6 +65,24 @@ def test_more_clients_at_work_than_there_are_are_refused(setting: str, tmp_path:
         assert (code, err) == (1, "offbeat: concurrency = 6: there are 5 clients; use at most that many\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("fedavg", "sampled"), ("diloco", "sampled"), ("m-sync", "first"), ("decoupled-diloco", "quorum")],
+)
+def test_a_round_of_more_clients_than_there_are_is_refused(name: str, setting: str, tmp_path: Path) -> None:
+    local = "{ adamw = { lr = 0.01, steps = 2, batch = 16 } }"
+    table = f"algorithm={{ {name} = {{ {setting} = 9, local = {local} }} }}"
+    (tmp_path / "experiment.toml").write_text(DIGITS)
+    said = f"offbeat: {setting} = 9: there are 5 clients; use at most that many\n"
+    assert run(tmp_path, DIGITS, "--set", table)[::2] == (1, said)
+    assert offbeat("check", tmp_path / "experiment.toml", "--set", table) == (1, "", said)
+
+
+def test_a_round_that_is_drawn_with_replacement_may_have_more(tmp_path: Path) -> None:
+    table = "algorithm={ fedavg = { sampled = 9, replacement = true, local = { sgd = { lr = 0.1 } } } }"
+    assert run(tmp_path, DIGITS, "--set", table).code == 0
+
+
 def test_a_server_without_a_local_trainer_is_one_line() -> None:
     with pytest.raises(ob.OffbeatError, match="pair it with a local trainer"):
         ob.run(ob.Quadratic(3), ob.FedAsync(), timing.Times(timing.Constant(1.0)), ob.Until(updates=3))  # type: ignore[arg-type]

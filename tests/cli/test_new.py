@@ -72,6 +72,31 @@ def test_the_readme_of_a_project_names_its_files_and_no_other(kind: str, place: 
     assert not {"NAME", "ABOUT", "SWEPT", "REAL", "FILES"} & set(text.replace("`", " ").split())
 
 
+def test_a_language_model_can_be_a_gpt_on_a_folder_of_texts_as_its_readme_says(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offbeat("new", place, "--kind", "language-model")
+    readme = (place / "README.md").read_text()
+    assert '`data = { texts = "FOLDER" }` and `model = "gpt"`' in readme
+    (place / "letters").mkdir()
+    for name in "abcdefgh":
+        (place / "letters" / f"{name}.txt").write_text(f"to be or not to be, said {name}. " * 40)
+    lines = (place / "experiment.toml").read_text().splitlines()
+    text = "\n".join(line for line in lines if line.split(" =")[0] not in ("client", "loss", "metrics"))
+    (place / "experiment.toml").write_text(text)
+    monkeypatch.chdir(place)
+    given = sets('problem.data={ texts = "letters" }', "problem.model=gpt", "until.updates=4")
+    found = offbeat("run", "experiment.toml", "--out", "runs", *given)
+    assert found.code == 0, found.err
+
+
+def test_a_folder_with_a_blank_is_quoted_and_an_unknown_kind_is_plain(tmp_path: Path) -> None:
+    place = tmp_path / "a b"
+    assert offbeat("new", place).out.splitlines()[-1] == f"next: cd '{place}' && offbeat run experiment.toml"
+    wrong = offbeat("new", tmp_path / "c", "--kind", "x")
+    assert wrong.err.startswith("offbeat new: Invalid value for '--kind': 'x' is not one of 'classification', ")
+
+
 def test_the_command_offers_every_kind() -> None:
     assert typing.get_args(Kind) == tuple(KINDS)
 

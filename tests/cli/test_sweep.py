@@ -144,6 +144,20 @@ def test_bad_keys_and_values_are_one_clear_line_before_anything_runs(says: str, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_is_not_there_is_found_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    text = "to be or not to be, that is the question. " * 30
+    for name in "ab":
+        (tmp_path / "there" / f"{name}.txt").write_text(text)
+    data = f'problem.data={{ texts = {{ folder = "{tmp_path}/there", window = 8 }} }}'
+    axes = f'\n[sweep]\n"problem.data.texts.folder" = ["{tmp_path}/there", "{tmp_path}/gone"]\n'
+    given = sets(data, "problem.clients=2", "problem.split=owners", "problem.model=gpt", "algorithm.*.local.sgd.lr=0.1")
+    outcome = sweep(tmp_path, DIGITS + axes, "--workers", "1", *given)
+    assert outcome.code == 1
+    assert f"problem.data.texts: {tmp_path}/gone is not there" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
     with pytest.raises(OffbeatError, match=r"sweep\.seed and trials both set"):
         grid("seed = [1]", top="trials = 2")
@@ -151,7 +165,7 @@ def test_seeds_and_trials_are_not_both_for_saying_which_seeds() -> None:
 
 def test_what_a_sweep_needs_and_what_it_cannot_have(tmp_path: Path) -> None:
     assert "has no [sweep] table" in sweep(tmp_path, QUADRATIC).err
-    assert "best = 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
+    assert "ranked by 'time:often'" in sweep(tmp_path, QUADRATIC + RATES, "--best", "time:often").err
     assert "use --workers N" in sweep(tmp_path, QUADRATIC + RATES, "--set", "executor=processes").err
     broken = sweep(tmp_path, DIGITS + RATES, "--set", "problem.data=own")
     assert broken.code == 1
@@ -281,7 +295,7 @@ def test_settings_that_never_reach_the_target_are_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["acuracy", "time:acuracy:0.8"])
 def test_a_metric_that_runs_do_not_measure_is_refused_before_the_first_one(named: str, tmp_path: Path) -> None:
     outcome = sweep(tmp_path, DIGITS + RATES, "--best", named)
-    assert outcome.err == f"offbeat: best = {named!r}: runs measure accuracy, loss; or finish\n"
+    assert outcome.err == f"offbeat: ranked by {named!r}: runs measure accuracy, loss; or finish\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from offbeat.core.errors import DataError, SettingError
+from offbeat.core.errors import DataError, ModelError, SettingError
 from offbeat.data.texts import texts, topics, windows
 from offbeat.data.tokens import BytePairs, Characters
 from offbeat.problems.supervised import Supervised
@@ -84,6 +84,41 @@ def test_files_that_are_left_out_are_named(tmp_path):
 def test_a_way_to_make_tokens_that_there_is_not_is_refused():
     with pytest.raises(SettingError, match=r"unknown tokens: 'bytes'; .*byte-pair"):
         windows(TEXTS, window=16, tokens="bytes")
+
+
+def test_a_vocabulary_of_characters_is_refused_as_it_would_have_no_effect():
+    with pytest.raises(SettingError, match=r'vocabulary = 600: .*; set tokens = "byte-pair", too'):
+        windows(TEXTS, window=16, vocabulary=600)
+
+
+@pytest.mark.parametrize("model", ["softmax", "linear", "mlp", "lstm"])
+def test_a_model_that_does_not_fit_windows_of_tokens_is_told_which_one_does(model):
+    with pytest.raises((DataError, ModelError), match=r'windows of tokens need a model with .*, such as "gpt"'):
+        Supervised.split(windows(TEXTS, window=16), model=model)
+
+
+def test_texts_in_a_list_are_one_clear_line():
+    with pytest.raises(SettingError, match=r"folder: expected the path of one, got a list; .* use windows"):
+        texts(["to be"])
+    with pytest.raises(SettingError, match=r"texts: expected a mapping of them by owner, .*, got a list"):
+        windows(["to be"])
+
+
+class NoPadding(torch.nn.Module):
+    """Fails as a GPT-2 of transformers that classifies does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
+
+
+def test_a_model_without_a_padding_token_is_told_how_to_have_one():
+    data = {"input_ids": np.ones((8, 5), np.int64), "label": np.arange(8) % 2}
+    with pytest.raises(ModelError, match=r"no padding token is defined.*settings = { pad_token_id = 0 }"):
+        Supervised.split(data, 2, model=NoPadding())
 
 
 def test_topics_come_with_python_and_are_read_once():

@@ -84,7 +84,7 @@ def test_bf16_trains_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"train": "head.*"}, r"problem: train = 'head.\*': no trained parameter has such a name; there are 1.weight"),
+        ({"train": "head.*"}, r"problem.train = 'head.\*': no trained parameter has such a name; there are 1.weight"),
         ({"personal": "*"}, "nothing would be learnt jointly"),
         ({"statistics": "mean"}, 'problem.statistics = "mean"'),
         ({"statistics": "refuse"}, r"the layer '2' \(BatchNorm1d\) keeps running statistics"),

@@ -159,7 +159,9 @@ def test_a_range_that_is_none_is_refused(given: Any, words: str) -> None:
     ("options", "words"),
     [
         (("--over", "problem.clients=[1,2]"), "name a key of an algorithm"),
-        (("--for", "time:accuracy"), "best = 'time:accuracy': the time to a value"),
+        (("--for", "time:accuracy"), "ranked by 'time:accuracy': the time to a value"),
+        (("--for", "perplexty"), "ranked by 'perplexty': runs measure "),
+        (("--over", "lr"), "--over 'lr': expected key.path=value, such as problem.clients=[32,64]"),
         (("--rungs", "4"), "rungs = 4: a budget of 9 is enough for 3"),
         (("--sampler", "magic"), "sampler = 'magic': must be one of"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -52,6 +52,9 @@ class DecoupledDiLoCo(Outer[DecoupledState]):
     blocks: tuple[int, ...] = field(default=(), repr=False, metadata={"setting": False})
 
     state = DecoupledState
+
+    def at_once(self) -> Mapping[str, int | None]:
+        return {**super().at_once(), "quorum": self.quorum}
 
     def for_problems(self, problems: Sequence[Problem]) -> Self:
         made = super().for_problems(problems)

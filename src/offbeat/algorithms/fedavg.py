@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
@@ -45,6 +45,9 @@ class Rounds(Stepping[S]):
         super().__post_init__()
         if self.first is not None and self.sampled is not None and self.first > self.sampled:
             raise SettingError(f"first = {self.first}: must not exceed sampled = {self.sampled}")
+
+    def at_once(self) -> Mapping[str, int | None]:
+        return {"sampled": self.sampled, "first": self.first}
 
     def payload(self, state: S) -> Payload:
         """What this round's clients are sent."""
@@ -129,6 +132,9 @@ class FedAvg(Rounds[RoundState]):
         super().__post_init__()
         if self.replacement and self.first is not None:
             raise SettingError(f"first = {self.first}: results that count several times cannot be the first so many")
+
+    def at_once(self) -> Mapping[str, int | None]:
+        return {} if self.replacement else super().at_once()
 
     def drawn(self, state: RoundState, count: int, view: View) -> Sequence[int]:
         if not self.replacement:

@@ -147,7 +147,7 @@ def _usage(error: Any) -> str:
     """What is wrong with a command line, in one line."""
     context = error.ctx
     path = context.command_path if context else "offbeat"
-    said = error.format_message().rstrip(".")
+    said = error.format_message().rstrip(".").replace("Value error, ", "")  # as pydantic begins what it refuses
     options = {name for parameter in context.command.params for name in parameter.opts} if context else ()
     if getattr(error, "option_name", "") and not getattr(error, "possibilities", None) and "--set" in options:
         said += "; change a key of the file with --set KEY=VALUE"

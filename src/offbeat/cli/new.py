@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +23,7 @@ def new(
 
     for path in project.create(folder, kind):
         print(path)
-    print(f"next: cd {folder} && offbeat run experiment.toml")
+    print(f"next: cd {shlex.quote(str(folder))} && offbeat run experiment.toml")
 
 
 def check(

@@ -47,3 +47,10 @@ def overrides(set_: list[str] | None, **options: Any) -> list[tuple[str, Any]]:
 
     given = [(name.replace("__", "."), value) for name, value in options.items() if value is not None]
     return [*given, *map(parse, set_ or ())]
+
+
+def axes(over: list[str] | None) -> list[tuple[str, Any]]:
+    """(key, its values) of each `--over`."""
+    from offbeat.experiment.overrides import parse
+
+    return [parse(each, "--over", "problem.clients=[32,64]") for each in over or ()]

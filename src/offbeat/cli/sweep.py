@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Out, Over, Ray, Set, Workers, overrides
+from offbeat.cli.options import AsJson, Out, Over, Ray, Set, Workers, axes, overrides
 
 
 def sweep(
@@ -39,6 +39,6 @@ def sweep(
     from offbeat.experiment import sweep as library
     from offbeat.experiment.experiment import read
 
-    table = read(file, [*overrides(set_), *((f"sweep.{axis}", values) for axis, values in overrides(over))])
+    table = read(file, [*overrides(set_), *((f"sweep.{axis}", values) for axis, values in axes(over))])
     options = library.Options(events, best, workers, ray)
     show.results(library.sweep(table, out, options), as_json)

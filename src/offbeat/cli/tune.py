@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from offbeat.cli.options import AsJson, Over, Ray, Set, Workers, overrides
+from offbeat.cli.options import AsJson, Over, Ray, Set, Workers, axes, overrides
 
 if TYPE_CHECKING:
     from offbeat.experiment.tuning import Tuned
@@ -57,7 +57,7 @@ def tune(
     from offbeat.experiment.experiment import read
 
     table = read(file, overrides(set_))
-    table["tune"] = {**table.get("tune", {}), **dict(overrides(over))}
+    table["tune"] = {**table.get("tune", {}), **dict(axes(over))}
     options = tuning.TuneOptions(budget, best, rungs, seeds, None, sampler, workers, ray=ray)  # type: ignore[arg-type]
     show(tuning.tune(table, out, options, progress=not as_json), as_json)
 

@@ -219,6 +219,10 @@ class Server(Checked, Generic[S]):
         """This server for these problems, before the first event."""
         return self.for_tasks([problem.name for problem in problems])
 
+    def at_once(self) -> Mapping[str, int | None]:
+        """Settings that say how many different clients have work at the same time; no more than there are may."""
+        return {"concurrency": getattr(self, "concurrency", None)}
+
     def fit(self, clock: Any) -> Self:
         """This server for the clients of a clock, before the first event: settings that have a `fit` are fitted."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}

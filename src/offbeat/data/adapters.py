@@ -39,6 +39,7 @@ from offbeat.data.samples import Samples, Stored, missing
 
 TARGETS = ("y", "label", "labels", "target")
 _TESTS = ("test", "validation", "valid", "val", "dev")
+_HOLDOUT = 0.2
 _IGNORED = -100  # a class that does not count, as in torch and HuggingFace's models
 
 
@@ -55,7 +56,7 @@ def dataset(
     client: str | None = None,
     classes: int | None = None,
     name: str = "data",
-    holdout: float = 0.2,
+    holdout: float | None = None,
     forward: Sequence[str] = (),
     aside: Sequence[str] = (),
     free: bool = False,
@@ -63,7 +64,8 @@ def dataset(
 ) -> Dataset:
     """Samples to train on and to test on.
 
-    test: samples to test on; None: a share `holdout` of the given ones, always the same, and of every client.
+    test: samples to test on; None: a share `holdout` of the given ones, by default 0.2, always the same, and of
+    every client.
     target, inputs: columns; see above.   client: a column that says whose each sample is.   classes: how many, if the
     target is one; None: one more than the largest.
     forward: the names of what the model takes.   aside: columns that are for something else.   free: there need not be
@@ -72,6 +74,7 @@ def dataset(
     if isinstance(given, str) and given in NAMES:
         given = readers.load(given)
     if isinstance(given, Dataset):
+        _none_held_out(holdout)
         return _changed(given, test, target, inputs, client, classes)
     train, tested, owners = parts(given, test)
     owner, test_owner = (_numbers(each) for each in owners) if owners else (None, None)
@@ -99,11 +102,13 @@ def dataset(
         _finite(tested, chosen, said[1], clients, sizes[1])
         train, tested = _grouped(train, chosen), tested and _grouped(tested, chosen)
         chosen, grouped = ("x",), chosen
-    if tested is None:
+    if tested is not None:
+        _none_held_out(holdout)
+    else:
         # Here a sample still has the number that the user knows.
         _finite(train, (*chosen, target), "", clients, sizes[0], target)
         whose = _codes(train, client) if owner is None and client else owner
-        kept, held = _held_out(len(train), whose, holdout)
+        kept, held = _held_out(len(train), whose, _HOLDOUT if holdout is None else holdout)
         train, tested = train.part(kept), train.part(held)
         owner, test_owner = (None, None) if owner is None else (owner[kept], owner[held])
     if not len(tested):
@@ -246,6 +251,12 @@ def _recoded(part: Stored, words: Mapping[str, tuple[str, ...]]) -> Stored:
     found = part.with_columns(columns)
     found.words |= changed
     return found
+
+
+def _none_held_out(share: float | None) -> None:
+    """Refuse a share to be held out where it would have no effect."""
+    if share is not None:
+        raise SettingError(f"holdout = {share}: the data have test samples of their own; leave it out")
 
 
 def _held_out(count: int, owner: npt.NDArray[np.int64] | None, share: float) -> tuple[Any, Any]:

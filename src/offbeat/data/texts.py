@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core import names
-from offbeat.core.errors import DataError, at_least
+from offbeat.core.errors import DataError, SettingError, at_least
 from offbeat.data.base import Dataset
 from offbeat.data.folder import find, root
 from offbeat.data.plays import roles
@@ -34,14 +34,17 @@ def windows(
     window: int = 64,
     stride: int | None = None,
     tokens: Way = "characters",
-    vocabulary: int = 512,
+    vocabulary: int | None = None,
     name: str = "text",
 ) -> Dataset:
     """A data set of texts by owner.
 
     window: tokens that a model sees at once.   stride: tokens from one training window to the next; None: as many as a
-    window has.   tokens: "characters", or "byte-pair" with at most `vocabulary` tokens, learnt from the training texts.
+    window has.   tokens: "characters", or "byte-pair" with at most `vocabulary` tokens, by default 512, learnt from
+    the training texts.
     """
+    if not isinstance(texts, Mapping):
+        raise SettingError(f"texts: expected a mapping of them by owner, such as {{'anna': '…'}}, got a {_type(texts)}")
     at_least(2, window=window)
     at_least(1, stride=window if stride is None else stride)
     known = tokeniser(
@@ -74,11 +77,17 @@ def windows(
     )
 
 
-@lru_cache(maxsize=4)
 def texts(
-    folder: str, window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int = 512
+    folder: str, window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int | None = None
 ) -> Dataset:
     """A folder of .txt files, each of them a client's text, as windows of tokens."""
+    if not isinstance(folder, str | Path):
+        raise SettingError(f"folder: expected the path of one, got a {_type(folder)}; for texts in memory use windows")
+    return _texts(str(folder), window, stride, tokens, vocabulary)
+
+
+@lru_cache(maxsize=4)
+def _texts(folder: str, window: int, stride: int | None, tokens: Way, vocabulary: int | None) -> Dataset:
     place = names.placed(folder)
     files = sorted(place.glob("*.txt")) if place.is_dir() else []
     if not files:
@@ -99,7 +108,7 @@ def plays(
     window: int = 64,
     stride: int | None = None,
     tokens: Way = "characters",
-    vocabulary: int = 512,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """Shakespeare's plays as windows of tokens; every role is a client, or every play."""
     found: dict[str, str] = {}
@@ -113,7 +122,9 @@ def plays(
 
 
 @lru_cache(maxsize=4)
-def topics(window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int = 512) -> Dataset:
+def topics(
+    window: int = 64, stride: int | None = None, tokens: Way = "characters", vocabulary: int | None = None
+) -> Dataset:
     """Python's language reference, which comes with Python, as windows of tokens; every topic is a client."""
     from pydoc_data.topics import topics as found
 
@@ -128,6 +139,10 @@ def _read(file: Path) -> str:
         raise DataError(f"{file}: expected UTF-8, found {wrong}; save it as UTF-8") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
 
 
 def _split(text: str) -> tuple[str, str]:

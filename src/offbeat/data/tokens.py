@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.core.errors import DataError, SettingError, not_installed, unknown
 
 Way = Literal["characters", "byte-pair"]
+_VOCABULARY = 512
 
 
 class Tokeniser(Protocol):
@@ -99,11 +100,15 @@ class BytePairs:
         return str(self.model.decode(list(tokens)))
 
 
-def tokeniser(way: Way, texts: Sequence[str], vocabulary: int) -> Tokeniser:
-    """The tokeniser of this name, made for these texts. vocabulary: tokens of byte-pair, at most."""
+def tokeniser(way: Way, texts: Sequence[str], vocabulary: int | None) -> Tokeniser:
+    """The tokeniser of this name, made for these texts. vocabulary: tokens of byte-pair, at most; None: 512."""
     if way not in get_args(Way):
         raise unknown("tokens:", way, get_args(Way))
-    return Characters(texts) if way == "characters" else BytePairs(texts, vocabulary)
+    if way == "byte-pair":
+        return BytePairs(texts, _VOCABULARY if vocabulary is None else vocabulary)
+    if vocabulary is not None:
+        raise SettingError(f'vocabulary = {vocabulary}: characters are as many as occur; set tokens = "byte-pair", too')
+    return Characters(texts)
 
 
 def _package() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -55,6 +56,7 @@ class NamedFactory:
     """A model or a data set by name, with its options."""
 
     name: str
+    place: str = field(default="", repr=False, compare=False)  # the path of its options
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def make(self, base: Any) -> Callable[..., Any]:
@@ -73,16 +75,18 @@ def _choice(base: Any, kind: str) -> dict[str, Any]:
             )
         if base is Dataset and isinstance(value, str) and value.endswith((".csv", ".parquet")):
             raise SettingError(f'{where} = "{value}": a file; write {where} = {{ file = "{value}" }}')
-        name, inner, others = schema.choose(base, value, where)
-        make = names.find(base, name, where)
-        if not callable(make):
-            raise SettingError(f"{where}: {name} is a {type(make).__name__}, not callable")
-        return NamedFactory(name, schema.arguments(make, schema.behind_name(make, inner, others, where), where))
+        return NamedFactory(*schema.chosen(base, value, where, _arguments))
 
     def describe(definitions: dict[str, Any]) -> dict[str, Any]:
         return schema.one_of(base, definitions)
 
     return {"read": read, "schema": describe}
+
+
+def _arguments(make: Any, table: Any, where: str) -> dict[str, Any]:
+    if not callable(make):
+        raise SettingError(f"{where} is a {type(make).__name__}, not callable")
+    return schema.arguments(make, table, where)
 
 
 # Problems
@@ -157,7 +161,7 @@ class SupervisedTable(Checked):
         the same objective with step sizes that do not depend on the number of clients; false: all count the same.
     inputs: range of the inputs: "unit" is [0, 1], "signed" is [−1, 1], "standard" has mean 0 and variance 1 in every
         channel, and { mean = 0.1307, std = 0.3081 } subtracts and divides by these.
-    holdout: share of the samples that is for testing, where the data come without test samples.
+    holdout: share of the samples that is for testing, where the data come without test samples; default: 0.2.
     statistics: running statistics of batch normalisation: "average": sent and averaged with the parameters, "local":
         each client keeps its own, "frozen": as the model has them at first, "refuse": there must be none.
     train: names of the parameters to train, "head.*" or a list of such patterns; default: all that require gradients.
@@ -178,7 +182,7 @@ class SupervisedTable(Checked):
     l2: float = 0.0
     weighted: Weighted = False
     inputs: Literal["unit", "signed", "standard"] | Normalised = "unit"
-    holdout: Share = 0.2
+    holdout: Share | None = None
     statistics: Statistics = "average"
     train: str | tuple[str, ...] | None = None
     personal: str | tuple[str, ...] | None = None
@@ -245,7 +249,10 @@ def load_data(data: NamedFactory) -> Any:
     """What a data set's name and options stand for."""
     make = data.make(Dataset)
     if not names.imported(data.name):
-        return make(**data.options)
+        try:
+            return make(**data.options)
+        except SettingError as error:
+            raise schema.within(error, data.place, data.options) from None
     which = (make, repr(data.options))
     if which not in _LOADED:
         try:
@@ -258,6 +265,15 @@ def load_data(data: NamedFactory) -> Any:
             del _LOADED[next(iter(_LOADED))]
         _LOADED[which] = found
     return _LOADED[which]
+
+
+def check_files(problem: ProblemTable) -> None:
+    """Refuse a file or folder of a data set or a model that is not there; a user's own may take a path for another."""
+    for named in (getattr(problem, "data", None), getattr(problem, "model", None)):
+        if isinstance(named, NamedFactory) and not names.imported(named.name):
+            for path in names.files(named.options):
+                if not names.placed(path).exists():
+                    raise DataError(f"{named.place}: {path} is not there")
 
 
 @dataclass(frozen=True)
@@ -387,9 +403,17 @@ def read_problem(table: Any, where: str) -> ProblemTable:
         try:
             return owned.of_owners()
         except SettingError as error:
-            raise SettingError(f"{where}: {error}") from None
+            raise _within(error, where) from None
     made: ProblemTable = schema.build(special or SupervisedTable, rest, where)
     return made
+
+
+def _within(error: SettingError, where: str) -> SettingError:
+    """The error with the path of the problem that it is about, unless it has a path already."""
+    if str(error).startswith(f"{where}."):
+        return error
+    known = [setting.name for setting in schema.settings(SupervisedTable)]
+    return schema.within(error, where, known if re.match(r"\w+ = ", str(error)) else ())
 
 
 def describe_problem(definitions: dict[str, Any]) -> dict[str, Any]:
@@ -436,7 +460,7 @@ class Task:
         try:
             return self.problem.build(own, device, samples, self.name, precision)
         except SettingError as error:
-            raise SettingError(f"{f'task.{self.name}' if self.name else 'problem'}: {error}") from None
+            raise _within(error, f"task.{self.name}" if self.name else "problem") from None
 
 
 def check_device(device: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from offbeat.core.errors import OffbeatError, SettingError
 from offbeat.core.vectors import even
+from offbeat.experiment.describe import check_files
 from offbeat.experiment.experiment import Experiment
 from offbeat.experiment.overrides import join_path, label as label_of, put, split_path
 from offbeat.experiment.tables import algorithm_tables
@@ -70,7 +71,8 @@ class Grid:
             new = {(path, repr(value)) for path, value in point.settings.items()} - seen
             if new:
                 try:
-                    Experiment.parse(point.table)
+                    for task in Experiment.parse(point.table).tasks:
+                        check_files(task.problem)
                 except OffbeatError as error:
                     raise SettingError(f"sweep, {point.name}: {error}") from None
                 seen |= new

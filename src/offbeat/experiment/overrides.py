@@ -45,12 +45,15 @@ def override(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     return result
 
 
-def parse(text: str) -> tuple[str, Any]:
-    """(path, value) of `key.path=value`; the value is TOML, and a bare word is a string."""
+def parse(text: str, option: str = "--set", example: str = "problem.clients=64") -> tuple[str, Any]:
+    """(path, value) of `key.path=value`; the value is TOML, and a bare word is a string.
+
+    option, example: for errors, where the text was given and what it might be.
+    """
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not all(split_path(path)):
-        raise SettingError(f"--set {text!r}: expected key.path=value, such as problem.clients=64")
+        raise SettingError(f"{option} {text!r}: expected key.path=value, such as {example}")
     try:
         return path, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

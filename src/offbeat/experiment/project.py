@@ -18,9 +18,14 @@ _FILES = {
 
 @dataclass(frozen=True)
 class ProjectKind:
-    """A kind of task. about: in one sentence.   swept: what its README sweeps over.   real: how it runs for real."""
+    """A kind of task.
+
+    about: in one sentence.   instead: what else there is for such a task.   swept: what its README sweeps over.
+    real: how it runs for real.
+    """
 
     about: str
+    instead: str = ""
     swept: str = "algorithm.*.local.sgd.lr=[0.2,0.5]"
     real: str = "offbeat up experiment.toml              # the same with real processes on this machine"
 
@@ -39,6 +44,9 @@ KINDS = {
     ),
     "language-model": ProjectKind(
         "Next-token prediction: letters of Python's own manual, one topic per client.",
+        instead="If your texts are .txt files, one per client, you need neither `my_data.py` nor `my_model.py`: in "
+        '`experiment.toml`, write `data = { texts = "FOLDER" }` and `model = "gpt"`, set `clients` to the number of '
+        "files at most, and remove `client`, `loss` and `metrics`.",
         swept="algorithm.*.local.sgd.lr=[0.75,1.2]",
     ),
     "sites": ProjectKind(
@@ -76,7 +84,8 @@ def _readme(folder: Path, kind: str, names: list[str]) -> str:
     rows = "\n".join(f"| `{name}` | {said} |" for name, said in _FILES.items() if name in names)
     found = KINDS[kind]
     name = folder.resolve().name
-    filled = {"NAME": name, "ABOUT": found.about, "SWEPT": found.swept, "REAL": found.real, "FILES": rows}
+    about = f"{found.about}\n\n{found.instead}" if found.instead else found.about
+    filled = {"NAME": name, "ABOUT": about, "SWEPT": found.swept, "REAL": found.real, "FILES": rows}
     for word, value in filled.items():
         text = text.replace(word, value, 1)
     return text

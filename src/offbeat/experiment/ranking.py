@@ -47,14 +47,14 @@ def check_best(best: str | None) -> None:
         except ValueError:
             target = inf
         if not isfinite(target):
-            raise SettingError(f"best = {best!r}: the time to a value of a metric, as in time:0.8 or time:rmse:0.5")
+            raise SettingError(f"ranked by {best!r}: the time to a value of a metric, as in time:0.8 or time:rmse:0.5")
 
 
 def check_metric(best: str | None, known: Sequence[Metric]) -> None:
     """Refuse a metric that runs do not measure. known: what they measure."""
     name = aim(best)[0] if best is not None and best.startswith("time:") else best
     if name and name not in ("finish", *(metric.name for metric in known)):
-        raise SettingError(f"best = {best!r}: runs measure {', '.join(metric.name for metric in known)}; or finish")
+        raise SettingError(f"ranked by {best!r}: runs measure {', '.join(metric.name for metric in known)}; or finish")
 
 
 def aim(best: str) -> tuple[str, float]:

@@ -24,15 +24,16 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from offbeat.core import names
 from offbeat.core.errors import SettingError, nearest
 
 _WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,13 @@ def build(kind: Callable[..., Any], table: Any, where: str) -> Any:
     try:
         return kind(**values)
     except SettingError as error:
-        known = [*(setting.name for setting in settings(kind)), *values]
-        first = re.split(r"[ .\[:]", str(error), maxsplit=1)[0]
-        raise SettingError(join(where, str(error)) if first in known or not where else f"{where}: {error}") from None
+        raise within(error, where, [*(setting.name for setting in settings(kind)), *values]) from None
+
+
+def within(error: SettingError, where: str, known: Iterable[str]) -> SettingError:
+    """The error with a path before it, which that of the setting it is about continues. known: settings there."""
+    first = re.split(r"[ .\[:]", str(error), maxsplit=1)[0]
+    return SettingError(join(where, str(error)) if first in known or not where else f"{where}: {error}")
 
 
 def arguments(make: Callable[..., Any], table: Any, where: str) -> dict[str, Any]:
@@ -99,16 +104,25 @@ def arguments(make: Callable[..., Any], table: Any, where: str) -> dict[str, Any
 
 def member(base: Any, value: Any, where: str) -> Any:
     """The member of a base that a value names, with its settings."""
+    return chosen(base, value, where, build)[2]
+
+
+def chosen(base: Any, value: Any, where: str, make: Callable[[Any, Any, str], T]) -> tuple[str, str, T]:
+    """(name of the member that a value names, path of its settings, what is made of it, its settings and their path).
+
+    Errors name a setting as it was written: a value that stands behind the name has no name of its own.
+    """
     name, inner, others = choose(base, value, where)
-    kind, place = names.find(base, name, where), f"{where}.{name}"
+    kind = names.find(base, name, where)
+    place = where if isinstance(value, Mapping) and name not in value else f"{where}.{name}"
     table = behind_name(kind, inner, others, place)
     try:
-        return build(kind, table, place)
+        return name, place, make(kind, table, place)
     except SettingError as error:
-        if isinstance(inner, Mapping | bool | list):
+        first = next((key for key, each in table.items() if each is inner), None)
+        if first is None:
             raise
-        first = f"{place}.{settings(kind)[0].name}"  # which was written behind the name
-        raise SettingError(str(error).replace(first, place, 1)) from None
+        raise SettingError(re.sub(rf"^{re.escape(place)}\.{re.escape(first)}\b", lambda _: place, str(error))) from None
 
 
 def choose(base: Any, value: Any, where: str) -> tuple[str, Any, dict[str, Any]]:

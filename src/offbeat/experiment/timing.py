@@ -87,6 +87,5 @@ def _spelled_out(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     if isinstance(speeds, list):
         result["speeds"], short[f"{place}.factors"] = {"factors": speeds}, place
     elif isinstance(speeds, Mapping) and not any(k in names.members(Speeds) or names.imported(k) for k in speeds):
-        result["speeds"] = {"classes": speeds}
-        short |= {f"{place}.classes.of": place, f"{place}.classes": place}
+        result["speeds"], short[f"{place}.classes"] = {"classes": speeds}, place
     return result, short

@@ -53,7 +53,7 @@ def check(problem: Supervised) -> Form:
     _dropping(problem, call, batch)
     if not objective.whole:
         output = _output(problem, call, batch)
-        _target(problem, output, batch[objective.target])
+        _target(problem, output, batch)
         _extremes(problem, call)
         causal.check(problem, call, batch)
     found = _loss(problem, call, batch)
@@ -204,8 +204,12 @@ def _remedy(problem: Supervised, error: Exception, batch: Sequence[Tensor]) -> s
     said, given = str(error), batch[: problem.objective.inputs]
     if isinstance(error, TypeError) and "argument" in said:
         return "; its inputs are the columns that it is to get: name them, inputs=…"
+    if "dtype" in said and (instead := _for_windows(problem, batch)):
+        return instead
     if "dtype" in said and any(not part.is_floating_point() for part in given):
         return "; cast whole numbers to float"
+    if "no padding token" in said:
+        return "; give its configuration one, as in settings = { pad_token_id = 0 } or in its folder's config.json"
     if "scalar types: Long" in said:
         return "; cast the column to int64"
     if isinstance(error, IndexError) and "out of range" in said and (tokens := [p for p in given if p.dim() == 2]):
@@ -235,11 +239,24 @@ def _output(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Tensor:
     return output
 
 
-def _target(problem: Supervised, output: Tensor, target: Tensor) -> None:
+def _for_windows(problem: Supervised, batch: Sequence[Tensor]) -> str:
+    """Which model fits windows of tokens, where the data are these."""
+    x, y = batch[0], batch[problem.objective.target]
+    if x.is_floating_point() or x.dim() != 2 or x.shape != y.shape:
+        return ""
+    if x.shape[1] < 2 or not (torch.equal(x[:, 1:], y[:, :-1]) or torch.equal(x, y)):
+        return ""
+    return '; windows of tokens need a model with scores of the next token at every place, such as "gpt"'
+
+
+def _target(problem: Supervised, output: Tensor, batch: Sequence[Tensor]) -> None:
     """What the losses that we know expect of the target."""
+    target = batch[problem.objective.target]
     function, name = problem.objective.function, problem.data.target
     a_sample = f"{name!r} is {_kind(target)} {list(target.shape[1:])} a sample"
     if function in _CLASSES:
+        if output.dim() == 2 and (instead := _for_windows(problem, batch)):
+            raise DataError(f"{a_sample}, and the model returns {_shape(output)}{instead}")
         if target.is_floating_point() and target.dim() == output.dim() and target.shape == output.shape:
             raise DataError(f'{a_sample}; classes are numbers: use .argmax(1), or the loss "bce" for several labels')
         if target.is_floating_point():

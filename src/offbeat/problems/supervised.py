@@ -141,7 +141,7 @@ class Supervised(OfModule):
         target: str | None = None,
         inputs: str | Sequence[str] | None = None,
         test: Any = None,
-        holdout: float = 0.2,
+        holdout: float | None = None,
         client: str | None = None,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
@@ -159,7 +159,7 @@ class Supervised(OfModule):
         data: a `Dataset`, or what one can be made of, see `offbeat.data.adapters`: arrays, columns, tables, files,
         anything with len() and [i], data sets by client.   clients: how many; None: as many as there are owners.
         target, inputs: its columns.   test: samples to test on;
-        None: a share `holdout` of the data.   client: the column with the samples' owners.
+        None: a share `holdout` of the data, 0.2.   client: the column with the samples' owners.
         model: by name, as in an experiment file, a factory, or a module, which keeps its parameters.   options: of the
         model.   loss, metrics, weight: see `Supervised`.   l2: weight of l2/2·|w|².   weighted: a client's loss counts
         by its share of the samples; "relative": n times that.   measured: what is evaluated on, see `Evaluation`.
@@ -204,7 +204,7 @@ class Supervised(OfModule):
         target: str | None = None,
         inputs: str | Sequence[str] | None = None,
         test: Any = None,
-        holdout: float = 0.2,
+        holdout: float | None = None,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
         weight: str | None = None,
@@ -218,7 +218,7 @@ class Supervised(OfModule):
     ) -> Supervised:
         """The problem of one data set for each client, by name and in this order.
 
-        test: samples to test on, for all clients or by client; None: a share `holdout` of every client's.
+        test: samples to test on, for all clients or by client; None: a share `holdout` of every client's, 0.2.
         Everything else as in `split`.
         """
         _known("of_clients", parts)

@@ -101,9 +101,9 @@ def prepare(
     until.goals(metrics)  # refuses what no task measures
     if evaluated is not None and len(problems) == 1:
         evaluated.goals(metrics[0][0], until)  # refuses a target that is none
-    asked = getattr(algorithm.server, "concurrency", None)
-    if isinstance(asked, int) and asked > problems[0].clients:
-        raise SettingError(f"concurrency = {asked}: there are {problems[0].clients} clients; use at most that many")
+    for name, asked in algorithm.server.at_once().items():
+        if isinstance(asked, int) and asked > problems[0].clients:
+            raise SettingError(f"{name} = {asked}: there are {problems[0].clients} clients; use at most that many")
     locals_ = algorithm.trainers(problems)
     if isinstance(executor, str):
         executor = named_executor(executor, problems, locals_, world=world)

@@ -1,4 +1,7 @@
-"""The samples. Replace `load` with a function that returns yours."""
+"""The samples. Replace `load` with a function that returns yours.
+
+For a folder of .txt files, one per client, there is no need of one: data = { texts = "FOLDER" } and model = "gpt".
+"""
 
 from pydoc_data.topics import topics
 
