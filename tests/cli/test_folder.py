@@ -11,7 +11,7 @@ from command import QUADRATIC, ended, offbeat, record, run, sets, started
 
 import offbeat as ob
 from offbeat.core import names
-from offbeat.data.texts import texts
+from offbeat.data import texts
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -168,7 +168,7 @@ def test_texts_next_to_the_file_are_found_from_any_folder_and_mentioned_if_edite
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert offbeat("run", "../x.toml", "--out", "out").code == 0
     names.search()  # as another process would begin
-    texts.cache_clear()
+    texts._texts.cache_clear()
     assert ob.open("out")[0].module() is not None
     assert "have changed" not in offbeat("resume", "out").err
     (tmp_path / "letters" / "anna.txt").write_text("dear anne, " * 20)
