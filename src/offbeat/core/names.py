@@ -201,7 +201,7 @@ def homes(table: Any) -> list[str]:
     for name in all_imported(table):
         if name.startswith(_FILE):
             path = name.removeprefix(_FILE)
-            near = next((place for place in (Path(), *searched()) if (place / path).exists()), None)
+            near = _near(path)
             found |= {} if near is None or Path(path).is_absolute() else {str(near.resolve()): None}
             continue
         module = sys.modules.get(name.partition(":")[0])
@@ -242,7 +242,12 @@ def searched() -> Sequence[Path]:
 
 def placed(path: str) -> Path:
     """A file or a folder by its path; also looked up in these folders."""
-    return next((place / path for place in (Path(), *searched()) if (place / path).exists()), Path(path))
+    return (_near(path) or Path()) / path
+
+
+def _near(path: str) -> Path | None:
+    """Where it is found by this path: from the working folder, or from one of these."""
+    return next((place for place in (Path(), *searched()) if (place / path).exists()), None)
 
 
 def search(*folders: Path | str) -> None:

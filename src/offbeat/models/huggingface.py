@@ -40,15 +40,16 @@ class HuggingFace(nn.Module):
         super().__init__()
         if (folder is None) == (config is None):
             raise SettingError("give a folder with a model, or a config to make one, not both")
-        if folder is not None and (settings or not names.placed(folder).is_dir()):
+        place = None if folder is None else names.placed(folder)
+        if place is not None and (settings or not place.is_dir()):
             raise SettingError(f"folder = {folder!r}: " + ("settings go with config" if settings else "is not there"))
         found = _package()
         make = getattr(found, _CLASSES[task])
         heads = {"num_labels": classes} if task == "classify" else {}
         # attention in the form that torch.vmap can stack
-        if folder is not None:
+        if place is not None:
             given = {"local_files_only": True, "use_safetensors": True, "attn_implementation": "eager", **heads}
-            self.inner: Any = _made(make.from_pretrained, names.placed(folder), task, trust_remote_code=False, **given)
+            self.inner: Any = _made(make.from_pretrained, place, task, trust_remote_code=False, **given)
         else:
             # the tokens of the data have no beginning and no end of a text, which transformers would warn about
             sizes = {"vocab_size": classes, "bos_token_id": None, "eos_token_id": None} if task == "causal" else heads

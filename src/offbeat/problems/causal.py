@@ -21,7 +21,7 @@ def check(problem: Supervised, call: Callable[..., Any], batch: Sequence[Tensor]
     """Raise if the target is shifted twice, or if scores depend on later tokens."""
     objective = problem.objective
     x, y = batch[0], batch[objective.target]
-    if objective.inputs != 1 or x.is_floating_point() or x.dim() != 2 or x.shape != y.shape or x.shape[1] < 2:
+    if objective.inputs != 1 or not windows(x, y):
         return
     following = _same(y[:, :-1], x[:, 1:])
     if objective.function is losses.next_token and following and not _same(y, x):
@@ -31,6 +31,11 @@ def check(problem: Supervised, call: Callable[..., Any], batch: Sequence[Tensor]
         )
     if objective.function is losses.next_token or (objective.function is losses.cross_entropy and following):
         _foreseen(problem, call, batch)
+
+
+def windows(x: Tensor, y: Tensor) -> bool:
+    """Whether these can be windows of tokens and a target at every place."""
+    return not x.is_floating_point() and x.dim() == 2 and x.shape == y.shape and x.shape[1] > 1
 
 
 def _same(target: Tensor, tokens: Tensor) -> bool:

@@ -242,9 +242,7 @@ def _output(problem: Supervised, call: Any, batch: Sequence[Tensor]) -> Tensor:
 def _for_windows(problem: Supervised, batch: Sequence[Tensor]) -> str:
     """Which model fits windows of tokens, where the data are these."""
     x, y = batch[0], batch[problem.objective.target]
-    if x.is_floating_point() or x.dim() != 2 or x.shape != y.shape:
-        return ""
-    if x.shape[1] < 2 or not (torch.equal(x[:, 1:], y[:, :-1]) or torch.equal(x, y)):
+    if not causal.windows(x, y) or not (torch.equal(x[:, 1:], y[:, :-1]) or torch.equal(x, y)):
         return ""
     return '; windows of tokens need a model with scores of the next token at every place, such as "gpt"'
 
