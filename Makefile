@@ -67,7 +67,7 @@ mutants: setup-dev
 
 # the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
 test-kernels: setup-dev
-	$(PIP) --upgrade --target $(VENV)/triton triton
+	$(PIP) --upgrade --target $(VENV)/triton triton 'numpy<2.4'  # its interpreter needs that NumPy
 	PYTHONPATH=$(VENV)/triton $(BIN)/pytest tests/models/test_kernels.py
 
 # the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)

@@ -46,7 +46,6 @@ from studies import persafl
 from studies.in_memory import InMemory, recorded, write
 
 METRIC = Metric("accuracy", higher=True, share=True)
-_ON_GPU = {"precision": "tf32"}
 Given = argparse.Namespace
 _SAME = ("algorithm", "settings", "seed")  # what a run is known by, within a wave
 
@@ -86,7 +85,7 @@ class Wave:
     """Runs of one experiment as one program."""
 
     def __init__(self, folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> None:
-        self.path, self.wave, self.device = folder / f"{slug(wave['wave'])}.json", wave, given.device
+        self.path, self.wave, self.given = folder / f"{slug(wave['wave'])}.json", wave, given
         self.runs = [run for run in recorded(self.path) if run["finished"]]
         self.memory = InMemory(until - time.time(), given.share)
         self.began = time.monotonic()
@@ -113,7 +112,11 @@ class Wave:
         return f"{self.wave['wave']}: {done}, {updates:,} updates, {seconds:.0f} s"
 
     def _make(self, number: int, run: Mapping[str, Any]) -> Simulation:
-        table = {**run["table"], "device": self.device, **({} if self.device == "cpu" else _ON_GPU)}
+        table = {**run["table"], "device": self.given.device}
+        if "shakespeare" not in json.dumps(table):  # the others have 10,000 test samples; nobody reads the objective
+            table["evaluate"] = {"every": table["evaluate"]["every"]}
+        if self.given.device != "cpu":
+            table["precision"] = self.given.precision
         experiment, history = Experiment.parse(table), History()
         simulation = self.memory.make(experiment, history)
         self.at_work[number] = {key: run[key] for key in _SAME}, simulation, history
@@ -131,6 +134,8 @@ class Wave:
     def write(self) -> None:
         """What is known so far."""
         said = {key: self.wave[key] for key in ("wave", "entry", "experiment")}
+        if self.given.device != "cpu":
+            said["precision"] = self.given.precision
         seconds = round(time.monotonic() - self.began)
         write(self.path, {**said, "columns": ["time", "version", METRIC.name], "seconds": seconds, "runs": self.record})
 
@@ -264,6 +269,7 @@ def main() -> None:
     parser.add_argument("--judge", metavar="ENTRY", help="judge what is recorded")
     parser.add_argument("--merge", nargs=2, metavar=("ENTRY", "FILE"), help="write the records of an entry as one")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="tf32", choices=["single", "tf32", "bf16"], help="of training, on a GPU")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")

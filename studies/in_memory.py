@@ -61,6 +61,8 @@ class InMemory:
         session = Session(experiment, self.problems)
         run = session.shared(experiment.runs[0], [history], None, self._executor, self.arenas)
         use(run.problems, experiment.threads, experiment.precision, 1)
+        if experiment.precision == "bf16":  # for what is not in bf16, such as evaluations
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
         return run
 
     def _executor(self, made: Executor) -> Executor:

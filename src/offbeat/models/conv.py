@@ -41,11 +41,12 @@ class _TwoConv(nn.Module):
 
     def add_gradient(
         self, parameters: Mapping[str, Tensor], keep: Tensor, to: Mapping[str, Tensor],
-        x: Tensor, y: Tensor, weights: Tensor,
+        x: Tensor, y: Tensor, weights: Tensor, half: bool = False,
     ) -> None:  # fmt: skip
         """keep · parameters + the gradients of n models' cross-entropies, weighted and summed over each one's batch.
 
         parameters, to: [n, ...] by name.   keep: [n].   x: [n, batch, channels, side, side].   y, weights: [n, batch].
+        half: products have factors of 16 bits (bfloat16), and so is what is kept between them.
         Written out for a GPU: no step of it keeps or moves more than it has to.
         """
         from offbeat.models.conv_gpu import conv_pool, conv_pool_step  # imports Triton
@@ -55,7 +56,11 @@ class _TwoConv(nn.Module):
             return of[f"{name}.weight"], of[f"{name}.bias"]
 
         border, convs, layers = self.border, ("conv1", "conv2"), [f"full.{i}" for i in range(len(self.full))]
-        images = [pad(x.permute(0, 1, 3, 4, 2), (0, 0, *4 * (border,))).contiguous()]  # channels last
+        colours = x.shape[2]
+        spare = (1 << (colours - 1).bit_length()) - colours  # channels of a pixel are read together
+        images = [pad(x.permute(0, 1, 3, 4, 2), (0, spare, *4 * (border,))).contiguous()]  # channels last
+        if half:
+            images = [images[0].bfloat16()]
         origins: list[Tensor] = []
         for name in convs:
             pooled, chosen = conv_pool(images[-1], *both(parameters, name))
@@ -63,13 +68,14 @@ class _TwoConv(nn.Module):
             origins.append(chosen)
         inputs = [images[-1].permute(0, 1, 4, 2, 3).flatten(2)]
         for name in layers:
-            inputs.append(full(inputs[-1], *both(parameters, name), relu=self.rectified or name != layers[-1]))
+            last = name == layers[-1]
+            inputs.append(full(inputs[-1], *both(parameters, name), relu=self.rectified or not last, exact=last))
         outputs = inputs.pop()
         slope = torch.softmax(outputs, 2)
         slope.scatter_add_(2, y.unsqueeze(2), -torch.ones_like(slope[..., :1]))
         if self.rectified:
             slope *= outputs > 0
-        slope *= weights.unsqueeze(2)
+        slope = (slope * weights.unsqueeze(2)).to(images[0].dtype)
         for name in reversed(layers):
             here = inputs.pop()
             full_step(slope, here, both(parameters, name), keep, both(to, name))

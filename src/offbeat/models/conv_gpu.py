@@ -4,7 +4,8 @@ torch.vmap makes grouped convolutions of it, which leave most of a GPU idle. Her
 product whose left factor, the patches of its images, is read where it lies, and of whose result only what pooling
 lets through is written: the pooled values and, as one byte each, which of the four positions each of them comes from.
 
-Channels are last. With pooling, positions are numbered window by window: the four of a window follow each other.
+Channels are last. A window has four corners, and a program computes all of them, each as a product of its own: the
+largest is taken number by number. Factors are float32 or, if the images are, bfloat16; sums are float32.
 """
 
 from __future__ import annotations
@@ -18,66 +19,106 @@ from torch import Tensor
 
 from offbeat.models.gpu import precision
 
-NONE = tl.constexpr(4)  # in place of a position: the window's maximum is not positive, ReLU lets nothing through
+NONE = tl.constexpr(4)  # in place of a corner: the window's maximum is not positive, ReLU lets nothing through
 
 
 @triton.jit
-def _place(position, H: tl.constexpr, W: tl.constexpr, POOL: tl.constexpr):
-    """(sample, y, z) of a position in images of H × W; with pooling, what is left of an odd side is in no window."""
-    if POOL:
-        window, corner = position // 4, position % 4
-        sample, y, z = window // ((H // 2) * (W // 2)), window // (W // 2) % (H // 2), window % (W // 2)
-        return sample, 2 * y + corner // 2, 2 * z + corner % 2
-    return position // (H * W), position // W % H, position % W
+def _offset(k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    """Where number k of a K × K patch lies, counted from its first, in images of width W."""
+    return (k // C // K * W + k // C % K) * C + k % C
 
 
 @triton.jit
-def _offset(k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BACK: tl.constexpr):
-    """Where number k of a K × K patch lies, counted from its first, in images of width W; or its point reflected."""
-    y, z = k // C // K, k // C % K
-    if BACK:
-        y, z = K - 1 - y, K - 1 - z
-    return (y * W + z) * C + k % C
+def _corner(window, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    """Where the patch of a window's first corner lies, in images of H × W."""
+    high: tl.constexpr = (H - K + 1) // 2
+    wide: tl.constexpr = (W - K + 1) // 2
+    sample, y, z = window // (high * wide), window // wide % high, window % wide
+    return ((sample * H + 2 * y) * W + 2 * z) * C
 
 
 @triton.jit
 def _convolve(
     x, w, bias, out, chosen,
-    B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    POOL: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+    N: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """x [n, B, H, W, C] by w [n, N, K·K·C] to out [n, B, H − K + 1, W − K + 1, N]: there, pooled, with `chosen`; back,
-    with the weights the other way round."""
+    """x [n, B, H, W, C] by w [n, N, K·K·C], with the bias, pooled, to out [n, SIZE, N]; SIZE windows."""
     model = tl.program_id(1).to(tl.int64)
-    OH: tl.constexpr = H - K + 1
-    OW: tl.constexpr = W - K + 1
-    SIZE: tl.constexpr = B * (OH // 2) * (OW // 2) * 4 if POOL else B * OH * OW
-    position = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
-    sample, y, z = _place(position, OH, OW, POOL)
-    base = ((sample * H + y) * W + z) * C
-    inside = position < SIZE
+    window = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     column = tl.arange(0, TILE_N)
     x += model * (B * H * W * C)
     w += model * (K * K * C * N)
-    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    at = x + _corner(window, H, W, C, K)[:, None]
+    inside = (window < SIZE)[:, None]
+    value = tl.zeros([TILE_M, TILE_N], tl.float32)
+    right = tl.zeros([TILE_M, TILE_N], tl.float32)
+    below = tl.zeros([TILE_M, TILE_N], tl.float32)
+    last = tl.zeros([TILE_M, TILE_N], tl.float32)
     for begin in range(0, K * K * C, TILE_K):
         k = begin + tl.arange(0, TILE_K)
-        offset = _offset(k, W, C, K, not POOL)
-        a = tl.load(x + base[:, None] + offset[None, :], inside[:, None] & (k < K * K * C)[None, :], 0.0)
-        there = (k < K * K * C)[:, None] & (column < N)[None, :]
-        b = tl.load(w + k[:, None] + column[None, :] * (K * K * C), there, 0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    if POOL:
-        total += tl.load(bias + model * N + column, column < N, 0.0)[None, :]
-        value, which = tl.max(tl.reshape(total, [TILE_M // 4, 4, TILE_N]), 1, return_indices=True)
-        window = tl.program_id(0) * (TILE_M // 4) + tl.arange(0, TILE_M // 4)
-        place = model * (SIZE // 4 * N) + window[:, None] * N + column[None, :]
-        valid = (window < SIZE // 4)[:, None] & (column < N)[None, :]
-        tl.store(out + place, tl.maximum(value, 0.0), valid)
-        tl.store(chosen + place, tl.where(value > 0.0, which, NONE).to(tl.uint8), valid)
-    else:
-        place = model * (SIZE * N) + position[:, None] * N + column[None, :]
-        tl.store(out + place, total, inside[:, None] & (column < N)[None, :])
+        valid = inside & (k < K * K * C)[None, :]
+        patch = at + _offset(k, W, C, K)[None, :]
+        b = tl.load(
+            w + k[:, None] + column[None, :] * (K * K * C), (k < K * K * C)[:, None] & (column < N)[None, :], 0.0
+        )
+        value = tl.dot(tl.load(patch, valid, 0.0), b, value, input_precision=PRECISION)
+        right = tl.dot(tl.load(patch + C, valid, 0.0), b, right, input_precision=PRECISION)
+        below = tl.dot(tl.load(patch + W * C, valid, 0.0), b, below, input_precision=PRECISION)
+        last = tl.dot(tl.load(patch + (W + 1) * C, valid, 0.0), b, last, input_precision=PRECISION)
+    which = tl.where(right > value, 1, 0)
+    value = tl.maximum(value, right)
+    which = tl.where(below > value, 2, which)
+    value = tl.maximum(value, below)
+    which = tl.where(last > value, 3, which)
+    value = tl.maximum(value, last) + tl.load(bias + model * N + column, column < N, 0.0)[None, :]
+    place = model * (SIZE * N) + window[:, None] * N + column[None, :]
+    valid = inside & (column < N)[None, :]
+    tl.store(out + place, tl.maximum(value, 0.0), valid)
+    tl.store(chosen + place, tl.where(value > 0.0, which, NONE).to(tl.uint8), valid)
+
+
+@triton.jit
+def _to_weights(
+    x, slope, chosen, out, sums,
+    SIZE: tl.constexpr, PART: tl.constexpr, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The slopes [n, SIZE, N] by the pooled values to those by the weights, [n, parts, K·K·C, N], and by the bias,
+    [n, parts, N]: sums over PART windows each."""
+    model = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
+    column = tl.arange(0, TILE_N)
+    at = x + model * (B * H * W * C) + _offset(k, W, C, K)[:, None]
+    slope += model * (SIZE * N)
+    chosen += model * (SIZE * N)
+    total = tl.zeros([TILE_K, TILE_N], tl.float32)
+    bias = tl.zeros([TILE_N], tl.float32)
+    for begin in range(0, min(PART, SIZE), TILE_M):
+        window = part * PART + begin + tl.arange(0, TILE_M)
+        inside = window < min((part + 1) * PART, SIZE)
+        valid = inside[None, :] & (k < K * K * C)[:, None]
+        patch = at + _corner(window, H, W, C, K)[None, :]
+        place = window[:, None] * N + column[None, :]
+        there = inside[:, None] & (column < N)[None, :]
+        s = tl.load(slope + place, there, 0.0)
+        which = tl.load(chosen + place, there, NONE)
+        zero = tl.zeros_like(s)
+        bias += tl.sum(tl.where(which < NONE, s, zero).to(tl.float32), 0)
+        total = tl.dot(tl.load(patch, valid, 0.0), tl.where(which == 0, s, zero), total, input_precision=PRECISION)
+        a = tl.load(patch + C, valid, 0.0)
+        total = tl.dot(a, tl.where(which == 1, s, zero), total, input_precision=PRECISION)
+        a = tl.load(patch + W * C, valid, 0.0)
+        total = tl.dot(a, tl.where(which == 2, s, zero), total, input_precision=PRECISION)
+        a = tl.load(patch + (W + 1) * C, valid, 0.0)
+        total = tl.dot(a, tl.where(which == 3, s, zero), total, input_precision=PRECISION)
+    row = model * tl.num_programs(2) + part
+    place = row * (K * K * C * N) + k[:, None] * N + column[None, :]
+    tl.store(out + place, total, (k < K * K * C)[:, None] & (column < N)[None, :])
+    if tl.program_id(0) == 0:
+        tl.store(sums + row * N + column, bias, column < N)
 
 
 @triton.jit
@@ -85,59 +126,65 @@ def _unpool(
     slope, chosen, out,
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, BORDER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """slope [n, B, H // 2, W // 2, N] to where it comes from, [n, B, H + 2·BORDER, W + 2·BORDER, N]: all else is 0."""
+    """slope [n, B, H // 2, W // 2, N] to where it comes from, [n, B, H, W + 2·BORDER, N]: all else is 0."""
     model = tl.program_id(1).to(tl.int64)
-    HB: tl.constexpr = H + 2 * BORDER
     WB: tl.constexpr = W + 2 * BORDER
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column, position = place % N, place // N
-    sample, y, z = position // (HB * WB), position // WB % HB - BORDER, position % WB - BORDER
-    valid = (sample < B) & (y >= 0) & (z >= 0) & (y < H // 2 * 2) & (z < W // 2 * 2)
+    sample, y, z = position // (H * WB), position // WB % H, position % WB - BORDER
+    valid = (sample < B) & (z >= 0) & (y < H // 2 * 2) & (z < W // 2 * 2)
     there = model * (B * (H // 2) * (W // 2) * N) + ((sample * (H // 2) + y // 2) * (W // 2) + z // 2) * N + column
     passed = tl.load(chosen + there, valid, NONE).to(tl.int32) == y % 2 * 2 + z % 2
-    tl.store(out + model * (B * HB * WB * N) + place, tl.load(slope + there, valid & passed, 0.0), sample < B)
+    tl.store(out + model * (B * H * WB * N) + place, tl.load(slope + there, valid & passed, 0.0), sample < B)
 
 
 @triton.jit
-def _to_weights(
-    x, slope, out,
+def _to_inputs(
+    slope, w, out,
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
-    BORDER: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The slope [n, B, H − K + 1 + 2·BORDER, W − K + 1 + 2·BORDER, N] by the weights, [n, K·K·C, N]."""
+    """The slopes [n, B, H − K + 1, W + K − 1, N] before pooling, with a border at both sides, to those by the inputs,
+    [n, B, H, W, C]; w [n, C, K, K, N] with each row of a patch reversed.
+
+    A program has one row of the images of several samples: only patches that reach it are gone through.
+    """
     model = tl.program_id(1).to(tl.int64)
     OH: tl.constexpr = H - K + 1
-    OW: tl.constexpr = W - K + 1
-    k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
-    offset = _offset(k, W, C, K, False)
+    WB: tl.constexpr = W + K - 1
+    y = tl.program_id(2)
+    position = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    sample, z = position // W, position % W
     column = tl.arange(0, TILE_N)
-    x += model * (B * H * W * C)
-    slope += model * (B * (OH + 2 * BORDER) * (OW + 2 * BORDER) * N)
-    total = tl.zeros([TILE_K, TILE_N], tl.float32)
-    for begin in range(0, B * OH * OW, TILE_M):
-        position = begin + tl.arange(0, TILE_M)
-        sample, y, z = _place(position, OH, OW, False)
-        inside = position < B * OH * OW
-        base = ((sample * H + y) * W + z) * C
-        a = tl.load(x + base[None, :] + offset[:, None], inside[None, :] & (k < K * K * C)[:, None], 0.0)
-        there = ((sample * (OH + 2 * BORDER) + y + BORDER) * (OW + 2 * BORDER) + z + BORDER) * N
-        b = tl.load(slope + there[:, None] + column[None, :], inside[:, None] & (column < N)[None, :], 0.0)
+    slope += model * (B * OH * WB * N)
+    w += model * (K * K * C * N)
+    base = ((sample * OH + y) * WB + z) * N
+    inside = (sample < B)[:, None]
+    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    first = max(y - OH + 1, 0) * (K * N)
+    end = min(y + 1, K) * (K * N)
+    for begin in range(first, end, TILE_K):
+        k = begin + tl.arange(0, TILE_K)
+        offset = (k // N % K - k // N // K * WB) * N + k % N
+        a = tl.load(slope + base[:, None] + offset[None, :], inside & (k < end)[None, :], 0.0)
+        there = (k < end)[:, None] & (column < C)[None, :]
+        b = tl.load(w + k[:, None] + column[None, :] * (K * K * N), there, 0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    place = model * (K * K * C * N) + k[:, None] * N + column[None, :]
-    tl.store(out + place, total, (k < K * K * C)[:, None] & (column < N)[None, :])
+    place = ((model * B + sample[:, None]) * H + y) * (W * C) + z[:, None] * C + column[None, :]
+    tl.store(out + place, total, inside & (column < C)[None, :])
 
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, b, h, w, c], weight [n, out, c, k, k] and bias [n, out] to what comes out, [n, b, h', w', out], and the
-    position of each number's origin in its window."""
+    corner of each number's origin in its window. x may have more channels than the weights: those count nothing."""
     n, b, h, w, c = x.shape
     _, out, _, k, _ = weight.shape
     pooled = x.new_empty(n, b, (h - k + 1) // 2, (w - k + 1) // 2, out)
     chosen = torch.empty_like(pooled, dtype=torch.uint8)
-    rows = weight.permute(0, 1, 3, 4, 2).contiguous()  # [n, out, k, k, c]
-    tiles = _tiles(256, 32, out, 8) if 1 < c < _WIDE else _tiles(128, 32, out, 4)
-    _convolve[_grid(4 * pooled[0, ..., 0].numel(), tiles["TILE_M"], n)](
-        x, rows, bias.contiguous(), pooled, chosen, b, h, w, c, k, out, True, **tiles
+    rows = _as_factor(weight.permute(0, 1, 3, 4, 2), x, c)  # [n, out, k, k, c]
+    size, tiles = pooled[0, ..., 0].numel(), _tiles("convolve", x, k * k * c, out)
+    _convolve[(triton.cdiv(size, tiles["TILE_M"]), n)](
+        x, rows, bias.contiguous(), pooled, chosen, size, b, h, w, c, k, out, **tiles
     )
     return pooled, chosen
 
@@ -150,43 +197,69 @@ def conv_pool_step(
     gives the slope by x, if it is wanted.   keep: [n]."""
     n, b, h, w, c = x.shape
     weight, bias = old
-    _, out, _, k, _ = weight.shape
-    border = k - 1 if by_input else 0
-    high, wide = h - k + 1, w - k + 1
-    spread = x.new_empty(n, b, high + 2 * border, wide + 2 * border, out)
-    _unpool[_grid(spread[0].numel(), _LINE, n)](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
-    by_weight = x.new_empty(n, k, k, c, out)
-    tiles = _tiles(64, 64 if c >= _WIDE else 32, out, 4 if k * k * c <= 32 else 2)
-    _to_weights[_grid(k * k * c, tiles["TILE_K"], n)](x, spread, by_weight, b, h, w, c, k, out, border, **tiles)
-    by_bias = torch.where(chosen < NONE.value, slope, 0.0).sum((1, 2, 3))
-    torch.addcmul(by_weight.permute(0, 4, 3, 1, 2), keep.view(n, 1, 1, 1, 1), weight, out=new[0])
-    torch.addcmul(by_bias, keep.view(n, 1), bias, out=new[1])
+    _, out, channels, k, _ = weight.shape
+    size, tiles = slope[0, ..., 0].numel(), _tiles("to weights", x, k * k * c, out)
+    parts = triton.cdiv(size, _PART)
+    by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
+    by_bias = torch.empty(n, parts, out, device=x.device)
+    _to_weights[(triton.cdiv(k * k * c, tiles["TILE_K"]), n, parts)](
+        x, slope, chosen, by_weight, by_bias, size, _PART, b, h, w, c, k, out, **tiles
+    )
+    slopes = by_weight.sum(1)[..., :channels, :].permute(0, 4, 3, 1, 2)
+    torch.addcmul(slopes, keep.view(n, 1, 1, 1, 1), weight, out=new[0])
+    torch.addcmul(by_bias.sum(1), keep.view(n, 1), bias, out=new[1])
     if not by_input:
         return None
-    back = torch.empty_like(x)
-    turned = weight.permute(0, 2, 3, 4, 1).contiguous()  # [n, c, k, k, out]
-    sizes = b, high + 2 * border, wide + 2 * border, out, k, c, False
-    tiles = _tiles(256, 32, c, 4)
-    _convolve[_grid(b * h * w, tiles["TILE_M"], n)](spread, turned, spread, back, chosen, *sizes, **tiles)
+    high, wide = h - k + 1, w - k + 1
+    spread = x.new_empty(n, b, high, wide + 2 * (k - 1), out)
+    grid = (triton.cdiv(spread[0].numel(), _LINE), n)
+    _unpool[grid](slope, chosen, spread, b, high, wide, out, k - 1, TILE=_LINE)
+    back, turned = torch.empty_like(x), _as_factor(weight.permute(0, 2, 3, 4, 1).flip(3), x, out)  # [n, c, k, k, out]
+    tiles = _tiles("to inputs", x, k * k * out, c)
+    _to_inputs[(triton.cdiv(b * w, tiles["TILE_M"]), n, h)](spread, turned, back, b, h, w, c, k, out, **tiles)
     return back
 
 
-_WIDE = 16  # channels that lie together and are read as a whole
 _LINE = 1024
+_PART = 1024  # windows whose slopes one program adds up: with few models, too, there is work for the whole GPU
 
 
-def _grid(size: int, tile: int, models: int) -> tuple[int, int]:
-    return triton.cdiv(size, tile), models
+def _as_factor(weight: Tensor, x: Tensor, wide: int) -> Tensor:
+    """Weights as x's partner in a product, with zeros for the channels that only x has."""
+    own = weight.shape[-1]
+    make = torch.empty if own == wide else torch.zeros
+    factor = make(*weight.shape[:-1], wide, dtype=x.dtype, device=x.device)
+    factor[..., :own].copy_(weight)
+    return factor
 
 
-def _tiles(rows: int, depth: int, columns: int, warps: int) -> dict[str, Any]:
-    """Positions, depth and channels of one product of tiles: for each kernel the quickest of a dozen on an H200."""
+def _tiles(kernel: str, x: Tensor, depth: int, columns: int) -> dict[str, Any]:
+    """Positions, depth and channels of one product of tiles, by kernel and type: the quickest of a dozen on an H200."""
     wide = max(16, triton.next_power_of_2(columns))
+    half = x.dtype == torch.bfloat16
+    rows, deep, warps, stages = TILES[kernel, half, min(depth, 1 << 30) > 128]
     return {
         "TILE_M": rows,
-        "TILE_K": depth,
+        "TILE_K": deep,
         "TILE_N": wide,
-        "PRECISION": precision(),
+        "PRECISION": "ieee" if half else precision(),
         "num_warps": warps,
-        "num_stages": 3,
+        "num_stages": stages,
     }
+
+
+# by kernel, whether factors have 16 bits, and whether patches are long: tile of positions, of depth, warps, stages
+TILES = {
+    ("convolve", False, False): (64, 32, 8, 3),
+    ("convolve", False, True): (32, 32, 4, 3),
+    ("convolve", True, False): (64, 32, 4, 3),
+    ("convolve", True, True): (64, 64, 4, 2),
+    ("to weights", False, False): (32, 32, 4, 3),
+    ("to weights", False, True): (32, 64, 4, 3),
+    ("to weights", True, False): (64, 64, 4, 3),
+    ("to weights", True, True): (64, 128, 8, 3),
+    ("to inputs", False, False): (64, 32, 4, 3),
+    ("to inputs", False, True): (128, 32, 4, 3),
+    ("to inputs", True, False): (64, 32, 4, 3),
+    ("to inputs", True, True): (64, 64, 4, 3),
+}

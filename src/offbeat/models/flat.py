@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import sha256
+from inspect import signature
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
@@ -144,16 +145,21 @@ class Flat:
     @property
     def own(self) -> bool:
         """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap."""
-        return hasattr(self.module, "stacked") and self.plain
+        return self._has_form("stacked")
 
     def adds(self, device: torch.device) -> bool:
         """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
-        return hasattr(self.module, "add_gradient") and kernels(device) and self.plain
+        return kernels(device) and self._has_form("add_gradient")
+
+    def _has_form(self, name: str) -> bool:
+        """Whether the module has this form, and the form can do what is asked for: `half` is its way to bf16."""
+        form = getattr(self.module, name, None)
+        return form is not None and self.plain and (not self.autocast or "half" in signature(form).parameters)
 
     @property
     def plain(self) -> bool:
-        """Whether the vector is all that a call depends on, in the order of the module and in single precision."""
-        return not (self.constants or self._tied or self.moded or self.autocast) and self.dim == self.size
+        """Whether the vector is all that a call depends on, in the order of the module."""
+        return not (self.constants or self._tied or self.moded) and self.dim == self.size
 
     @cached_property
     def convolutional(self) -> bool:
@@ -354,7 +360,8 @@ class Flat:
 
     def stacked(self, vectors: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The outputs of the module's own stacked form for n vectors [n, d] and a batch of inputs for each [n, ...]."""
-        outputs: torch.Tensor = cast("Any", self.module).stacked(self.named(vectors), x)
+        half = {"half": True} if self.autocast else {}
+        outputs: torch.Tensor = cast("Any", self.module).stacked(self.named(vectors), x, **half)
         return outputs
 
     def named(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 With mini-batches of a few samples a full layer is a matter of reading its weights. Here they are read once on the way
 there, once on the way back, and once more when the next weights are written: no copy of a model is made in between.
+Weights are float32; they are rounded to the type of the inputs, float32 or bfloat16. Sums are float32.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _times(
         k = begin + tl.arange(0, TILE_K)
         left = tl.load(w + j[:, None] * BY_J + k[None, :] * BY_K, (j < J)[:, None] & (k < K)[None, :], 0.0)
         right = tl.load(a + line[None, :] * K + k[:, None], (line < B)[None, :] & (k < K)[:, None], 0.0)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+        total = tl.dot(left.to(right.dtype), right, total, input_precision=PRECISION)
     place = model * (B * J) + line[None, :] * J + j[:, None]
     valid = (line < B)[None, :] & (j < J)[:, None]
     if THERE:
@@ -74,17 +75,20 @@ def _step(
         left = tl.load(slope + line[None, :] * J + j[:, None], (line < B)[None, :] & (j < J)[:, None], 0.0)
         right = tl.load(x + line[:, None] * K + k[None, :], (line < B)[:, None] & (k < K)[None, :], 0.0)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-        sums += tl.sum(left, 1)
+        sums += tl.sum(left.to(tl.float32), 1)
     tl.store(to_w + model * to_row + place, total, valid)
     if tl.program_id(1) == 0:
         tl.store(to_bias + model * to_row + j, sums, j < J)
 
 
-def full(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """x [n, b, k], weight [n, j, k] and bias [n, j] of models that lie equally far apart, to [n, b, j]."""
+def full(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, exact: bool = False) -> Tensor:
+    """x [n, b, k], weight [n, j, k] and bias [n, j] of models that lie equally far apart, to [n, b, j].
+
+    exact: what comes out is float32.
+    """
     (n, b, k), j = x.shape, weight.shape[1]
-    out = x.new_empty(n, b, j)
-    tiles = _tiles(b, j, k)
+    out = torch.empty(n, b, j, dtype=torch.float32 if exact else x.dtype, device=x.device)
+    tiles = _tiles(x, j, k)
     _times[_grid(j, tiles["TILE_J"], n, b, tiles["TILE_B"])](
         x, weight, bias, x, out, weight.stride(0), b, j, k, k, 1, True, relu, **tiles
     )
@@ -95,7 +99,7 @@ def full_slope(slope: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     """The way back through `full` and the ReLU that x has come from: from the slope [n, b, j] to that by x."""
     (n, b, k), j = x.shape, weight.shape[1]
     out = torch.empty_like(x)
-    tiles = _tiles(b, k, j)
+    tiles = _tiles(x, k, j)
     _times[_grid(k, tiles["TILE_J"], n, b, tiles["TILE_B"])](
         slope, weight, weight, x, out, weight.stride(0), b, k, j, 1, k, False, False, **tiles
     )
@@ -105,7 +109,7 @@ def full_slope(slope: Tensor, weight: Tensor, x: Tensor) -> Tensor:
 def full_step(slope: Tensor, x: Tensor, old: tuple[Tensor, Tensor], keep: Tensor, new: tuple[Tensor, Tensor]) -> None:
     """keep · (weight, bias) + the slopes by them, into the new ones; keep [n]."""
     (n, b, k), j = x.shape, slope.shape[2]
-    tiles = _tiles(b, j, k)
+    tiles = _tiles(x, j, k)
     grid = (triton.cdiv(j, tiles["TILE_J"]), triton.cdiv(k, tiles["TILE_K"]), n)
     _step[grid](slope, x, *old, keep, *new, old[0].stride(0), new[0].stride(0), b, j, k, **tiles)
 
@@ -114,8 +118,9 @@ def _grid(columns: int, tile: int, models: int, batch: int, lines: int) -> tuple
     return triton.cdiv(columns, tile), models, triton.cdiv(batch, lines)
 
 
-def _tiles(batch: int, j: int, k: int) -> dict[str, Any]:
+def _tiles(x: Tensor, j: int, k: int) -> dict[str, Any]:
     """The quickest of nine on an H200."""
-    sizes = {"TILE_B": (batch, 64), "TILE_J": (j, 32), "TILE_K": (k, 128)}
+    half = x.dtype == torch.bfloat16
+    sizes = {"TILE_B": (x.shape[1], 64), "TILE_J": (j, 32), "TILE_K": (k, 128)}
     tiles = {name: min(most, max(16, triton.next_power_of_2(size))) for name, (size, most) in sizes.items()}
-    return {**tiles, "PRECISION": precision(), "num_warps": 4, "num_stages": 3}
+    return {**tiles, "PRECISION": "ieee" if half else precision(), "num_warps": 4, "num_stages": 3}

@@ -106,7 +106,8 @@ class Supervised(OfModule):
         real = (
             self.usual and isinstance(self.train, Stored) and len(data.inputs) == 1 and self.train.real(data.inputs[0])
         )
-        self.closed = model if isinstance(model, ClosedForm) and real and self.flat.plain else None
+        single = self.flat.plain and not self.flat.autocast
+        self.closed = model if isinstance(model, ClosedForm) and real and single else None
         self.scale = self.train.scales.get(data.inputs[0], 1.0) if isinstance(self.train, Stored) else 1.0
         self.adds = self.usual and isinstance(self.train, Stored) and self.flat.adds(self.device)
         self.replay: Replay | Compiled | None = None
@@ -536,7 +537,8 @@ class Supervised(OfModule):
         """keep · w + the gradients by the model's own kernels."""
         module: Any = self.flat.module
         to = torch.empty_like(w)
-        module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights)
+        half = {"half": True} if self.flat.autocast else {}
+        module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights, **half)
         return to
 
     # Measuring
