@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import sha256
+from inspect import signature
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias, TypedDict, cast, get_args
 
@@ -147,13 +148,25 @@ class Flat:
         return hasattr(self.module, "stacked") and self.plain
 
     def adds(self, device: torch.device) -> bool:
-        """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
-        return hasattr(self.module, "add_gradient") and kernels(device) and self.plain
+        """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there.
+
+        Of a module that drops, it takes the keys of the masks, `keys`.
+        """
+        form = getattr(self.module, "add_gradient", None)
+        if form is None or not kernels(device) or not self._simple:
+            return False
+        return not self.random or "keys" in signature(form).parameters
 
     @property
     def plain(self) -> bool:
         """Whether the vector is all that a call depends on, in the order of the module and in single precision."""
-        return not (self.constants or self._tied or self.moded or self.autocast) and self.dim == self.size
+        return self._simple and not self.random
+
+    @property
+    def _simple(self) -> bool:
+        """The same, but for what masks are drawn from."""
+        moving = self.running is not None or bool(self._frozen_layers)
+        return not (self.constants or self._tied or moving or self.autocast) and self.dim == self.size
 
     @cached_property
     def convolutional(self) -> bool:
