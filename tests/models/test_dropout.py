@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
 from offbeat.core.random import draw
-from offbeat.models.dropout import Keyed
+from offbeat.models.dropout import Keyed, dropped
 from offbeat.models.flat import Flat, forward
 
 KEYS = draw(torch.arange(4), 7)
@@ -133,6 +133,14 @@ def test_attention_with_a_mask_is_that_of_torch_where_nothing_falls():
         with Keyed(KEYS[0]):
             found = F.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, enable_gqa=True, **given)
         torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **given))
+
+
+def test_masks_for_many_models_at_once_are_those_of_the_same_calls_alone():
+    x, found = torch.randn(4, 3, 5), []
+    for i in range(4):
+        with Keyed(KEYS[i]):
+            found.append(torch.stack([F.dropout(x[i], 0.4), F.dropout(x[i], 0.4)]))
+    assert torch.equal(torch.stack([dropped(x, KEYS, call, 0.4) for call in (1, 2)], 1), torch.stack(found))
 
 
 def test_torch_s_own_random_state_is_neither_read_nor_moved():

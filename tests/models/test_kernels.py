@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.data.base import Dataset
-from offbeat.models import lstm
-from offbeat.models.conv import LeNet5, _TwoConv
+from offbeat.models import flat as flats, lstm
+from offbeat.models.conv import DropoutCNN, LeNet5, _Chain, _TwoConv
 from offbeat.models.flat import Flat, forward
 from offbeat.models.lstm import LSTM
 from offbeat.problems.supervised import Supervised
@@ -51,6 +52,19 @@ def interpreted_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", exact)
 
 
+MODELS = {"lenet5": LeNet5((1, 16, 16), 10), "dropout": DropoutCNN((1, 16, 16), 10, layers=2)}
+
+
+def made(model: str) -> Supervised:
+    """Three clients with ten and with 25 samples."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (60, 1, 16, 16), generator=g, dtype=torch.uint8)
+    y = torch.randint(10, (60,), generator=g)
+    data = Dataset.pairs("made", x, y, x[:5], y[:5], 10, 1 / 255)
+    shards = [np.arange(10), np.arange(10, 35), np.arange(35, 60)]
+    return Supervised(data, MODELS[model], shards, l2=0.1, weighted=True, device=DEVICE)
+
+
 def stacks(flat: Flat, n: int) -> torch.Tensor:
     g = torch.Generator().manual_seed(0)
     return (flat.initial() + 0.1 * torch.randn(n, flat.dim, generator=g)).to(DEVICE)
@@ -62,14 +76,18 @@ NETWORKS = [
     (_TwoConv("colours", (3, 19, 19), 4, (8, 16), (12, 7), 1), (3, 19, 19), 2),  # odd sides, two hidden layers
     (_TwoConv("wide", (1, 16, 16), 4, (32, 64), (), 0), (1, 16, 16), 40),  # as many channels as DeFedAvg's
     (_TwoConv("long", (1, 16, 16), 4, (2, 3), (130, 33), 0), (1, 16, 16), 70),  # more samples and units than a tile has
+    (DropoutCNN((3, 8, 8), 4), (3, 8, 8), 2),  # every convolution padded, down to 1 × 1
+    (DropoutCNN((1, 9, 9), 4, layers=2, dropout=0.5), (1, 9, 9), 3),
+    (DropoutCNN((1, 9, 9), 4, layers=1), (1, 9, 9), 3),  # nothing between full layers, so nothing is dropped
 ]
+IDS = ["lenet5", "rectified", "colours", "wide", "long", "dropout", "dropout, odd sides", "one layer"]
 
 
 @needs_triton
 @pytest.mark.parametrize("half", [False, True], ids=["single", "bf16"])
-@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=["lenet5", "rectified", "colours", "wide", "long"])
+@pytest.mark.parametrize(("module", "shape", "batch"), NETWORKS, ids=IDS)
 def test_gradients_are_added_to_what_is_kept_of_the_models(
-    module: _TwoConv, shape: tuple, batch: int, half: bool
+    module: _Chain, shape: tuple, batch: int, half: bool
 ) -> None:
     flat, n = Flat(module), 2
     g = torch.Generator().manual_seed(1)
@@ -78,29 +96,28 @@ def test_gradients_are_added_to_what_is_kept_of_the_models(
     y = torch.randint(4, (n, batch), generator=g).to(DEVICE)
     weights = torch.rand(n, batch, generator=g).to(DEVICE)
 
-    def gradients(flat: Flat) -> torch.Tensor:
-        def loss(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return (cross_entropy(flat(w, x), y, reduction="none") * weights).sum()
+    masks = [torch.tensor([7, -8], device=DEVICE)] if flat.random else []
 
-        return vmap(grad(loss))(w, x, y, weights)
+    def gradients(flat: Flat) -> torch.Tensor:
+        def loss(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, *key: torch.Tensor) -> Any:
+            outputs = flat.apply(w, forward, x, key=key[0] if key else None)
+            return (cross_entropy(outputs, y, reduction="none") * weights).sum()
+
+        return vmap(grad(loss))(w, x, y, weights, *masks)
 
     expected = gradients(flat)
     rounded = gradients(Flat(module, precision="bf16"))  # autocast's: another corner of a window may be the largest
     allowed = 3 * float((rounded - expected).norm() / expected.norm()) if half else 1e-5
     keep, to = torch.tensor([0.0, 0.5], device=DEVICE), torch.full_like(w, torch.nan)
-    module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights, half)
+    module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights, *masks, half=half)
     assert float((to - keep.unsqueeze(1) * w - expected).norm() / expected.norm()) < allowed
 
 
 @needs_triton
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("lr", [0.1, torch.tensor([[0.1], [0.3], [0.2]])], ids=["one step size", "one each"])
-def test_a_local_step_by_kernels_is_the_plain_one(lr: float | torch.Tensor) -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (60, 1, 16, 16), generator=g, dtype=torch.uint8)
-    y = torch.randint(10, (60,), generator=g)
-    data = Dataset.pairs("made", x, y, x[:5], y[:5], 10, 1 / 255)
-    shards = [np.arange(10), np.arange(10, 35), np.arange(35, 60)]
-    problem = Supervised(data, LeNet5((1, 16, 16), 10), shards, l2=0.1, weighted=True, device=DEVICE)
+def test_a_local_step_by_kernels_is_the_plain_one(lr: float | torch.Tensor, model: str) -> None:
+    problem = made(model)
     lr = lr.to(DEVICE) if isinstance(lr, torch.Tensor) else lr
     w, which, keys = stacks(problem.flat, 3), np.array([0, 1, 2]), np.array([5, 6, 7])
 
@@ -111,8 +128,35 @@ def test_a_local_step_by_kernels_is_the_plain_one(lr: float | torch.Tensor) -> N
             reached = oracle.descend(reached, lr, step)
         return reached - w
 
+    problem.adds = False
     expected, found = steps(None), steps(problem.stepped)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@needs_triton
+@pytest.mark.parametrize("model", MODELS)
+def test_the_gradients_of_a_problem_by_kernels_are_those_by_vmap(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(flats, "kernels", lambda _: True)
+    problem = made(model)
+    assert problem.adds
+    w, indices = stacks(problem.flat, 3), torch.arange(12, device=DEVICE).view(3, 4)
+    weights, shares = torch.full((3, 4), 0.25, device=DEVICE), torch.tensor([0.5, 1.0, 2.0], device=DEVICE)
+    masks = [torch.tensor([5, 6, 7], device=DEVICE)] if problem.flat.random else []
+    given = (w, *problem.samples(indices), weights, shares, *masks)
+    expected, found = problem.stacked_slopes(*given), problem.slopes(*given)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_module_that_drops_has_gradients_of_its_own_only_if_they_take_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flats, "kernels", lambda _: True)
+
+    class Keyless(DropoutCNN):
+        def add_gradient(self, parameters: Any, keep: Any, to: Any, x: Any, y: Any, weights: Any) -> None: ...  # type: ignore[override]
+
+    device = torch.device(DEVICE)
+    assert Flat(DropoutCNN((1, 8, 8), 4)).adds(device)
+    assert not Flat(Keyless((1, 8, 8), 4)).adds(device)
+    assert Flat(Keyless((1, 8, 8), 4).eval()).adds(device)  # which drops nothing
 
 
 @needs_triton

@@ -1,51 +1,55 @@
-"""Small convolutional networks: two 5 × 5 convolutions, each followed by 2 × 2 pooling, then full layers."""
+"""Small convolutional networks: convolutions, each followed by 2 × 2 pooling, then full layers."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad
 
 from offbeat.core.errors import SettingError, at_least, fraction, not_negative
+from offbeat.models.dropout import dropped
 
 
-class _TwoConv(nn.Module):
-    """Convolutions of these channels and full layers of these widths, ReLU and max-pooling between them."""
+class _Chain(nn.Module):
+    """Convolutions, each followed by 2 × 2 max-pooling and ReLU, then full layers, with ReLU and dropout between them.
+
+    convolutions: they become conv1, conv2, …   sizes: of what the full layers take and give.   dropout: its
+    probability.   rectified: whether the outputs pass a ReLU, too.
+    """
 
     def __init__(
-        self, name: str, shape: Sequence[int], classes: int, channels: tuple[int, int], widths: tuple[int, ...],
-        padding: int = 0, rectified: bool = False,
-    ) -> None:  # fmt: skip
+        self, convolutions: Iterable[nn.Conv2d], sizes: Sequence[int], dropout: float = 0.0, rectified: bool = False
+    ) -> None:
         super().__init__()
-        colours, side = _square(name, shape)
-        side = ((side + 2 * padding - 4) // 2 - 4) // 2  # a 5 × 5 kernel takes 4, pooling halves
-        if side < 1:
-            raise SettingError(f"{name} needs images of at least {16 - 2 * padding} pixels a side, not {shape[1]}; "
-                               "use mlp or softmax")  # fmt: skip
-        self.border, self.rectified = padding, rectified
-        self.conv1 = nn.Conv2d(colours, channels[0], 5, padding=padding)
-        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
-        sizes = (channels[1] * side * side, *widths, classes)
+        self.borders: dict[str, int] = {}  # how many pixels each convolution adds at every side
+        for number, layer in enumerate(convolutions, 1):
+            self.add_module(f"conv{number}", layer)
+            self.borders[f"conv{number}"] = int(layer.padding[0])
         self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.drop = nn.Dropout(dropout) if dropout else None
+        self.rectified = rectified
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(max_pool2d(self.conv1(x), 2))  # of a quarter of the numbers, and the same as the other way round
-        x = torch.relu(max_pool2d(self.conv2(x), 2)).flatten(1)
+        for name in self.borders:  # ReLU of a quarter of the numbers, and the same as the other way round
+            x = torch.relu(max_pool2d(self.get_submodule(name)(x), 2))
+        x = x.flatten(1)
         for layer in self.full[:-1]:
             x = torch.relu(layer(x))
+            x = x if self.drop is None else self.drop(x)
         outputs: Tensor = self.full[-1](x)
         return torch.relu(outputs) if self.rectified else outputs
 
     def add_gradient(
         self, parameters: Mapping[str, Tensor], keep: Tensor, to: Mapping[str, Tensor],
-        x: Tensor, y: Tensor, weights: Tensor, half: bool = False,
+        x: Tensor, y: Tensor, weights: Tensor, keys: Tensor | None = None, half: bool = False,
     ) -> None:  # fmt: skip
         """keep · parameters + the gradients of n models' cross-entropies, weighted and summed over each one's batch.
 
         parameters, to: [n, ...] by name.   keep: [n].   x: [n, batch, channels, side, side].   y, weights: [n, batch].
+        keys: [n], what dropout draws from (see `offbeat.models.dropout`); None: nothing is dropped.
         half: products have factors of 16 bits (bfloat16), and so is what is kept between them.
         Written out for a GPU: no step of it keeps or moves more than it has to.
         """
@@ -55,36 +59,59 @@ class _TwoConv(nn.Module):
         def both(of: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
             return of[f"{name}.weight"], of[f"{name}.bias"]
 
-        border, convs, layers = self.border, ("conv1", "conv2"), [f"full.{i}" for i in range(len(self.full))]
-        colours = x.shape[2]
-        spare = (1 << (colours - 1).bit_length()) - colours  # channels of a pixel are read together
-        images = [pad(x.permute(0, 1, 3, 4, 2), (0, spare, *4 * (border,))).contiguous()]  # channels last
-        if half:
-            images = [images[0].bfloat16()]
-        origins: list[Tensor] = []
-        for name in convs:
-            pooled, chosen = conv_pool(images[-1], *both(parameters, name))
-            images.append(pooled)
-            origins.append(chosen)
-        inputs = [images[-1].permute(0, 1, 4, 2, 3).flatten(2)]
-        for name in layers:
-            last = name == layers[-1]
-            inputs.append(full(inputs[-1], *both(parameters, name), relu=self.rectified or not last, exact=last))
+        spare = (1 << (x.shape[2] - 1).bit_length()) - x.shape[2]  # channels of a pixel are read together
+        images = pad(x.permute(0, 1, 3, 4, 2), (0, spare)).to(torch.bfloat16 if half else x.dtype)  # channels last
+        seen: list[tuple[Tensor, Tensor]] = []
+        for name, border in self.borders.items():
+            images = (pad(images, (0, 0, *4 * (border,))) if border else images).contiguous()
+            pooled, chosen = conv_pool(images, *both(parameters, name))
+            seen.append((images, chosen))
+            images = pooled
+        last = images.permute(0, 1, 4, 2, 3)
+        inputs, layers = [last.flatten(2)], [f"full.{i}" for i in range(len(self.full))]
+        p = 0.0 if self.drop is None or keys is None else self.drop.p
+        for call, name in enumerate(layers, 1):
+            end = name == layers[-1]
+            here = full(inputs[-1], *both(parameters, name), relu=self.rectified or not end, exact=end)
+            if p and keys is not None and not end:
+                here = dropped(here, keys, call, p)
+            inputs.append(here)
         outputs = inputs.pop()
         slope = torch.softmax(outputs, 2)
         slope.scatter_add_(2, y.unsqueeze(2), -torch.ones_like(slope[..., :1]))
         if self.rectified:
             slope *= outputs > 0
-        slope = (slope * weights.unsqueeze(2)).to(images[0].dtype)
+        slope = (slope * weights.unsqueeze(2)).to(images.dtype)
         for name in reversed(layers):
             here = inputs.pop()
             full_step(slope, here, both(parameters, name), keep, both(to, name))
             slope = full_slope(slope, parameters[f"{name}.weight"], here)
-        back: Tensor | None = slope.view(images[-1].permute(0, 1, 4, 2, 3).shape).permute(0, 1, 3, 4, 2)
-        for at, name in ((1, "conv2"), (0, "conv1")):
+            if p and name != layers[0]:  # what was dropped is not positive: nothing comes through there
+                slope /= 1.0 - p
+        back: Tensor | None = slope.view(last.shape).permute(0, 1, 3, 4, 2)
+        for name, border in reversed(self.borders.items()):
             assert back is not None
+            images, chosen = seen.pop()
             old, new = both(parameters, name), both(to, name)
-            back = conv_pool_step(images[at], origins[at], back.contiguous(), old, keep, new, by_input=at > 0)
+            back = conv_pool_step(images, chosen, back.contiguous(), old, keep, new, by_input=bool(seen))
+            if back is not None and border:
+                back = back[:, :, border:-border, border:-border]
+
+
+class _TwoConv(_Chain):
+    """Two 5 × 5 convolutions of these channels and full layers of these widths; the images are padded."""
+
+    def __init__(
+        self, name: str, shape: Sequence[int], classes: int, channels: tuple[int, int], widths: tuple[int, ...],
+        padding: int = 0, rectified: bool = False,
+    ) -> None:  # fmt: skip
+        colours, side = _square(name, shape)
+        side = ((side + 2 * padding - 4) // 2 - 4) // 2  # a 5 × 5 kernel takes 4, pooling halves
+        if side < 1:
+            raise SettingError(f"{name} needs images of at least {16 - 2 * padding} pixels a side, not {shape[1]}; "
+                               "use mlp or softmax")  # fmt: skip
+        convolutions = nn.Conv2d(colours, channels[0], 5, padding=padding), nn.Conv2d(channels[0], channels[1], 5)
+        super().__init__(convolutions, (channels[1] * side * side, *widths, classes), rectified=rectified)
 
 
 class LeNet5(_TwoConv):
@@ -122,7 +149,7 @@ class CifarCNN(_TwoConv):
         super().__init__("cifar-cnn", shape, classes, (64, 64), (384, 192))
 
 
-class DropoutCNN(nn.Module):
+class DropoutCNN(_Chain):
     """PersA-FL's networks: ℓ convolutions with pooling, then ℓ full layers, with dropout (appendix D).
 
     The paper prints no sizes. Here convolutions are 3 × 3 and padded, with 32 channels in the first and 64 in the
@@ -132,26 +159,14 @@ class DropoutCNN(nn.Module):
     """
 
     def __init__(self, shape: Sequence[int], classes: int, layers: int = 3, dropout: float = 0.25) -> None:
-        super().__init__()
         at_least(1, layers=layers)
         fraction(dropout=dropout)
         colours, side = _square("DropoutCNN", shape)
         if side >> layers < 1:
             raise SettingError(f"layers = {layers}: pooling halves images of {side} pixels a side too often")
         channels = (colours, 32, *(64,) * (layers - 1))
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(channels))
         sizes = (channels[-1] * (side >> layers) ** 2, *(128,) * (layers - 1), classes)
-        self.full = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.convolutions:
-            x = torch.relu(max_pool2d(layer(x), 2))
-        x = x.flatten(1)
-        for layer in self.full[:-1]:
-            x = self.drop(torch.relu(layer(x)))
-        outputs: Tensor = self.full[-1](x)
-        return outputs
+        super().__init__((nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(channels)), sizes, dropout)
 
 
 def _square(name: str, shape: Sequence[int]) -> tuple[int, int]:

@@ -69,16 +69,27 @@ class Keyed(TorchFunctionMode):
         if self.key is None or p == 0.0:
             return None
         self.calls += 1
-        counters = torch.arange(x.numel(), device=x.device).view(x.shape)
-        if _UNFOLDED:  # inductor would fold counters and factors into an index, which does not wrap around
-            counters = counters ^ (self.key & 0)
-        return (((bits(draw(self.key, self.calls), counters) >> 32) & 0xFFFFFFFF) >= round(p * 2**32)).to(x.dtype)
+        return _kept(self.key, self.calls, x, p)
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
         kept = self.kept(x, p)
         if kept is None:
             return x
         return x * (kept / (1.0 - p)) if p < 1.0 else x * 0.0
+
+
+def dropped(x: Tensor, keys: Tensor, call: int, p: float) -> Tensor:
+    """n models' x [n, ...] as each of them has it within `Keyed` after this call of dropout; keys [n]."""
+    kept = _kept(keys.view(-1, *[1] * (x.dim() - 1)), call, x[0], p).float()  # 1 / (1 - p) has more than 16 bits
+    return (x * (kept / (1.0 - p))).to(x.dtype)
+
+
+def _kept(key: Tensor, call: int, x: Tensor, p: float) -> Tensor:
+    """1 where an element of x is kept; key: one, or those of many such x, with as many dimensions more."""
+    counters = torch.arange(x.numel(), device=x.device).view(x.shape)
+    if _UNFOLDED:  # inductor would fold counters and factors into an index, which does not wrap around
+        counters = counters ^ (key & 0)
+    return (((bits(draw(key, call), counters) >> 32) & 0xFFFFFFFF) >= round(p * 2**32)).to(x.dtype)
 
 
 def _dropout(mode: Keyed, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -148,18 +148,30 @@ class Flat:
         return self._has_form("stacked")
 
     def adds(self, device: torch.device) -> bool:
-        """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there."""
+        """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there.
+
+        Of a module that drops, it takes the keys of the masks, `keys`.
+        """
         return kernels(device) and self._has_form("add_gradient")
 
     def _has_form(self, name: str) -> bool:
-        """Whether the module has this form, and the form can do what is asked for: `half` is its way to bf16."""
+        """Whether the module has this form and it can do what is asked for: `keys` for masks, `half` for bf16."""
         form = getattr(self.module, name, None)
-        return form is not None and self.plain and (not self.autocast or "half" in signature(form).parameters)
+        if form is None or not self._simple:
+            return False
+        takes = signature(form).parameters
+        return (not self.random or "keys" in takes) and (not self.autocast or "half" in takes)
 
     @property
     def plain(self) -> bool:
-        """Whether the vector is all that a call depends on, in the order of the module."""
-        return not (self.constants or self._tied or self.moded) and self.dim == self.size
+        """Whether the vector is all that a call depends on, in the order of the module and in single precision."""
+        return self._simple and not (self.random or self.autocast)
+
+    @property
+    def _simple(self) -> bool:
+        """The same, but for precision and what masks are drawn from."""
+        moving = self.running is not None or bool(self._frozen_layers)
+        return not (self.constants or self._tied or moving) and self.dim == self.size
 
     @cached_property
     def convolutional(self) -> bool:

@@ -106,8 +106,7 @@ class Supervised(OfModule):
         real = (
             self.usual and isinstance(self.train, Stored) and len(data.inputs) == 1 and self.train.real(data.inputs[0])
         )
-        single = self.flat.plain and not self.flat.autocast
-        self.closed = model if isinstance(model, ClosedForm) and real and single else None
+        self.closed = model if isinstance(model, ClosedForm) and real and self.flat.plain else None
         self.scale = self.train.scales.get(data.inputs[0], 1.0) if isinstance(self.train, Stored) else 1.0
         self.adds = self.usual and isinstance(self.train, Stored) and self.flat.adds(self.device)
         self.replay: Replay | Compiled | None = None
@@ -453,10 +452,10 @@ class Supervised(OfModule):
         """The gradients [n, d] of n clients' stochastic functions, stacked."""
         if not (self.adds or self.own):
             return self.stacked_slopes(w, *given)
-        *parts, weights, shares = given
         if self.adds:
-            x, y = parts
-            return self._added(w, self.l2 * shares, x, y, weights * shares.unsqueeze(1))
+            x, y, weights, shares, *masks = given
+            return self._added(w, self.l2 * shares, x, y, weights * shares.unsqueeze(1), *masks)
+        *parts, weights, shares = given
         w = w.detach().requires_grad_()
         outputs = self.flat.stacked(w, parts[0]).flatten(0, 1)
         found = self.objective.compare(outputs, *(part.flatten(0, 1) for part in parts))
@@ -518,14 +517,14 @@ class Supervised(OfModule):
         objective = self.objective
         return self.flat.own and not objective.whole and objective.form in ("each", "counted")
 
-    def stepped(self, w: Vector, pace: Tensor, indices: Tensor) -> Vector:
+    def stepped(self, w: Vector, pace: Tensor, indices: Tensor, *masks: Tensor) -> Vector:
         """w − pace · the gradients at mini-batches of these training samples, indices [n, b]; pace [n].
 
         Without a place for the gradients; the samples are fetched here, so that a graph of it has all of a step.
         """
         x, y = self.samples(indices)
         weights = (-pace / indices.shape[1]).unsqueeze(1).expand_as(y)
-        return self._added(w, 1 - self.l2 * pace, x, y, weights)
+        return self._added(w, 1 - self.l2 * pace, x, y, weights, *masks)
 
     def advanced(self, w: Vector, pace: Tensor, indices: Tensor, *masks: Tensor) -> Vector:
         """The same by the gradients of `slopes`, for any model without running statistics."""
@@ -533,12 +532,13 @@ class Supervised(OfModule):
         shares = torch.ones(len(w), device=w.device)
         return w - pace.unsqueeze(1) * self.slopes(w, *self.samples(indices), weights, shares, *masks)
 
-    def _added(self, w: Vector, keep: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Vector:
-        """keep · w + the gradients by the model's own kernels."""
+    def _added(self, w: Vector, keep: Tensor, x: Tensor, y: Tensor, weights: Tensor, *masks: Tensor) -> Vector:
+        """keep · w + the gradients by the model's own kernels; masks: for a model that drops, what its masks are drawn
+        from, [n]."""
         module: Any = self.flat.module
         to = torch.empty_like(w)
         half = {"half": True} if self.flat.autocast else {}
-        module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights, **half)
+        module.add_gradient(self.flat.named(w), keep, self.flat.named(to), x, y, weights, *masks, **half)
         return to
 
     # Measuring
