@@ -79,49 +79,6 @@ def _convolve(
 
 
 @triton.jit
-def _to_weights(
-    x, slope, chosen, out, sums,
-    SIZE: tl.constexpr, PART: tl.constexpr, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    K: tl.constexpr, N: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The slopes [n, SIZE, N] by the pooled values to those by the weights, [n, parts, K·K·C, N], and by the bias,
-    [n, parts, N]: sums over PART windows each."""
-    model = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
-    k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
-    column = tl.arange(0, TILE_N)
-    at = x + model * (B * H * W * C) + _offset(k, W, C, K)[:, None]
-    slope += model * (SIZE * N)
-    chosen += model * (SIZE * N)
-    total = tl.zeros([TILE_K, TILE_N], tl.float32)
-    bias = tl.zeros([TILE_N], tl.float32)
-    for begin in range(0, min(PART, SIZE), TILE_M):
-        window = part * PART + begin + tl.arange(0, TILE_M)
-        inside = window < min((part + 1) * PART, SIZE)
-        valid = inside[None, :] & (k < K * K * C)[:, None]
-        patch = at + _corner(window, H, W, C, K)[None, :]
-        place = window[:, None] * N + column[None, :]
-        there = inside[:, None] & (column < N)[None, :]
-        s = tl.load(slope + place, there, 0.0)
-        which = tl.load(chosen + place, there, NONE)
-        zero = tl.zeros_like(s)
-        bias += tl.sum(tl.where(which < NONE, s, zero).to(tl.float32), 0)
-        total = tl.dot(tl.load(patch, valid, 0.0), tl.where(which == 0, s, zero), total, input_precision=PRECISION)
-        a = tl.load(patch + C, valid, 0.0)
-        total = tl.dot(a, tl.where(which == 1, s, zero), total, input_precision=PRECISION)
-        a = tl.load(patch + W * C, valid, 0.0)
-        total = tl.dot(a, tl.where(which == 2, s, zero), total, input_precision=PRECISION)
-        a = tl.load(patch + (W + 1) * C, valid, 0.0)
-        total = tl.dot(a, tl.where(which == 3, s, zero), total, input_precision=PRECISION)
-    row = model * tl.num_programs(2) + part
-    place = row * (K * K * C * N) + k[:, None] * N + column[None, :]
-    tl.store(out + place, total, (k < K * K * C)[:, None] & (column < N)[None, :])
-    if tl.program_id(0) == 0:
-        tl.store(sums + row * N + column, bias, column < N)
-
-
-@triton.jit
 def _unpool(
     slope, chosen, out,
     B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, N: tl.constexpr, BORDER: tl.constexpr, TILE: tl.constexpr,
@@ -136,6 +93,63 @@ def _unpool(
     there = model * (B * (H // 2) * (W // 2) * N) + ((sample * (H // 2) + y // 2) * (W // 2) + z // 2) * N + column
     passed = tl.load(chosen + there, valid, NONE).to(tl.int32) == y % 2 * 2 + z % 2
     tl.store(out + model * (B * H * WB * N) + place, tl.load(slope + there, valid & passed, 0.0), sample < B)
+
+
+@triton.jit
+def _to_weights(
+    x, slope, out,
+    PART: tl.constexpr, B: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+    N: tl.constexpr, BORDER: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_K: tl.constexpr, TILE_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The slopes before pooling, [n, B, H − K + 1, W − K + 1 + 2·BORDER, N], to those by the weights, as sums over PART
+    positions each, [n, parts, K·K·C, N]."""
+    model = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    OH: tl.constexpr = H - K + 1
+    OW: tl.constexpr = W - K + 1
+    k = tl.program_id(0) * TILE_K + tl.arange(0, TILE_K)
+    column = tl.arange(0, TILE_N)
+    at = x + model * (B * H * W * C) + _offset(k, W, C, K)[:, None]
+    slope += model * (B * OH * (OW + 2 * BORDER) * N) + BORDER * N
+    end = min((part + 1) * PART, B * OH * OW)
+    total = tl.zeros([TILE_K, TILE_N], tl.float32)
+    for begin in range(0, min(PART, B * OH * OW), TILE_M):
+        position = part * PART + begin + tl.arange(0, TILE_M)
+        inside = position < end
+        row, z = position // OW, position % OW
+        base = ((row // OH * H + row % OH) * W + z) * C
+        a = tl.load(at + base[None, :], inside[None, :] & (k < K * K * C)[:, None], 0.0)
+        there = (row * (OW + 2 * BORDER) + z) * N
+        b = tl.load(slope + there[:, None] + column[None, :], inside[:, None] & (column < N)[None, :], 0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    place = (model * tl.num_programs(2) + part) * (K * K * C * N) + k[:, None] * N + column[None, :]
+    tl.store(out + place, total, (k < K * K * C)[:, None] & (column < N)[None, :])
+
+
+@triton.jit
+def _to_bias(
+    slope,
+    chosen,
+    out,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    N: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+):
+    """The slopes [n, SIZE, N] by the pooled values to those by the bias, [n, parts, N]."""
+    model = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(0)
+    column = tl.arange(0, TILE_N)
+    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for begin in range(0, PART, TILE_M):
+        window = part * PART + begin + tl.arange(0, TILE_M)
+        place = model * (SIZE * N) + window[:, None] * N + column[None, :]
+        valid = (window < min((part + 1) * PART, SIZE))[:, None] & (column < N)[None, :]
+        passed = tl.load(chosen + place, valid, NONE) < NONE
+        total += tl.load(slope + place, valid & passed, 0.0).to(tl.float32)
+    tl.store(out + (model * tl.num_programs(0) + part) * N + column, tl.sum(total, 0), column < N)
 
 
 @triton.jit
@@ -198,22 +212,22 @@ def conv_pool_step(
     n, b, h, w, c = x.shape
     weight, bias = old
     _, out, channels, k, _ = weight.shape
-    size, tiles = slope[0, ..., 0].numel(), _tiles("to weights", x, k * k * c, out)
-    parts = triton.cdiv(size, _PART)
+    high, wide, border = h - k + 1, w - k + 1, k - 1 if by_input else 0
+    spread = x.new_empty(n, b, high, wide + 2 * border, out)
+    grid = (triton.cdiv(spread[0].numel(), _LINE), n)
+    _unpool[grid](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
+    parts, tiles = triton.cdiv(b * high * wide, _PART), _tiles("to weights", x, k * k * c, out)
     by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
+    grid = (triton.cdiv(k * k * c, tiles["TILE_K"]), n, parts)
+    _to_weights[grid](x, spread, by_weight, _PART, b, h, w, c, k, out, border, **tiles)
     by_bias = torch.empty(n, parts, out, device=x.device)
-    _to_weights[(triton.cdiv(k * k * c, tiles["TILE_K"]), n, parts)](
-        x, slope, chosen, by_weight, by_bias, size, _PART, b, h, w, c, k, out, **tiles
-    )
-    slopes = by_weight.sum(1)[..., :channels, :].permute(0, 4, 3, 1, 2)
+    size = slope[0, ..., 0].numel()
+    _to_bias[(parts, n)](slope, chosen, by_bias, size, triton.cdiv(size, parts), out, 32, tiles["TILE_N"])
+    slopes = (by_weight.sum(1) if parts > 1 else by_weight[:, 0])[..., :channels, :].permute(0, 4, 3, 1, 2)
     torch.addcmul(slopes, keep.view(n, 1, 1, 1, 1), weight, out=new[0])
     torch.addcmul(by_bias.sum(1), keep.view(n, 1), bias, out=new[1])
     if not by_input:
         return None
-    high, wide = h - k + 1, w - k + 1
-    spread = x.new_empty(n, b, high, wide + 2 * (k - 1), out)
-    grid = (triton.cdiv(spread[0].numel(), _LINE), n)
-    _unpool[grid](slope, chosen, spread, b, high, wide, out, k - 1, TILE=_LINE)
     back, turned = torch.empty_like(x), _as_factor(weight.permute(0, 2, 3, 4, 1).flip(3), x, out)  # [n, c, k, k, out]
     tiles = _tiles("to inputs", x, k * k * out, c)
     _to_inputs[(triton.cdiv(b * w, tiles["TILE_M"]), n, h)](spread, turned, back, b, h, w, c, k, out, **tiles)
@@ -221,7 +235,7 @@ def conv_pool_step(
 
 
 _LINE = 1024
-_PART = 1024  # windows whose slopes one program adds up: with few models, too, there is work for the whole GPU
+_PART = 4096  # positions whose slopes one program adds up: with few models, too, there is work for the whole GPU
 
 
 def _as_factor(weight: Tensor, x: Tensor, wide: int) -> Tensor:

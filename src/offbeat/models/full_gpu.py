@@ -121,6 +121,9 @@ def _grid(columns: int, tile: int, models: int, batch: int, lines: int) -> tuple
 def _tiles(x: Tensor, j: int, k: int) -> dict[str, Any]:
     """The quickest of nine on an H200."""
     half = x.dtype == torch.bfloat16
-    sizes = {"TILE_B": (x.shape[1], 64), "TILE_J": (j, 32), "TILE_K": (k, 128)}
-    tiles = {name: min(most, max(16, triton.next_power_of_2(size))) for name, (size, most) in sizes.items()}
+    sizes = {"TILE_B": x.shape[1], "TILE_J": j, "TILE_K": k}
+    tiles = {name: min(TILES[name], max(16, triton.next_power_of_2(size))) for name, size in sizes.items()}
     return {**tiles, "PRECISION": "ieee" if half else precision(), "num_warps": 4, "num_stages": 3}
+
+
+TILES = {"TILE_B": 64, "TILE_J": 32, "TILE_K": 128}  # at most
