@@ -56,19 +56,17 @@ class LSTM(nn.Module):
         return torch.baddbmm(p["linear.bias"][:, None], h[:, -batch:], p["linear.weight"].mT)
 
     def _half(self, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The same by `_HalfRecurrence`: a token gives the first layer's gates one of few rows, so that these are looked
-        up, and the last layer's outputs but the last serve that layer only."""
+        """The same by `_HalfLayer`: the first looks up what a token gives to the gates, the last needs its last output
+        only."""
         tokens = x.mT.to(torch.int32).contiguous()  # [n, length, batch]
+        h: Tensor | None = None
         for layer in range(self.lstm.num_layers):
             bias = p[f"lstm.bias_ih_l{layer}"] + p[f"lstm.bias_hh_l{layer}"]
             weights, recurrent = p[f"lstm.weight_ih_l{layer}"], p[f"lstm.weight_hh_l{layer}"]
+            if h is None:
+                weights = torch.baddbmm(bias[:, None], p["embedding.weight"], weights.mT).mT  # [n, 4h, vocabulary]
             last = layer == self.lstm.num_layers - 1
-            if layer == 0:
-                rows = torch.baddbmm(bias[:, None], p["embedding.weight"], weights.mT)  # [n, tokens, 4h]
-                h = _HalfRecurrence.apply(rows, recurrent, None, tokens, last)  # type: ignore[no-untyped-call]
-            else:
-                gates = _HalfProduct.apply(h.flatten(1, 2), weights).unflatten(1, tokens.shape[1:])  # type: ignore[no-untyped-call]
-                h = _HalfRecurrence.apply(gates, recurrent, bias, None, last)  # type: ignore[no-untyped-call]
+            h = _HalfLayer.apply(tokens, h, weights, bias, recurrent, last)  # type: ignore[no-untyped-call]
         return torch.baddbmm(p["linear.bias"][:, None], h, p["linear.weight"].mT)
 
 
@@ -93,52 +91,48 @@ class _Recurrence(torch.autograd.Function):
         return by_gates, by_gates[:, 1:].flatten(1, 2).mT @ outputs[:, :-1].flatten(1, 2)
 
 
-class _HalfRecurrence(torch.autograd.Function):
-    """One LSTM layer of n models on a GPU: gates [n, length, batch, 4h] without their bias [n, 4h], or rows
-    [n, vocabulary, 4h] that tokens [n, length, batch] choose, to its outputs [n, length, batch, h], bfloat16; with
-    last, to the last of them [n, batch, h], float32."""
+class _HalfLayer(torch.autograd.Function):
+    """One LSTM layer of n models on a GPU, in half precision, to its outputs [n, length, batch, h], or with `last` to
+    the last of them in single precision.
+
+    Its inputs are outputs h of another one, with weights [n, 4h, h] and a bias [n, 4h], or, without h, tokens
+    [n, length, batch], with what each of them gives to the gates as weights [n, 4h, vocabulary], the bias included.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, gates: Tensor, weights: Tensor, bias: Tensor | None, tokens: Tensor | None, last: bool
+        ctx: Any, tokens: Tensor, h: Tensor | None, weights: Tensor, bias: Tensor, recurrent: Tensor, last: bool
     ) -> Tensor:
         from offbeat.models import lstm_gpu
 
-        length, batch = (gates if tokens is None else tokens).shape[1:3]
-        rounded = weights.bfloat16().contiguous()
-        outputs, cells, active = lstm_gpu.half_forward(gates.bfloat16(), rounded, bias, tokens, length, batch)
-        ctx.vocabulary = gates.shape[1]
-        ctx.save_for_backward(outputs, cells, active, rounded, tokens)
+        _, length, batch = tokens.shape
+        within = lstm_gpu.fitted(recurrent.bfloat16())
+        rounded = weights.bfloat16()
+        rows = lstm_gpu.fitted(rounded)
+        if h is None:
+            outputs, cells, active = lstm_gpu.half_forward(rows.mT, within, None, tokens, length, batch)
+        else:
+            gates = (h.flatten(1, 2) @ rows.mT).unflatten(1, (length, batch))
+            fitted = lstm_gpu.fitted(bias).contiguous()
+            outputs, cells, active = lstm_gpu.half_forward(gates, within, fitted, None, length, batch)
+        ctx.save_for_backward(tokens, h, rounded, within, outputs, cells, active)
         return outputs[:, -1].float() if last else outputs
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         from offbeat.models import lstm_gpu
 
-        outputs, cells, active, rounded, tokens = ctx.saved_tensors
-        by_gates = lstm_gpu.half_backward(slopes[0], rounded, cells, active)
-        by_weights = _product(by_gates[:, 1:].flatten(1, 2).mT, outputs[:, :-1].flatten(1, 2))
-        if tokens is None:
-            return by_gates, by_weights, by_gates.sum((1, 2), dtype=torch.float32), None, None
-        numbers = torch.arange(-(-ctx.vocabulary // 8) * 8, device=tokens.device, dtype=torch.int32)  # for cuBLAS
+        tokens, h, rounded, within, outputs, cells, active = ctx.saved_tensors
+        by_gates = lstm_gpu.half_backward(slopes[0], within, cells, active)
+        by_recurrent = _product(by_gates[:, 1:].flatten(1, 2).mT, outputs[:, :-1].flatten(1, 2))
+        flat = by_gates.flatten(1, 2)
+        if h is not None:
+            by_h, by_bias = (flat @ rounded).view_as(h), flat.sum(1, dtype=torch.float32)
+            return None, by_h, _product(flat.mT, h.flatten(1, 2)), by_bias, by_recurrent, None
+        vocabulary = rounded.shape[2]
+        numbers = torch.arange(-(-vocabulary // 8) * 8, device=tokens.device)  # as matrix products like it
         chosen = (tokens.flatten(1).unsqueeze(2) == numbers).bfloat16()
-        by_rows = _product(chosen.mT, by_gates.flatten(1, 2))[:, : ctx.vocabulary]
-        return by_rows, by_weights, None, None, None
-
-
-class _HalfProduct(torch.autograd.Function):
-    """h [n, m, k], bfloat16, by weights [n, l, k], float32, to [n, m, l], bfloat16; each with its own slope's type."""
-
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, weights: Tensor) -> Tensor:
-        rounded = weights.bfloat16().contiguous()
-        ctx.save_for_backward(h, rounded)
-        return h @ rounded.mT
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
-        h, rounded = ctx.saved_tensors
-        return slopes[0] @ rounded, _product(slopes[0].mT, h)
+        return None, None, _product(flat.mT, chosen)[..., :vocabulary], None, by_recurrent, None
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

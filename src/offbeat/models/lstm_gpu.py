@@ -191,10 +191,10 @@ def _quick_sigmoid(x, QUICK: tl.constexpr):
 
 
 @triton.jit
-def _dot(a, b, QUICK: tl.constexpr):
+def _dot(a, b, c, QUICK: tl.constexpr):
     if QUICK:
-        return tl.dot(a, b)
-    return tl.dot(a.to(tl.float32), b.to(tl.float32))  # the interpreter multiplies the bits of bfloat16
+        return tl.dot(a, b, c)
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), c)  # the interpreter multiplies the bits of bfloat16
 
 
 @triton.jit
@@ -214,6 +214,30 @@ def _await(arrived, number, WAIT: tl.constexpr):
 
 
 @triton.jit
+def _apart(x, TILE_B: tl.constexpr, TILE_H: tl.constexpr):
+    """The four gates [TILE_B, TILE_H] of numbers [TILE_B, 4 · TILE_H] in the order of `fitted`."""
+    x = tl.permute(tl.reshape(x, [TILE_B, TILE_H // 4, 2, 4, 2]), (0, 1, 3, 2, 4))
+    even, odd = tl.split(tl.reshape(x, [TILE_B, TILE_H, 2, 2]))
+    i, g = tl.split(even)
+    f, o = tl.split(odd)
+    return i, f, g, o
+
+
+@triton.jit
+def _given(
+    gates, tokens, model, t, line, row, vocabulary,
+    T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr, valid,
+):  # fmt: skip
+    """What inputs give to the gates at step t."""
+    if LOOKUP:
+        token = tl.load(tokens + (model * T + t) * B + line, (line < B) & valid, 0)
+        at = (model * vocabulary + token) * (4 * H)
+    else:
+        at = ((model * T + t) * B + line) * (4 * H)
+    return tl.load(gates + at[:, None] + row[None, :], (line < B)[:, None] & (row < 4 * H)[None, :] & valid, 0.0)
+
+
+@triton.jit
 def _half_forward(
     gates, tokens, bias, w, outputs, cells, active, carried, arrived, begin, end, vocabulary,
     T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr,
@@ -221,49 +245,34 @@ def _half_forward(
 ):  # fmt: skip
     """Steps begin to end: w [n, 4H, H], and gates [n, T, B, 4H] to which a bias [n, 4H] is added, or, with LOOKUP, what
     each token gives to them [n, vocabulary, 4H] and tokens [n, T, B], to outputs and cells [n, T, B, H] and
-    activations [n, T, B, 4H].
+    activations [n, T, B, 4H]. The weights, the bias and what is given are in the order of `fitted`.
 
     carried [n, B, H] are the cells before and after; arrived [n, batches]: programs that have done a step, 0 at first.
     """
     model = tl.program_id(1).to(tl.int64)
     unit = tl.program_id(0) * TILE_H + tl.arange(0, TILE_H)
+    row = tl.program_id(0) * (4 * TILE_H) + tl.arange(0, 4 * TILE_H)
     line = tl.program_id(2) * TILE_B + tl.arange(0, TILE_B)
     k = tl.arange(0, TILE_K)
     inside = (line < B)[:, None] & (unit < H)[None, :]
     arrived += model * tl.num_programs(2) + tl.program_id(2)
     carried += model * (B * H) + line[:, None] * H + unit[None, :]
-    wide = line[:, None] * (4 * H) + unit[None, :]
-    from_w = w + model * (4 * H * H) + unit[None, :] * H + k[:, None]
-    valid = (k < H)[:, None] & (unit < H)[None, :]
-    w_i = tl.load(from_w, valid, 0.0)
-    w_f = tl.load(from_w + H * H, valid, 0.0)
-    w_g = tl.load(from_w + 2 * H * H, valid, 0.0)
-    w_o = tl.load(from_w + 3 * H * H, valid, 0.0)
+    valid = (k < H)[:, None] & (row < 4 * H)[None, :]
+    weights = tl.load(w + model * (4 * H * H) + row[None, :] * H + k[:, None], valid, 0.0)
     cell = tl.load(carried, inside & (begin > 0), 0.0)
-    for t in tl.range(begin, end, num_stages=1):  # a step's loads must not begin in the one before
+    if not LOOKUP:
+        added = tl.load(bias + model * (4 * H) + row, row < 4 * H, 0.0)
+    given = _given(gates, tokens, model, begin, line, row, vocabulary, T, B, H, LOOKUP, True)
+    for t in tl.range(begin, end, num_stages=1):  # what others write must not be read a step ahead
         at = (model * T + t) * (B * H)
-        if LOOKUP:
-            token = tl.load(tokens + (model * T + t) * B + line, line < B, 0)
-            four = gates + (model * vocabulary + token[:, None]) * (4 * H) + unit[None, :]
-        else:
-            four = gates + 4 * at + wide
-        i = tl.load(four, inside, 0.0).to(tl.float32)
-        f = tl.load(four + H, inside, 0.0).to(tl.float32)
-        g = tl.load(four + 2 * H, inside, 0.0).to(tl.float32)
-        o = tl.load(four + 3 * H, inside, 0.0).to(tl.float32)
+        total = given.to(tl.float32)
         if not LOOKUP:
-            of = bias + model * (4 * H) + unit
-            i += tl.load(of, unit < H, 0.0)[None, :]
-            f += tl.load(of + H, unit < H, 0.0)[None, :]
-            g += tl.load(of + 2 * H, unit < H, 0.0)[None, :]
-            o += tl.load(of + 3 * H, unit < H, 0.0)[None, :]
+            total += added[None, :]
         _await(arrived, (t - begin) * tl.num_programs(0), WAIT)
         earlier = outputs + at - B * H + line[:, None] * H + k[None, :]
         a = tl.load(earlier, (line < B)[:, None] & (k < H)[None, :] & (t > 0), 0.0)
-        i += _dot(a, w_i, QUICK)
-        f += _dot(a, w_f, QUICK)
-        g += _dot(a, w_g, QUICK)
-        o += _dot(a, w_o, QUICK)
+        given = _given(gates, tokens, model, t + 1, line, row, vocabulary, T, B, H, LOOKUP, t + 1 < end)
+        i, f, g, o = _apart(_dot(a, weights, total, QUICK), TILE_B, TILE_H)
         i, f, o = _quick_sigmoid(i, QUICK), _quick_sigmoid(f, QUICK), _quick_sigmoid(o, QUICK)
         g = _quick_tanh(g, QUICK)
         cell = f * cell + i * g
@@ -271,10 +280,11 @@ def _half_forward(
         tl.store(outputs + place, (o * _quick_tanh(cell, QUICK)).to(tl.bfloat16), inside)
         _arrive(arrived, WAIT)
         tl.store(cells + place, cell.to(tl.bfloat16), inside)
-        tl.store(active + 4 * at + wide, i.to(tl.bfloat16), inside)
-        tl.store(active + 4 * at + wide + H, f.to(tl.bfloat16), inside)
-        tl.store(active + 4 * at + wide + 2 * H, g.to(tl.bfloat16), inside)
-        tl.store(active + 4 * at + wide + 3 * H, o.to(tl.bfloat16), inside)
+        to = active + 4 * at + line[:, None] * (4 * H) + unit[None, :]
+        tl.store(to, i.to(tl.bfloat16), inside)
+        tl.store(to + H, f.to(tl.bfloat16), inside)
+        tl.store(to + 2 * H, g.to(tl.bfloat16), inside)
+        tl.store(to + 3 * H, o.to(tl.bfloat16), inside)
     tl.store(carried, cell, inside)
 
 
@@ -285,7 +295,7 @@ def _half_backward(
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, WAIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
     """Steps begin to end, counted from the last: the slope by outputs [n, T, B, H] or, with LAST, by the last of them
-    [n, B, H] to that by gates [n, T, B, 4H]; w [n, 4H, H].
+    [n, B, H] to that by gates [n, T, B, 4H]; w [n, 4H, H] in the order of `fitted`.
 
     A program's gates move all outputs of the step before, so that each writes its part of that slope for the others:
     partial [n, 2, PROGRAMS, B, H], in turns, because the others may still read those of the step after.
@@ -293,6 +303,7 @@ def _half_backward(
     """
     model = tl.program_id(1).to(tl.int64)
     unit = tl.program_id(0) * TILE_H + tl.arange(0, TILE_H)
+    row = tl.program_id(0) * (4 * TILE_H) + tl.arange(0, 4 * TILE_H)
     line = tl.program_id(2) * TILE_B + tl.arange(0, TILE_B)
     k = tl.arange(0, TILE_K)
     inside = (line < B)[:, None] & (unit < H)[None, :]
@@ -302,42 +313,51 @@ def _half_backward(
     wide = line[:, None] * (4 * H) + unit[None, :]
     carried += model * (B * H) + mine
     partial += model * (2 * PROGRAMS * B * H)
-    from_w = w + model * (4 * H * H) + unit[:, None] * H + k[None, :]
-    valid = (unit < H)[:, None] & (k < H)[None, :]
-    w_i = tl.load(from_w, valid, 0.0)
-    w_f = tl.load(from_w + H * H, valid, 0.0)
-    w_g = tl.load(from_w + 2 * H * H, valid, 0.0)
-    w_o = tl.load(from_w + 3 * H * H, valid, 0.0)
+    place = row // 16 * 16 + row % 4 // 2 * 8 + row // 4 % 4 * 2 + row % 2  # in the order of `fitted`
+    from_w = w + model * (4 * H * H) + place[:, None] * H + k[None, :]
+    weights = tl.load(from_w, (row < 4 * H)[:, None] & (k < H)[None, :], 0.0)
     through = tl.load(carried, inside & (begin > 0), 0.0)
-    cell = tl.load(cells + (model * T + T - 1 - begin) * (B * H) + mine, inside, 0.0).to(tl.float32)
-    for back in tl.range(begin, end, num_stages=1):  # a step's loads must not begin in the one before
+    first = (model * T + T - 1 - begin) * (B * H)
+    four = active + 4 * first + wide
+    next_i = tl.load(four, inside, 0.0)
+    next_f = tl.load(four + H, inside, 0.0)
+    next_g = tl.load(four + 2 * H, inside, 0.0)
+    next_o = tl.load(four + 3 * H, inside, 0.0)
+    cell = tl.load(cells + first + mine, inside, 0.0)
+    earlier = tl.load(cells + first - B * H + mine, inside & (begin < T - 1), 0.0)
+    if LAST:
+        direct = tl.load(slope + model * (B * H) + mine, inside & (begin == 0), 0.0)
+    else:
+        direct = tl.load(slope + first + mine, inside, 0.0)
+    for back in tl.range(begin, end, num_stages=1):  # what others write must not be read a step ahead
         at = (model * T + T - 1 - back) * (B * H)
-        four = active + 4 * at + wide
-        i = tl.load(four, inside, 0.0).to(tl.float32)
-        f = tl.load(four + H, inside, 0.0).to(tl.float32)
-        g = tl.load(four + 2 * H, inside, 0.0).to(tl.float32)
-        o = tl.load(four + 3 * H, inside, 0.0).to(tl.float32)
-        earlier = tl.load(cells + at - B * H + mine, inside & (back < T - 1), 0.0).to(tl.float32)
-        if LAST:
-            out = tl.load(slope + model * (B * H) + mine, inside & (back == 0), 0.0).to(tl.float32)
-        else:
-            out = tl.load(slope + at + mine, inside, 0.0).to(tl.float32)
+        i, f = next_i.to(tl.float32), next_f.to(tl.float32)
+        g, o = next_g.to(tl.float32), next_o.to(tl.float32)
+        out, tanh, before = direct.to(tl.float32), _quick_tanh(cell.to(tl.float32), QUICK), earlier.to(tl.float32)
         _await(arrived, (back - begin) * PROGRAMS, WAIT)
         parts = partial + (back + 1) % 2 * (PROGRAMS * B * H) + mine
         for program in tl.static_range(PROGRAMS):
             out += tl.load(parts + program * (B * H), inside & (back > 0), 0.0).to(tl.float32)
-        tanh = _quick_tanh(cell, QUICK)
+        more = back + 1 < end  # the next step's, early
+        four = active + 4 * (at - B * H) + wide
+        next_i = tl.load(four, inside & more, 0.0)
+        next_f = tl.load(four + H, inside & more, 0.0)
+        next_g = tl.load(four + 2 * H, inside & more, 0.0)
+        next_o = tl.load(four + 3 * H, inside & more, 0.0)
+        cell = earlier
+        earlier = tl.load(cells + at - 2 * B * H + mine, inside & more & (back < T - 2), 0.0)
+        if LAST:
+            direct = tl.zeros_like(direct)
+        else:
+            direct = tl.load(slope + at - B * H + mine, inside & more, 0.0)
         through += out * o * (1 - tanh * tanh)
         d_i = (through * g * i * (1 - i)).to(tl.bfloat16)
-        d_f = (through * earlier * f * (1 - f)).to(tl.bfloat16)
+        d_f = (through * before * f * (1 - f)).to(tl.bfloat16)
         d_g = (through * i * (1 - g * g)).to(tl.bfloat16)
         d_o = (out * tanh * o * (1 - o)).to(tl.bfloat16)
         through *= f
-        cell = earlier
-        part = _dot(d_i, w_i, QUICK)
-        part += _dot(d_f, w_f, QUICK)
-        part += _dot(d_g, w_g, QUICK)
-        part += _dot(d_o, w_o, QUICK)
+        slopes = tl.reshape(tl.join(tl.join(d_i, d_g), tl.join(d_f, d_o)), [TILE_B, 4 * TILE_H])  # unit by unit
+        part = _dot(slopes, weights, tl.zeros([TILE_B, TILE_K], tl.float32), QUICK)
         to = partial + (back % 2 * PROGRAMS + tl.program_id(0)) * (B * H) + line[:, None] * H + k[None, :]
         tl.store(to, part.to(partial.dtype.element_ty), across)
         _arrive(arrived, WAIT)
@@ -349,13 +369,20 @@ def _half_backward(
     tl.store(carried, through, inside)
 
 
+def fitted(rows: Tensor) -> Tensor:
+    """Rows [n, 4h, ...], gate by gate, in the order of the kernels: of 16 rows, four units of i and f in turns, and
+    then of g and o. A product leaves to a thread columns 2c, 2c + 1, 2c + 8, …: all four gates of a unit."""
+    parts = rows.unflatten(1, (2, 2, -1, 4))  # [n, i and f or g and o, which of them, h / 4, 4, ...]
+    return parts.movedim(3, 1).movedim(4, 3).flatten(1, 4)
+
+
 def half_forward(
     gates: Tensor, weights: Tensor, bias: Tensor | None, tokens: Tensor | None, length: int, batch: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(outputs, cells, activations of the gates) of all steps, bfloat16 like gates and weights [n, 4h, h].
 
     gates: [n, length, batch, 4h], to which the bias [n, 4h] is added; or, with tokens [n, length, batch], what each of
-    them gives to the gates: [n, vocabulary, 4h].
+    them gives to the gates: [n, vocabulary, 4h]. These, the bias and the weights are `fitted`.
     """
     n, _, h = weights.shape
     gates, weights = gates.contiguous(), weights.contiguous()
@@ -373,7 +400,8 @@ def half_forward(
 
 
 def half_backward(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor) -> Tensor:
-    """The slope by the gates, bfloat16, from that by all outputs [n, length, batch, h] or by the last [n, batch, h]."""
+    """The slope by the gates, bfloat16, from that by all outputs [n, length, batch, h] or by the last [n, batch, h];
+    the weights are `fitted`."""
     n, length, batch, h = cells.shape
     slope, by_gates = slope.contiguous(), torch.empty_like(active)
     course = _course(BACKWARD, n, length, batch, h, cells.device)
@@ -443,6 +471,6 @@ def _device(device: torch.device) -> tuple[int, int]:
 
 
 def halves(h: int, batch: int, device: torch.device) -> bool:
-    """Whether a program's part of a layer's weights fits into shared memory: width 512 on an H200."""
+    """Whether these kernels serve a layer: a program's part of its weights has to fit into shared memory."""
     width = max(16, triton.next_power_of_2(h))
-    return _shared(min(FORWARD).units, width, _lines(batch)) <= _device(device)[1]
+    return h % 4 == 0 and _shared(min(FORWARD).units, width, _lines(batch)) <= _device(device)[1]
