@@ -174,7 +174,8 @@ class Plan(NamedTuple):
 FORWARD = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
 BACKWARD = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
 PARTIAL = torch.bfloat16  # of the parts of a slope by an output, one from each of a model's programs
-_WAIT = True  # False: a launch for every step, as where a model's programs do not run at once
+TOGETHER = True  # False: a launch for every step, as where a model's programs do not fit on the GPU at once
+COOPERATIVE = True  # CUDA makes sure that all programs run at once
 
 
 @triton.jit
@@ -239,11 +240,11 @@ def _given(
 
 @triton.jit
 def _half_forward(
-    gates, tokens, bias, w, outputs, cells, active, carried, arrived, begin, end, vocabulary,
-    T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr,
+    gates, tokens, bias, w, outputs, cells, active, carried, arrived, begin, vocabulary,
+    STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, WAIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Steps begin to end: w [n, 4H, H], and gates [n, T, B, 4H] to which a bias [n, 4H] is added, or, with LOOKUP, what
+    """STEPS steps from begin on: w [n, 4H, H], and gates [n, T, B, 4H] to which a bias [n, 4H] is added, or, with LOOKUP, what
     each token gives to them [n, vocabulary, 4H] and tokens [n, T, B], to outputs and cells [n, T, B, H] and
     activations [n, T, B, 4H]. The weights, the bias and what is given are in the order of `fitted`.
 
@@ -263,15 +264,16 @@ def _half_forward(
     if not LOOKUP:
         added = tl.load(bias + model * (4 * H) + row, row < 4 * H, 0.0)
     given = _given(gates, tokens, model, begin, line, row, vocabulary, T, B, H, LOOKUP, True)
-    for t in tl.range(begin, end, num_stages=1):  # what others write must not be read a step ahead
+    for step in tl.range(0, STEPS, num_stages=1):  # what others write must not be read a step ahead
+        t = begin + step
         at = (model * T + t) * (B * H)
         total = given.to(tl.float32)
         if not LOOKUP:
             total += added[None, :]
-        _await(arrived, (t - begin) * tl.num_programs(0), WAIT)
+        _await(arrived, step * tl.num_programs(0), WAIT)
         earlier = outputs + at - B * H + line[:, None] * H + k[None, :]
         a = tl.load(earlier, (line < B)[:, None] & (k < H)[None, :] & (t > 0), 0.0)
-        given = _given(gates, tokens, model, t + 1, line, row, vocabulary, T, B, H, LOOKUP, t + 1 < end)
+        given = _given(gates, tokens, model, t + 1, line, row, vocabulary, T, B, H, LOOKUP, step + 1 < STEPS)
         i, f, g, o = _apart(_dot(a, weights, total, QUICK), TILE_B, TILE_H)
         i, f, o = _quick_sigmoid(i, QUICK), _quick_sigmoid(f, QUICK), _quick_sigmoid(o, QUICK)
         g = _quick_tanh(g, QUICK)
@@ -290,11 +292,11 @@ def _half_forward(
 
 @triton.jit
 def _half_backward(
-    slope, w, cells, active, by_gates, partial, carried, arrived, begin, end,
-    T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LAST: tl.constexpr, PROGRAMS: tl.constexpr,
+    slope, w, cells, active, by_gates, partial, carried, arrived, begin,
+    STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LAST: tl.constexpr, PROGRAMS: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, WAIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """Steps begin to end, counted from the last: the slope by outputs [n, T, B, H] or, with LAST, by the last of them
+    """STEPS steps from begin on, counted from the last: the slope by outputs [n, T, B, H] or, with LAST, by the last of them
     [n, B, H] to that by gates [n, T, B, 4H]; w [n, 4H, H] in the order of `fitted`.
 
     A program's gates move all outputs of the step before, so that each writes its part of that slope for the others:
@@ -329,16 +331,17 @@ def _half_backward(
         direct = tl.load(slope + model * (B * H) + mine, inside & (begin == 0), 0.0)
     else:
         direct = tl.load(slope + first + mine, inside, 0.0)
-    for back in tl.range(begin, end, num_stages=1):  # what others write must not be read a step ahead
+    for step in tl.range(0, STEPS, num_stages=1):  # what others write must not be read a step ahead
+        back = begin + step
         at = (model * T + T - 1 - back) * (B * H)
         i, f = next_i.to(tl.float32), next_f.to(tl.float32)
         g, o = next_g.to(tl.float32), next_o.to(tl.float32)
         out, tanh, before = direct.to(tl.float32), _quick_tanh(cell.to(tl.float32), QUICK), earlier.to(tl.float32)
-        _await(arrived, (back - begin) * PROGRAMS, WAIT)
+        _await(arrived, step * PROGRAMS, WAIT)
         parts = partial + (back + 1) % 2 * (PROGRAMS * B * H) + mine
         for program in tl.static_range(PROGRAMS):
             out += tl.load(parts + program * (B * H), inside & (back > 0), 0.0).to(tl.float32)
-        more = back + 1 < end  # the next step's, early
+        more = step + 1 < STEPS  # the next step's, early
         four = active + 4 * (at - B * H) + wide
         next_i = tl.load(four, inside & more, 0.0)
         next_f = tl.load(four + H, inside & more, 0.0)
@@ -391,10 +394,11 @@ def half_forward(
     carried = gates.new_empty(n, batch, h, dtype=torch.float32)
     course = _course(FORWARD, n, length, batch, h, gates.device)
     arrived = torch.zeros(n, course.batches, dtype=torch.int32, device=gates.device)
-    for models, begin, end in course.launches():
+    for models, begin in course.launches():
         some = [None if t is None else t[models] for t in (gates, tokens, bias, weights, outputs, cells, active, carried)]
         _half_forward[course.grid(models)](
-            *some, arrived[models], begin, end, gates.shape[1], length, batch, h, tokens is not None, **course.options
+            *some, arrived[models], begin, gates.shape[1], course.steps, length, batch, h, tokens is not None,
+            **course.options,
         )
     return outputs, cells, active
 
@@ -408,10 +412,10 @@ def half_backward(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor)
     arrived = torch.zeros(n, course.batches, dtype=torch.int32, device=cells.device)
     carried = cells.new_empty(n, batch, h, dtype=torch.float32)
     partial = cells.new_empty(n, 2, course.programs, batch, h, dtype=PARTIAL)
-    for models, begin, end in course.launches():
+    for models, begin in course.launches():
         some = [t[models] for t in (slope, weights, cells, active, by_gates, partial, carried, arrived)]
         _half_backward[course.grid(models)](
-            *some, begin, end, length, batch, h, slope.dim() == 3, course.programs, **course.options
+            *some, begin, course.steps, length, batch, h, slope.dim() == 3, course.programs, **course.options
         )
     return by_gates
 
@@ -419,41 +423,38 @@ def half_backward(slope: Tensor, weights: Tensor, cells: Tensor, active: Tensor)
 class _Course(NamedTuple):
     """Which launches make the steps of a layer: `most` models at a time, and all steps at once or one."""
 
-    programs: int  # of a model and its block of the batch, which wait for each other
+    programs: int  # of a model and a part of its batch, which wait for each other
     batches: int
     models: int
     most: int
     length: int
+    steps: int
     options: dict[str, Any]
 
     def grid(self, models: slice) -> tuple[int, int, int]:
         return self.programs, models.stop - models.start, self.batches
 
-    def launches(self) -> Iterator[tuple[slice, int, int]]:
-        """(models, first step, step after the last)."""
-        if not self.options["WAIT"]:
-            yield from ((slice(0, self.models), t, t + 1) for t in range(self.length))
-            return
+    def launches(self) -> Iterator[tuple[slice, int]]:
+        """(models, first step)."""
         size = triton.cdiv(self.models, triton.cdiv(self.models, self.most))
-        for first in range(0, self.models, size):
-            yield slice(first, min(first + size, self.models)), 0, self.length
+        for begin in range(0, self.length, self.steps):
+            for first in range(0, self.models, size):
+                yield slice(first, min(first + size, self.models)), begin
 
 
 def _course(plans: tuple[Plan, ...], n: int, length: int, batch: int, h: int, device: torch.device) -> _Course:
     lines, width = _lines(batch), max(16, triton.next_power_of_2(h))
-    batches, multiprocessors, shared = triton.cdiv(batch, lines), *_device(device)
+    batches, (multiprocessors, shared) = triton.cdiv(batch, lines), _device(device)
     fitting = [p for p in plans if _shared(p.units, width, lines) * p.each <= shared] or [min(plans)]
     rooms = [multiprocessors * p.each // (triton.cdiv(h, p.units) * batches) for p in fitting]  # for so many models
     at = next((at for at, room in enumerate(rooms) if room >= n), len(rooms) - 1)
-    plan = fitting[at]
-    wait = _WAIT and device.type == "cuda" and rooms[at] > 0
+    plan, together = fitting[at], TOGETHER and device.type == "cuda" and rooms[at] > 0
     options = {
-        "TILE_B": lines, "TILE_H": plan.units, "TILE_K": width, "WAIT": wait, "QUICK": device.type == "cuda",
-        "num_warps": plan.warps, "num_stages": 1,
+        "TILE_B": lines, "TILE_H": plan.units, "TILE_K": width, "WAIT": together, "QUICK": device.type == "cuda",
+        "num_warps": plan.warps, "num_stages": 1, "launch_cooperative_grid": together and COOPERATIVE,
     }  # fmt: skip
-    if wait:
-        options["launch_cooperative_grid"] = True
-    return _Course(triton.cdiv(h, plan.units), batches, n, rooms[at], length, options)
+    programs, most = triton.cdiv(h, plan.units), rooms[at] if together else n
+    return _Course(programs, batches, n, most, length, length if together else 1, options)
 
 
 def _shared(units: int, width: int, lines: int) -> int:
@@ -471,6 +472,8 @@ def _device(device: torch.device) -> tuple[int, int]:
 
 
 def halves(h: int, batch: int, device: torch.device) -> bool:
-    """Whether these kernels serve a layer: a program's part of its weights has to fit into shared memory."""
+    """Whether these kernels serve a layer: written for Hopper's products, and a program's weights have to fit in."""
+    if h % 4 or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != 9):
+        return False
     width = max(16, triton.next_power_of_2(h))
-    return h % 4 == 0 and _shared(min(FORWARD).units, width, _lines(batch)) <= _device(device)[1]
+    return _shared(min(FORWARD).units, width, _lines(batch)) <= _device(device)[1]
