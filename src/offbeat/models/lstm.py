@@ -59,11 +59,11 @@ class LSTM(nn.Module):
         """The same by `_HalfLayer`: the first looks up what a token gives to the gates, the last needs its last output
         only."""
         tokens = x.mT.to(torch.int32).contiguous()  # [n, length, batch]
-        h: Tensor | None = None
+        h: Any = None
         for layer in range(self.lstm.num_layers):
             bias = p[f"lstm.bias_ih_l{layer}"] + p[f"lstm.bias_hh_l{layer}"]
             weights, recurrent = p[f"lstm.weight_ih_l{layer}"], p[f"lstm.weight_hh_l{layer}"]
-            if h is None:
+            if layer == 0:
                 weights = torch.baddbmm(bias[:, None], p["embedding.weight"], weights.mT).mT  # [n, 4h, vocabulary]
             last = layer == self.lstm.num_layers - 1
             h = _HalfLayer.apply(tokens, h, weights, bias, recurrent, last)  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class _HalfLayer(torch.autograd.Function):
         if h is None:
             outputs, cells, active = lstm_gpu.half_forward(rows.mT, within, None, tokens, length, batch)
         else:
-            gates = (h.flatten(1, 2) @ rows.mT).unflatten(1, (length, batch))
+            gates = (h.flatten(1, 2) @ rows.mT).view(len(h), length, batch, -1)
             fitted = lstm_gpu.fitted(bias).contiguous()
             outputs, cells, active = lstm_gpu.half_forward(gates, within, fitted, None, length, batch)
         ctx.save_for_backward(tokens, h, rounded, within, outputs, cells, active)

@@ -171,8 +171,8 @@ class Plan(NamedTuple):
 
 
 # the first whose programs run all at once, or the last: there and back
-FORWARD = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
-BACKWARD = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
+FORWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
+BACKWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
 PARTIAL = torch.bfloat16  # of the parts of a slope by an output, one from each of a model's programs
 TOGETHER = True  # False: a launch for every step, as where a model's programs do not fit on the GPU at once
 COOPERATIVE = True  # CUDA makes sure that all programs run at once
@@ -244,9 +244,9 @@ def _half_forward(
     STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, WAIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """STEPS steps from begin on: w [n, 4H, H], and gates [n, T, B, 4H] to which a bias [n, 4H] is added, or, with LOOKUP, what
-    each token gives to them [n, vocabulary, 4H] and tokens [n, T, B], to outputs and cells [n, T, B, H] and
-    activations [n, T, B, 4H]. The weights, the bias and what is given are in the order of `fitted`.
+    """STEPS steps from begin on: w [n, 4H, H], and gates [n, T, B, 4H] to which a bias [n, 4H] is added, or, with
+    LOOKUP, what each token gives to them [n, vocabulary, 4H] and tokens [n, T, B], to outputs and cells [n, T, B, H]
+    and activations [n, T, B, 4H]. The weights, the bias and what is given are in the order of `fitted`.
 
     carried [n, B, H] are the cells before and after; arrived [n, batches]: programs that have done a step, 0 at first.
     """
@@ -296,8 +296,8 @@ def _half_backward(
     STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LAST: tl.constexpr, PROGRAMS: tl.constexpr,
     TILE_B: tl.constexpr, TILE_H: tl.constexpr, TILE_K: tl.constexpr, WAIT: tl.constexpr, QUICK: tl.constexpr,
 ):  # fmt: skip
-    """STEPS steps from begin on, counted from the last: the slope by outputs [n, T, B, H] or, with LAST, by the last of them
-    [n, B, H] to that by gates [n, T, B, 4H]; w [n, 4H, H] in the order of `fitted`.
+    """STEPS steps from begin on, counted from the last: the slope by outputs [n, T, B, H] or, with LAST, by the last
+    of them [n, B, H] to that by gates [n, T, B, 4H]; w [n, 4H, H] in the order of `fitted`.
 
     A program's gates move all outputs of the step before, so that each writes its part of that slope for the others:
     partial [n, 2, PROGRAMS, B, H], in turns, because the others may still read those of the step after.
@@ -375,7 +375,7 @@ def _half_backward(
 def fitted(rows: Tensor) -> Tensor:
     """Rows [n, 4h, ...], gate by gate, in the order of the kernels: of 16 rows, four units of i and f in turns, and
     then of g and o. A product leaves to a thread columns 2c, 2c + 1, 2c + 8, …: all four gates of a unit."""
-    parts = rows.unflatten(1, (2, 2, -1, 4))  # [n, i and f or g and o, which of them, h / 4, 4, ...]
+    parts: Tensor = rows.unflatten(1, (2, 2, -1, 4))  # [n, i and f or g and o, which of them, h / 4, 4, ...]
     return parts.movedim(3, 1).movedim(4, 3).flatten(1, 4)
 
 
@@ -394,12 +394,11 @@ def half_forward(
     carried = gates.new_empty(n, batch, h, dtype=torch.float32)
     course = _course(FORWARD, n, length, batch, h, gates.device)
     arrived = torch.zeros(n, course.batches, dtype=torch.int32, device=gates.device)
+    everything = gates, tokens, bias, weights, outputs, cells, active, carried
     for models, begin in course.launches():
-        some = [None if t is None else t[models] for t in (gates, tokens, bias, weights, outputs, cells, active, carried)]
-        _half_forward[course.grid(models)](
-            *some, arrived[models], begin, gates.shape[1], course.steps, length, batch, h, tokens is not None,
-            **course.options,
-        )
+        some = [None if t is None else t[models] for t in everything]
+        sizes = gates.shape[1], course.steps, length, batch, h
+        _half_forward[course.grid(models)](*some, arrived[models], begin, *sizes, tokens is not None, **course.options)
     return outputs, cells, active
 
 
@@ -467,8 +466,9 @@ def _device(device: torch.device) -> tuple[int, int]:
     """(multiprocessors, bytes of shared memory of one)."""
     if device.type != "cuda":
         return 132, 227 << 10
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, found.shared_memory_per_block_optin
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(number)
+    return found["multiprocessor_count"], found["max_shared_mem"]
 
 
 def halves(h: int, batch: int, device: torch.device) -> bool:
