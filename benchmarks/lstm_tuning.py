@@ -148,7 +148,13 @@ def whole(flat: Flat, sizes: list[int], best: dict[int, tuple[Plan, Plan]]) -> N
         before = gradient(flat, *arguments, True)
         times = []
         for half in (False, True):
-            graph, found, used = captured(partial(gradient, flat, *arguments, half))
+            call = partial(gradient, flat, *arguments, half)
+            try:
+                graph, found, used = captured(call)
+            except RuntimeError as error:
+                print(f"no graph of cooperative launches: {error}")
+                lstm_gpu.COOPERATIVE = False
+                graph, found, used = captured(call)
             times.append(1e3 * timed(graph.replay) / n)
             row += f"   {'half' if half else 'TF32'} {times[-1]:6.1f} ({used:.1f})"
         same = "" if torch.equal(found, before) else "; the graph's gradients are OTHERS"

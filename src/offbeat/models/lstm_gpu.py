@@ -170,10 +170,10 @@ class Plan(NamedTuple):
     each: int = 1
 
 
-# the first whose programs run all at once, or the last: there and back
+# the first plan whose programs for all models run at once is used, or the last, some models after the others
 FORWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
 BACKWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
-PARTIAL = torch.bfloat16  # of the parts of a slope by an output, one from each of a model's programs
+PARTIAL = torch.bfloat16  # the parts of the slope by an output, one from each of a model's programs, in memory
 TOGETHER = True  # False: a launch for every step, as where a model's programs do not fit on the GPU at once
 COOPERATIVE = True  # CUDA makes sure that all programs run at once
 
@@ -238,7 +238,7 @@ def _given(
     return tl.load(gates + at[:, None] + row[None, :], (line < B)[:, None] & (row < 4 * H)[None, :] & valid, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "arrived"])
 def _half_forward(
     gates, tokens, bias, w, outputs, cells, active, carried, arrived, begin, vocabulary,
     STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LOOKUP: tl.constexpr,
@@ -290,7 +290,7 @@ def _half_forward(
     tl.store(carried, cell, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin", "arrived"])
 def _half_backward(
     slope, w, cells, active, by_gates, partial, carried, arrived, begin,
     STEPS: tl.constexpr, T: tl.constexpr, B: tl.constexpr, H: tl.constexpr, LAST: tl.constexpr, PROGRAMS: tl.constexpr,
