@@ -183,6 +183,59 @@ def test_an_lstm_written_out_has_the_gradients_of_torchs(
     check_lstm(hidden, length, batch)
 
 
+@needs_triton
+@pytest.mark.parametrize(
+    ("hidden", "length", "batch", "layers", "units"),
+    [(16, 5, 3, 2, 16), (40, 4, 20, 3, 16), (40, 4, 20, 2, 32), (32, 2, 70, 2, 16), (100, 3, 5, 1, 64)],
+)
+def test_an_lstm_in_half_precision_has_nearly_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, length: int, batch: int, layers: int, units: int
+) -> None:
+    from offbeat.models import lstm_gpu
+
+    monkeypatch.setattr(lstm, "kernels", lambda _: True)
+    for plans in ("FORWARD", "BACKWARD"):
+        monkeypatch.setattr(lstm_gpu, plans, (lstm_gpu.Plan(units, 4),))
+    expected, found = (lstm_gradient(hidden, length, batch, layers, half) for half in (False, True))
+    assert found.dtype is torch.float32
+    assert 0 < float((found - expected).norm() / expected.norm()) < 2e-2
+    flat = Flat(LSTM((length,), 11, hidden=hidden, layers=layers))
+    parts = zip(flat.named(found - expected).values(), flat.named(expected).values(), strict=True)
+    assert all(float(apart.norm() / part.norm()) < 4e-2 for apart, part in parts)
+
+
+@pytest.mark.skipif(not GPU, reason="programs that wait for each other need a GPU")
+@pytest.mark.parametrize(("hidden", "models"), [(256, 3), (256, 40), (100, 8)])
+def test_steps_of_one_launch_are_those_of_a_launch_each(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, models: int
+) -> None:
+    from offbeat.models import lstm_gpu
+
+    found = lstm_gradient(hidden, 20, 64, 2, True, models)
+    assert all(torch.equal(found, lstm_gradient(hidden, 20, 64, 2, True, models)) for _ in range(5))
+    monkeypatch.setattr(lstm_gpu, "TOGETHER", False)
+    assert torch.allclose(found, lstm_gradient(hidden, 20, 64, 2, True, models), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [16, 18])
+def test_without_kernels_half_precision_is_single(monkeypatch: pytest.MonkeyPatch, hidden: int) -> None:
+    monkeypatch.setattr(lstm, "kernels", lambda _: hidden == 18)  # which is no multiple of four
+    if hidden == 18 and find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    assert torch.equal(*(lstm_gradient(hidden, 4, 3, 2, half) for half in (False, True)))
+
+
+def lstm_gradient(hidden: int, length: int, batch: int, layers: int, half: bool, n: int = 2) -> torch.Tensor:
+    module = LSTM((length,), 11, hidden=hidden, layers=layers)
+    flat, g = Flat(module), torch.Generator().manual_seed(1)
+    w = 0.1 * torch.randn(n, flat.dim, generator=g)
+    x, y = torch.randint(11, (n, batch, length), generator=g), torch.randint(11, (n, batch), generator=g)
+    rows = w.to(DEVICE).requires_grad_()
+    outputs = module.stacked(flat.named(rows), x.to(DEVICE), half)
+    value = cross_entropy(outputs.flatten(0, 1), y.flatten().to(DEVICE), reduction="sum")
+    return torch.autograd.grad(value, rows)[0]
+
+
 def check_lstm(hidden: int, length: int, batch: int) -> None:
     flat, n = Flat(LSTM((length,), 11, hidden=hidden)), 2
     g = torch.Generator().manual_seed(1)

@@ -37,9 +37,15 @@ class LSTM(nn.Module):
         outputs, _ = self.lstm(self.embedding(x))  # [batch, length, hidden]
         return self.linear(outputs[:, -1])  # type: ignore[no-any-return]
 
-    def stacked(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """`forward` of n models at once: parameters [n, ...] by name, x [n, batch, length]."""
+    def stacked(self, parameters: Mapping[str, Tensor], x: Tensor, half: bool = False) -> Tensor:
+        """`forward` of n models at once: parameters [n, ...] by name, x [n, batch, length].
+
+        half: factors of products, and what is stored between the passes, are bfloat16, where kernels run; sums and
+        gradients are float32. Elsewhere everything is.
+        """
         p, (n, batch, length) = parameters, x.shape
+        if half and _halves(self.lstm.hidden_size, batch, x.device):
+            return self._half(p, x)
         tokens = torch.arange(self.embedding.num_embeddings, device=x.device)
         chosen = (x.mT.reshape(n, -1, 1) == tokens).float()  # a product's gradient needs no scattered sums
         h = chosen @ p["embedding.weight"]  # [n, length · batch, embedding]
@@ -48,6 +54,20 @@ class LSTM(nn.Module):
             gates = torch.baddbmm(bias[:, None], h, p[f"lstm.weight_ih_l{layer}"].mT).view(n, length, batch, -1)
             h = _Recurrence.apply(gates, p[f"lstm.weight_hh_l{layer}"]).flatten(1, 2)  # type: ignore[no-untyped-call]
         return torch.baddbmm(p["linear.bias"][:, None], h[:, -batch:], p["linear.weight"].mT)
+
+    def _half(self, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The same by `_HalfLayer`: the first looks up what a token gives to the gates, the last needs its last output
+        only."""
+        tokens = x.mT.to(torch.int32).contiguous()  # [n, length, batch]
+        h: Any = None
+        for layer in range(self.lstm.num_layers):
+            bias = p[f"lstm.bias_ih_l{layer}"] + p[f"lstm.bias_hh_l{layer}"]
+            weights, recurrent = p[f"lstm.weight_ih_l{layer}"], p[f"lstm.weight_hh_l{layer}"]
+            if layer == 0:
+                weights = torch.baddbmm(bias[:, None], p["embedding.weight"], weights.mT).mT  # [n, 4h, vocabulary]
+            last = layer == self.lstm.num_layers - 1
+            h = _HalfLayer.apply(tokens, h, weights, bias, recurrent, last)  # type: ignore[no-untyped-call]
+        return torch.baddbmm(p["linear.bias"][:, None], h, p["linear.weight"].mT)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -69,6 +89,64 @@ class _Recurrence(torch.autograd.Function):
         outputs, cells, active, weights = ctx.saved_tensors
         by_gates = _passes(cells.device)[1](slopes[0], weights, cells, active)
         return by_gates, by_gates[:, 1:].flatten(1, 2).mT @ outputs[:, :-1].flatten(1, 2)
+
+
+class _HalfLayer(torch.autograd.Function):
+    """One LSTM layer of n models on a GPU, in half precision, to its outputs [n, length, batch, h], or with `last` to
+    the last of them in single precision.
+
+    Its inputs are outputs h of another one, with weights [n, 4h, h] and a bias [n, 4h], or, without h, tokens
+    [n, length, batch], with what each of them gives to the gates as weights [n, 4h, vocabulary], the bias included.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, h: Tensor | None, weights: Tensor, bias: Tensor, recurrent: Tensor, last: bool
+    ) -> Tensor:
+        from offbeat.models import lstm_gpu
+
+        _, length, batch = tokens.shape
+        within = lstm_gpu.fitted(recurrent.bfloat16())
+        rounded = weights.bfloat16()
+        rows = lstm_gpu.fitted(rounded)
+        if h is None:
+            outputs, cells, active = lstm_gpu.half_forward(rows.mT, within, None, tokens, length, batch)
+        else:
+            gates = (h.flatten(1, 2) @ rows.mT).view(len(h), length, batch, -1)
+            fitted = lstm_gpu.fitted(bias).contiguous()
+            outputs, cells, active = lstm_gpu.half_forward(gates, within, fitted, None, length, batch)
+        ctx.save_for_backward(tokens, h, rounded, within, outputs, cells, active)
+        return outputs[:, -1].float() if last else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        from offbeat.models import lstm_gpu
+
+        tokens, h, rounded, within, outputs, cells, active = ctx.saved_tensors
+        by_gates = lstm_gpu.half_backward(slopes[0], within, cells, active)
+        by_recurrent = _product(by_gates[:, 1:].flatten(1, 2).mT, outputs[:, :-1].flatten(1, 2))
+        flat = by_gates.flatten(1, 2)
+        if h is not None:
+            by_h, by_bias = (flat @ rounded).view_as(h), flat.sum(1, dtype=torch.float32)
+            return None, by_h, _product(flat.mT, h.flatten(1, 2)), by_bias, by_recurrent, None
+        vocabulary = rounded.shape[2]
+        numbers = torch.arange(-(-vocabulary // 8) * 8, device=tokens.device)  # as matrix products like it
+        chosen = (tokens.flatten(1).unsqueeze(2) == numbers).bfloat16()
+        return None, None, _product(flat.mT, chosen)[..., :vocabulary], None, by_recurrent, None
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A product of bfloat16 factors in float32."""
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
+
+
+def _halves(h: int, batch: int, device: torch.device) -> bool:
+    """Whether there are kernels in half precision for a layer."""
+    if not kernels(device):
+        return False
+    from offbeat.models import lstm_gpu  # imports Triton
+
+    return lstm_gpu.halves(h, batch, device)
 
 
 def _passes(device: torch.device) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
