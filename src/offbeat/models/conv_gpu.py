@@ -196,7 +196,7 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     pooled = x.new_empty(n, b, (h - k + 1) // 2, (w - k + 1) // 2, out)
     chosen = torch.empty_like(pooled, dtype=torch.uint8)
     rows = _as_factor(weight.permute(0, 1, 3, 4, 2), x, c)  # [n, out, k, k, c]
-    size, tiles = pooled[0, ..., 0].numel(), _tiles("convolve", x, k * k * c, out)
+    size, tiles = pooled[0, ..., 0].numel(), _tiles("convolve", x, out)
     _convolve[(triton.cdiv(size, tiles["TILE_M"]), n)](
         x, rows, bias.contiguous(), pooled, chosen, size, b, h, w, c, k, out, **tiles
     )
@@ -216,7 +216,7 @@ def conv_pool_step(
     spread = x.new_empty(n, b, high, wide + 2 * border, out)
     grid = (triton.cdiv(spread[0].numel(), _LINE), n)
     _unpool[grid](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
-    parts, tiles = triton.cdiv(b * high * wide, _PART), _tiles("to weights", x, k * k * c, out)
+    parts, tiles = triton.cdiv(b * high * wide, _PART), _tiles("to weights", x, out)
     by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
     grid = (triton.cdiv(k * k * c, tiles["TILE_K"]), n, parts)
     _to_weights[grid](x, spread, by_weight, _PART, b, h, w, c, k, out, border, **tiles)
@@ -229,7 +229,7 @@ def conv_pool_step(
     if not by_input:
         return None
     back, turned = torch.empty_like(x), _as_factor(weight.permute(0, 2, 3, 4, 1).flip(3), x, out)  # [n, c, k, k, out]
-    tiles = _tiles("to inputs", x, k * k * out, c)
+    tiles = _tiles("to inputs", x, c)
     _to_inputs[(triton.cdiv(b * w, tiles["TILE_M"]), n, h)](spread, turned, back, b, h, w, c, k, out, **tiles)
     return back
 
@@ -247,33 +247,26 @@ def _as_factor(weight: Tensor, x: Tensor, wide: int) -> Tensor:
     return factor
 
 
-def _tiles(kernel: str, x: Tensor, depth: int, columns: int) -> dict[str, Any]:
-    """Positions, depth and channels of one product of tiles, by kernel and type: the quickest of a dozen on an H200."""
-    wide = max(16, triton.next_power_of_2(columns))
+def _tiles(kernel: str, x: Tensor, columns: int) -> dict[str, Any]:
+    """Positions, depth and channels of one product of tiles."""
     half = x.dtype == torch.bfloat16
-    rows, deep, warps, stages = TILES[kernel, half, min(depth, 1 << 30) > 128]
+    rows, depth, warps, stages = TILES[kernel, half]
     return {
         "TILE_M": rows,
-        "TILE_K": deep,
-        "TILE_N": wide,
+        "TILE_K": depth,
+        "TILE_N": max(16, triton.next_power_of_2(columns)),
         "PRECISION": "ieee" if half else precision(),
         "num_warps": warps,
         "num_stages": stages,
     }
 
 
-# by kernel, whether factors have 16 bits, and whether patches are long: tile of positions, of depth, warps, stages
+# by kernel, and whether factors have 16 bits: positions, depth, warps, stages; the quickest of a dozen on an H200
 TILES = {
-    ("convolve", False, False): (64, 32, 8, 3),
-    ("convolve", False, True): (32, 32, 4, 3),
-    ("convolve", True, False): (64, 32, 4, 3),
-    ("convolve", True, True): (64, 64, 4, 2),
-    ("to weights", False, False): (32, 32, 4, 3),
-    ("to weights", False, True): (32, 64, 4, 3),
-    ("to weights", True, False): (64, 64, 4, 3),
-    ("to weights", True, True): (64, 128, 8, 3),
-    ("to inputs", False, False): (64, 32, 4, 3),
-    ("to inputs", False, True): (128, 32, 4, 3),
-    ("to inputs", True, False): (64, 32, 4, 3),
-    ("to inputs", True, True): (64, 64, 4, 3),
+    ("convolve", False): (128, 32, 8, 3),
+    ("convolve", True): (64, 32, 4, 3),
+    ("to weights", False): (32, 64, 2, 3),
+    ("to weights", True): (64, 128, 4, 3),
+    ("to inputs", False): (128, 32, 4, 3),
+    ("to inputs", True): (128, 64, 8, 3),
 }

@@ -171,8 +171,8 @@ class Plan(NamedTuple):
 
 
 # the first plan whose programs for all models run at once is used, or the last, some models after the others
-FORWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
-BACKWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4), Plan(64, 8))
+FORWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4, 2))
+BACKWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(64, 8))
 PARTIAL = torch.bfloat16  # the parts of the slope by an output, one from each of a model's programs, in memory
 TOGETHER = True  # False: a launch for every step, as where a model's programs do not fit on the GPU at once
 COOPERATIVE = True  # CUDA makes sure that all programs run at once
