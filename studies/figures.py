@@ -26,7 +26,7 @@ import shlex
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -243,6 +243,7 @@ def _part(folder: Path, wave: Mapping[str, Any], given: Given, until: float) -> 
     """A part of `studies.persafl`, which tunes before it judges."""
     own = ["--set", *wave["set"]] if wave["set"] else []
     words = [str(folder), "--device", given.device, "--share", str(given.share), "--limit", str(until - time.time())]
+    words += [] if given.grid is None else ["--grid", str(given.grid)]
     part = persafl.Part(folder, wave["part"], persafl.arguments([*words, *own]))
     with suppress(SystemExit):  # out of time
         part.work()
@@ -258,7 +259,9 @@ def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namesp
     # a process for each wave: one that ran out of a GPU's memory would keep it
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = [pool.submit(_work, folder, wave, given, until) for wave in waves]
-        yield from (str(future.exception() or future.result()) for future in futures)
+        for future in as_completed(futures):
+            failed = future.exception()
+            yield str(future.result()) if failed is None else f"{waves[futures.index(future)]['wave']}: {failed!r}"
 
 
 def main() -> None:
@@ -273,6 +276,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0, help="of a GPU's memory, for each process")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
+    parser.add_argument("--grid", type=float, metavar="TIME", help="horizon of PersA-FL's grids, see studies.persafl")
     parser.add_argument("--pack", type=Path, metavar="FILE", help="write the records so far into one file")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds before that, or until all is done")
     given = parser.parse_intermixed_args()
