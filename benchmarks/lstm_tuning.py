@@ -23,10 +23,10 @@ from torch.nn import functional
 from offbeat.models import lstm_gpu
 from offbeat.models.flat import Flat
 from offbeat.models.lstm import LSTM
-from offbeat.models.lstm_gpu import Plan
+from offbeat.models.lstm_gpu import Division
 
 TOKENS, LENGTH, BATCH = 80, 80, 64
-PLANS = (Plan(16, 4), Plan(16, 4, 2), Plan(32, 8), Plan(32, 4, 2), Plan(64, 8))
+PLANS = (Division(16, 4), Division(16, 4, 2), Division(32, 8), Division(32, 4, 2), Division(64, 8))
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def errors(flat: Flat) -> None:
         print(f"{apart:.0e} from a launch for every step", flush=True)
 
 
-def parts(h: int, sizes: list[int]) -> dict[int, tuple[Plan, Plan]]:
+def parts(h: int, sizes: list[int]) -> dict[int, tuple[Division, Division]]:
     """Print times of the kernels; (the best plan forward, and backward) by the number of clients."""
     best = {}
     names = ("forward, tokens", "forward, gates", "backward", "backward of the last output")
@@ -140,7 +140,7 @@ def kernels(n: int, h: int) -> list[Callable[[], object]]:
     ]
 
 
-def whole(flat: Flat, sizes: list[int], best: dict[int, tuple[Plan, Plan]]) -> None:
+def whole(flat: Flat, sizes: list[int], best: dict[int, tuple[Division, Division]]) -> None:
     print("forward and backward, a CUDA graph: µs per client (GB at most)")
     for n in sizes:
         arguments, row = work(flat, n), f"{n:3}"

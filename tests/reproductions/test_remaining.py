@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from studies import figures, persafl, remaining
 
 SMALL = ("clients.count=30 task.0.data=digits task.0.model=softmax task.0.split=iid until.time=40 "
          "evaluate.every=10 algorithm.sync-st.sampled=20 sweep={\"algorithm.sync-st.first\"=[3,10]}")  # fmt: skip
-GIVEN = argparse.Namespace(device="cpu", processes=1, limit=60.0, share=1.0)
+GIVEN = argparse.Namespace(device="cpu", processes=1, limit=60.0, share=1.0, grid=None)
 
 
 def test_a_plan_is_run_packed_and_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +53,14 @@ def test_what_docs_results_has_is_not_planned() -> None:
     assert not remaining.plan(remaining.RESULTS, None, ["fedast-fig10/mnist", "fedast-table3/sync"])
 
 
-def test_runs_of_an_earlier_form_are_planned_again() -> None:
+def test_runs_of_an_earlier_form_are_planned_again(tmp_path: Path) -> None:
     """Figure 24's dynamic allocation at the main targets is FedAST of figure 7, whose buffers were not rounded up."""
-    (wave,) = remaining.plan(remaining.RESULTS, None, ["fedast-fig24/main"])
+    shutil.copytree(remaining.RESULTS / "fedast", tmp_path / "fedast")
+    for later in ("fig24", "table3"):
+        (tmp_path / "fedast" / f"{later}.json").unlink()
+    (wave,) = remaining.plan(tmp_path, None, ["fedast-fig24/main"])
     assert {run["algorithm"] for run in wave["runs"]} == {"static", "dynamic"}
+    assert not remaining.plan(remaining.RESULTS, None, ["fedast-fig24/main"])
 
 
 def test_a_record_without_server_steps_does_not_serve_a_figure_over_rounds() -> None:

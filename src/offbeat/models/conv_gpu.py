@@ -214,12 +214,12 @@ def conv_pool_step(
     _, out, channels, k, _ = weight.shape
     high, wide, border = h - k + 1, w - k + 1, k - 1 if by_input else 0
     spread = x.new_empty(n, b, high, wide + 2 * border, out)
-    grid = (triton.cdiv(spread[0].numel(), _LINE), n)
-    _unpool[grid](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
+    lines = triton.cdiv(spread[0].numel(), _LINE)
+    _unpool[(lines, n)](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
     parts, tiles = triton.cdiv(b * high * wide, _PART), _tiles("to weights", x, out)
     by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
-    grid = (triton.cdiv(k * k * c, tiles["TILE_K"]), n, parts)
-    _to_weights[grid](x, spread, by_weight, _PART, b, h, w, c, k, out, border, **tiles)
+    rows = triton.cdiv(k * k * c, tiles["TILE_K"])
+    _to_weights[(rows, n, parts)](x, spread, by_weight, _PART, b, h, w, c, k, out, border, **tiles)
     by_bias = torch.empty(n, parts, out, device=x.device)
     size = slope[0, ..., 0].numel()
     _to_bias[(parts, n)](slope, chosen, by_bias, size, triton.cdiv(size, parts), out, 32, tiles["TILE_N"])

@@ -22,6 +22,12 @@ def share(device: str, processes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(0.85 / processes)
 
 
+def undivided(device: torch.device) -> bool:
+    """Whether this process may take all of a GPU's memory: others are probably not at work there."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.get_per_process_memory_fraction(number) == 1.0
+
+
 def room(device: str = "cuda") -> float:
     """Bytes of a GPU's memory that this process may take: all, unless `share` or a caller has set a limit."""
     named = torch.device(device).index

@@ -8,6 +8,7 @@ Everything is [n, time, batch, …]: what all steps have in common is one produc
 In half precision (`half_forward`, `half_backward`) a launch makes many steps. The programs of a model share its hidden
 units, keep their weights in shared memory and their cells in registers, and wait for each other after every step.
 Launches are cooperative: either all programs run at once, or CUDA refuses, so that none waits for one that never runs.
+That is known of one process only; in one that has a share of the GPU, next to others, every step is a launch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.models.gpu import precision
+from offbeat.models.gpu import precision, undivided
 
 
 @triton.jit
@@ -158,7 +159,7 @@ def _tiles(batch: int) -> dict[str, Any]:
 # float32, and so is the cell that goes from step to step.
 
 
-class Plan(NamedTuple):
+class Division(NamedTuple):
     """How a layer's steps are divided among programs in half precision; `benchmarks/lstm_tuning.py` compares some.
 
     units: hidden units of a program, a power of 2 from 16.   warps: of a program.
@@ -171,8 +172,8 @@ class Plan(NamedTuple):
 
 
 # the first plan whose programs for all models run at once is used, or the last, some models after the others
-FORWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(32, 4, 2))
-BACKWARD: tuple[Plan, ...] = (Plan(16, 4), Plan(64, 8))
+FORWARD: tuple[Division, ...] = (Division(16, 4), Division(32, 4, 2))
+BACKWARD: tuple[Division, ...] = (Division(16, 4), Division(64, 8))
 PARTIAL = torch.bfloat16  # the parts of the slope by an output, one from each of a model's programs, in memory
 TOGETHER = True  # False: a launch for every step, as where a model's programs do not fit on the GPU at once
 COOPERATIVE = True  # CUDA makes sure that all programs run at once
@@ -441,13 +442,14 @@ class _Course(NamedTuple):
                 yield slice(first, min(first + size, self.models)), begin
 
 
-def _course(plans: tuple[Plan, ...], n: int, length: int, batch: int, h: int, device: torch.device) -> _Course:
+def _course(plans: tuple[Division, ...], n: int, length: int, batch: int, h: int, device: torch.device) -> _Course:
     lines, width = _lines(batch), max(16, triton.next_power_of_2(h))
     batches, (multiprocessors, shared) = triton.cdiv(batch, lines), _device(device)
     fitting = [p for p in plans if _shared(p.units, width, lines) * p.each <= shared] or [min(plans)]
     rooms = [multiprocessors * p.each // (triton.cdiv(h, p.units) * batches) for p in fitting]  # for so many models
     at = next((at for at, room in enumerate(rooms) if room >= n), len(rooms) - 1)
-    plan, together = fitting[at], TOGETHER and device.type == "cuda" and rooms[at] > 0
+    plan = fitting[at]
+    together = TOGETHER and device.type == "cuda" and rooms[at] > 0 and undivided(device)
     options = {
         "TILE_B": lines, "TILE_H": plan.units, "TILE_K": width, "WAIT": together, "QUICK": device.type == "cuda",
         "num_warps": plan.warps, "num_stages": 1, "launch_cooperative_grid": together and COOPERATIVE,
