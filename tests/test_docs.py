@@ -219,7 +219,7 @@ def test_every_page_has_its_place_on_the_site() -> None:
     assert sorted(name for name in placed if "/" not in name) == sorted(pages)
     below = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*/*.md")}
     below |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
-    tables = tuple(f"results/{paper}/" for paper in ("area", "defedavg", "fedast"))
+    tables = tuple(f"results/{paper}/" for paper in ("area", "defedavg", "fedast", "persafl"))
     assert {name for name in below if not name.startswith(tables)} == {name for name in placed if "/" in name}
     assert "--quiet" not in (ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("#")[0]
 

@@ -340,12 +340,18 @@ def test_personal_accuracies_on_digits() -> None:
             assert near(spread, stdev(each), 3)
 
 
-def test_personal_accuracies_at_full_size() -> None:
+def personal(data: str) -> dict[str, list[dict[float, float]]]:
+    """By method, clients' own accuracy over time of each seed that judges."""
     seeds: dict[str, list[dict[float, float]]] = {}
-    for path in ("mnist-persafl-maml", "mnist-persafl-me", "mnist-rest"):
-        for run in runs(f"persafl/{path}"):
+    for path in ("persafl-maml", "persafl-me", "rest"):
+        for run in runs(f"persafl/{data}-{path}"):
             if run["seed"] < 100:  # those that judge
                 seeds.setdefault(run["algorithm"], []).append({row[0]: 100 * row[1] for row in run["curve"]})
+    return seeds
+
+
+def test_personal_accuracies_at_full_size() -> None:
+    seeds = personal("mnist")
     rows = table("results/personalised", "method | t = 90")
     assert len(rows) == 8
     for name, *cells in rows:
@@ -357,6 +363,22 @@ def test_personal_accuracies_at_full_size() -> None:
                 re.findall(r"[\d.]+", cell), (fmean(each), fmean(each) - width, fmean(each) + width), strict=True
             ):
                 assert near(float(text), value, len(text.partition(".")[2])), (name, at)
+
+
+def test_personal_accuracies_where_nothing_is_learnt() -> None:
+    seeds = personal("cifar10")
+    rows = table("results/personalised", "clients' own accuracy in %, t = 600")
+    assert len(rows) == 8
+    for name, mean, interval, said in rows:
+        each = [m[600.0] for m in seeds[name.split(" (")[0].lower().replace("a-fl", "afl")] if 600.0 in m]
+        width = half_width(len(each), max(each) - min(each))
+        low, high = numbers(interval)
+        assert near(float(mean), fmean(each), 1), name
+        assert [near(low, max(0.0, fmean(each) - width)), near(high, fmean(each) + width)] == [True, True], name
+        assert numbers(said)[0] == len(each), name
+    shared = [row[3] for each in ("persafl-maml", "persafl-me", "rest")
+              for run in runs(f"persafl/cifar10-{each}") for row in run["curve"]]  # fmt: skip
+    assert round(100 * max(shared)) == 16
 
 
 # The overview
