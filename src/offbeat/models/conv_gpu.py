@@ -216,10 +216,12 @@ def conv_pool_step(
     spread = x.new_empty(n, b, high, wide + 2 * border, out)
     lines = triton.cdiv(spread[0].numel(), _LINE)
     _unpool[(lines, n)](slope, chosen, spread, b, high, wide, out, border, TILE=_LINE)
-    parts, tiles = triton.cdiv(b * high * wide, _PART), _tiles("to weights", x, out)
-    by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
+    tiles = _tiles("to weights", x, out)
     rows = triton.cdiv(k * k * c, tiles["TILE_K"])
-    _to_weights[(rows, n, parts)](x, spread, by_weight, _PART, b, h, w, c, k, out, border, **tiles)
+    part = _part(b * high * wide, rows, tiles["TILE_M"])
+    parts = triton.cdiv(b * high * wide, part)
+    by_weight = torch.empty(n, parts, k, k, c, out, device=x.device)
+    _to_weights[(rows, n, parts)](x, spread, by_weight, part, b, h, w, c, k, out, border, **tiles)
     by_bias = torch.empty(n, parts, out, device=x.device)
     size = slope[0, ..., 0].numel()
     _to_bias[(parts, n)](slope, chosen, by_bias, size, triton.cdiv(size, parts), out, 32, tiles["TILE_N"])
@@ -235,7 +237,7 @@ def conv_pool_step(
 
 
 _LINE = 1024
-_PART = 4096  # positions whose slopes one program adds up: with few models, too, there is work for the whole GPU
+_PROGRAMS = 16  # of a model: with few models, too, there is work for the whole GPU
 
 
 def _as_factor(weight: Tensor, x: Tensor, wide: int) -> Tensor:
@@ -245,6 +247,15 @@ def _as_factor(weight: Tensor, x: Tensor, wide: int) -> Tensor:
     factor = make(*weight.shape[:-1], wide, dtype=x.dtype, device=x.device)
     factor[..., :own].copy_(weight)
     return factor
+
+
+def _part(positions: int, rows: int, tile: int) -> int:
+    """How many positions one program adds up, where so many programs share the rows.
+
+    By the shapes alone: a model's bits do not depend on how many others there are.
+    """
+    parts = max(1, min(_PROGRAMS // rows, positions // 512))
+    return -(-positions // (parts * tile)) * tile
 
 
 def _tiles(kernel: str, x: Tensor, columns: int) -> dict[str, Any]:
