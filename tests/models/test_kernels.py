@@ -165,6 +165,18 @@ def test_a_module_that_drops_has_gradients_of_its_own_only_if_they_take_keys(mon
 
 
 @needs_triton
+@pytest.mark.parametrize(("shared", "stages"), [(227 << 10, 3), (163 << 10, 3), (99 << 10, 2), (64 << 10, 1)])
+def test_a_convolution_reads_ahead_as_far_as_shared_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, shared: int, stages: int
+) -> None:
+    """227 KiB: Hopper; 163: A100; 99: consumer GPUs since 2020."""
+    from offbeat.models import conv_gpu
+
+    monkeypatch.setattr(conv_gpu, "multiprocessors", lambda _: (1, shared))
+    assert conv_gpu._tiles("convolve", torch.empty(1), 64)["num_stages"] == stages
+
+
+@needs_triton
 @pytest.mark.parametrize(("hidden", "length", "batch"), [(16, 5, 3), (40, 4, 20), (32, 2, 70)])
 def test_an_lstm_of_kernels_has_the_gradients_of_torchs(
     monkeypatch: pytest.MonkeyPatch, hidden: int, length: int, batch: int

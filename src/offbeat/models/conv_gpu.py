@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.models.gpu import precision
+from offbeat.models.gpu import multiprocessors, precision
 
 NONE = tl.constexpr(4)  # in place of a corner: the window's maximum is not positive, ReLU lets nothing through
 
@@ -262,10 +262,14 @@ def _tiles(kernel: str, x: Tensor, columns: int) -> dict[str, Any]:
     """Positions, depth and channels of one product of tiles."""
     half = x.dtype == torch.bfloat16
     rows, depth, warps, stages = TILES[kernel, half]
+    wide = max(16, triton.next_power_of_2(columns))
+    if kernel == "convolve":  # a program reads four patches ahead: on most GPUs there is room for fewer than on an H200
+        ahead = (4 * rows + wide) * depth * x.element_size()
+        stages = min(stages, 1 + multiprocessors(x.device)[1] // ahead)
     return {
         "TILE_M": rows,
         "TILE_K": depth,
-        "TILE_N": max(16, triton.next_power_of_2(columns)),
+        "TILE_N": wide,
         "PRECISION": "ieee" if half else precision(),
         "num_warps": warps,
         "num_stages": stages,

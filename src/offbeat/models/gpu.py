@@ -22,6 +22,18 @@ def share(device: str, processes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(0.85 / processes)
 
 
+@cache
+def multiprocessors(device: torch.device) -> tuple[int, int]:
+    """(how many there are, the bytes of shared memory that a program may take on one); without a GPU, an H200's."""
+    if device.type != "cuda":
+        return 132, 227 << 10
+    import triton
+
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found = triton.runtime.driver.active.utils.get_device_properties(number)
+    return found["multiprocessor_count"], found["max_shared_mem"]
+
+
 def undivided(device: torch.device) -> bool:
     """Whether this process may take all of a GPU's memory: others are probably not at work there."""
     number = torch.cuda.current_device() if device.index is None else device.index

@@ -14,7 +14,6 @@ That is known of one process only; in one that has a share of the GPU, next to o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from offbeat.models.gpu import precision, undivided
+from offbeat.models.gpu import multiprocessors, precision, undivided
 
 
 @triton.jit
@@ -444,9 +443,9 @@ class _Course(NamedTuple):
 
 def _course(plans: tuple[Division, ...], n: int, length: int, batch: int, h: int, device: torch.device) -> _Course:
     lines, width = _lines(batch), max(16, triton.next_power_of_2(h))
-    batches, (multiprocessors, shared) = triton.cdiv(batch, lines), _device(device)
+    batches, (count, shared) = triton.cdiv(batch, lines), multiprocessors(device)
     fitting = [p for p in plans if _shared(p.units, width, lines) * p.each <= shared] or [min(plans)]
-    rooms = [multiprocessors * p.each // (triton.cdiv(h, p.units) * batches) for p in fitting]  # for so many models
+    rooms = [count * p.each // (triton.cdiv(h, p.units) * batches) for p in fitting]  # for so many models
     at = next((at for at, room in enumerate(rooms) if room >= n), len(rooms) - 1)
     plan = fitting[at]
     together = TOGETHER and device.type == "cuda" and rooms[at] > 0 and undivided(device)
@@ -463,19 +462,9 @@ def _shared(units: int, width: int, lines: int) -> int:
     return 8 * units * width + 2 * lines * width + 8192
 
 
-@cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory of one)."""
-    if device.type != "cuda":
-        return 132, 227 << 10
-    number = torch.cuda.current_device() if device.index is None else device.index
-    found = triton.runtime.driver.active.utils.get_device_properties(number)
-    return found["multiprocessor_count"], found["max_shared_mem"]
-
-
 def halves(h: int, batch: int, device: torch.device) -> bool:
     """Whether these kernels serve a layer: written for Hopper's products, and a program's weights have to fit in."""
     if h % 4 or (device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != 9):
         return False
     width = max(16, triton.next_power_of_2(h))
-    return _shared(min(FORWARD).units, width, _lines(batch)) <= _device(device)[1]
+    return _shared(min(FORWARD).units, width, _lines(batch)) <= multiprocessors(device)[1]
