@@ -164,6 +164,40 @@ def test_a_module_that_drops_has_gradients_of_its_own_only_if_they_take_keys(mon
     assert Flat(Keyless((1, 8, 8), 4).eval()).adds(device)  # which drops nothing
 
 
+def test_with_bf16_a_form_is_used_only_if_it_takes_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flats, "kernels", lambda _: True)
+
+    class Single(LeNet5):
+        def add_gradient(self, parameters: Any, keep: Any, to: Any, x: Any, y: Any, weights: Any) -> None: ...  # type: ignore[override]
+
+    device = torch.device(DEVICE)
+    assert Flat(LeNet5((1, 16, 16), 4), precision="bf16").adds(device)
+    assert Flat(Single((1, 16, 16), 4)).adds(device)
+    assert not Flat(Single((1, 16, 16), 4), precision="bf16").adds(device)
+
+
+def test_a_stacked_form_is_not_used_for_a_module_that_drops() -> None:
+    class Dropping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.drop = torch.nn.Linear(6, 3), torch.nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.linear(self.drop(x))
+
+        def stacked(self, parameters: Any, x: torch.Tensor, keys: Any = None) -> torch.Tensor:
+            raise AssertionError("nobody hands it the keys")
+
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=g), torch.randint(3, (40,), generator=g)
+    data = Dataset.pairs("made", x, y, x[:5], y[:5], 3)
+    problem = Supervised(data, Dropping(), [np.arange(20), np.arange(20, 40)])
+    assert not problem.own
+    oracle = problem.oracle(np.array([0, 1]), np.array([5, 6]), 1, 4, False)
+    assert oracle.gradient(stacks(problem.flat, 2).cpu(), 0).isfinite().all()
+    assert Flat(Dropping().eval()).own
+
+
 @needs_triton
 @pytest.mark.parametrize(("shared", "stages"), [(227 << 10, 3), (163 << 10, 3), (99 << 10, 2), (64 << 10, 1)])
 def test_a_convolution_reads_ahead_as_far_as_shared_memory_allows(

@@ -144,8 +144,11 @@ class Flat:
 
     @property
     def own(self) -> bool:
-        """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap."""
-        return self._has_form("stacked")
+        """Whether the module has a form of its own for many vectors at once: `stacked`, in place of torch.vmap.
+
+        It is given no keys: not for a module that drops.
+        """
+        return not self.random and self._has_form("stacked")
 
     def adds(self, device: torch.device) -> bool:
         """Whether the module has gradients of its own for many vectors at once, `add_gradient`, and they run there.
