@@ -261,10 +261,14 @@ def test_steps_of_one_launch_are_those_of_a_launch_each(
     assert torch.allclose(found, lstm_gradient(hidden, 20, 64, 2, True, models), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("hidden", [16, 18])
-def test_without_kernels_half_precision_is_single(monkeypatch: pytest.MonkeyPatch, hidden: int) -> None:
-    monkeypatch.setattr(lstm, "kernels", lambda _: hidden == 18)  # which is no multiple of four
-    if hidden == 18 and find_spec("triton") is None:
+@pytest.mark.parametrize(("hidden", "kernels", "wide"), [(16, False, True), (16, True, False), (18, True, True)])
+def test_without_kernels_half_precision_is_single(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, kernels: bool, wide: bool
+) -> None:
+    """There are none for a width that is no multiple of four, and before PyTorch 2.8."""
+    monkeypatch.setattr(lstm, "kernels", lambda _: kernels)
+    monkeypatch.setattr(lstm, "_WIDE", wide)
+    if kernels and find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     assert torch.equal(*(lstm_gradient(hidden, 4, 3, 2, half) for half in (False, True)))
 

@@ -135,14 +135,17 @@ class _HalfLayer(torch.autograd.Function):
         return None, None, _product(flat.mT, chosen)[..., :vocabulary], None, by_recurrent, None
 
 
+_WIDE = hasattr(torch.ops.aten.bmm, "dtype")  # from PyTorch 2.8 on; Triton's cooperative launches come with it
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """A product of bfloat16 factors in float32."""
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
 def _halves(h: int, batch: int, device: torch.device) -> bool:
-    """Whether there are kernels in half precision for a layer."""
-    if not kernels(device):
+    """Whether there are kernels in half precision for a layer, and PyTorch has `_product`."""
+    if not (_WIDE and kernels(device)):
         return False
     from offbeat.models import lstm_gpu  # imports Triton
 
