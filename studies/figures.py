@@ -257,6 +257,8 @@ def run(folder: Path, waves: Sequence[Mapping[str, Any]], given: argparse.Namesp
     if given.processes == 1:
         yield from (_work(folder, wave, given, until) for wave in waves)
         return
+    if given.device != "cpu":  # less than all of it: others are at work there, see `offbeat.models.gpu.undivided`
+        given = argparse.Namespace(**{**vars(given), "share": min(given.share, 0.99)})
     # a process for each wave: one that ran out of a GPU's memory would keep it
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         futures = [pool.submit(_work, folder, wave, given, until) for wave in waves]

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_a_plan_is_run_packed_and_kept_once(tmp_path: Path, monkeypatch: pytest.
     again = [*remaining.keep(folder, results)]
     assert len(again) == 1
     assert json.loads((results / "fedast" / "fig10.json").read_text()) == kept
+
+
+@pytest.mark.parametrize(("device", "share", "given"), [("cuda", 1.0, 0.99), ("cuda", 0.2, 0.2), ("cpu", 1.0, 1.0)])
+def test_processes_know_that_they_share_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, share: float, given: float
+) -> None:
+    """Programs of one kernel that wait for each other do so only in a process that has all of the GPU."""
+    monkeypatch.setattr(figures, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(figures, "_work", lambda folder, wave, given, until: str(given.share))
+    settings = {**vars(GIVEN), "device": device, "share": share, "processes": 2}
+    assert [*figures.run(Path(), [{"wave": "one"}], argparse.Namespace(**settings))] == [str(given)]
 
 
 def test_runs_with_the_same_settings_are_planned_once_and_kept_for_each_entry(tmp_path: Path) -> None:
