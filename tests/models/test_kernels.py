@@ -17,6 +17,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from offbeat.data.base import Dataset
+from offbeat.data.samples import Stored
 from offbeat.models import flat as flats, lstm
 from offbeat.models.conv import DropoutCNN, LeNet5, _Chain, _TwoConv
 from offbeat.models.flat import Flat, forward
@@ -196,6 +197,23 @@ def test_a_stacked_form_is_not_used_for_a_module_that_drops() -> None:
     oracle = problem.oracle(np.array([0, 1]), np.array([5, 6]), 1, 4, False)
     assert oracle.gradient(stacks(problem.flat, 2).cpu(), 0).isfinite().all()
     assert Flat(Dropping().eval()).own
+
+
+def test_gradients_of_a_modules_own_are_of_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flats, "kernels", lambda _: True)
+
+    class Two(torch.nn.Linear):
+        def forward(self, a: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(a if b is None else a + b)
+
+        def add_gradient(self, parameters: Any, keep: Any, to: Any, x: Any, y: Any, weights: Any) -> None: ...
+
+    g = torch.Generator().manual_seed(0)
+    columns = {name: torch.randn(40, 6, generator=g) for name in "ab"} | {"y": torch.randint(3, (40,), generator=g)}
+    samples, shards = Stored(columns), [np.arange(20), np.arange(20, 40)]
+    for inputs in (("a",), ("a", "b")):
+        data = Dataset("made", samples, samples, 3, inputs=inputs)
+        assert Supervised(data, Two(6, 3), shards).adds is (inputs == ("a",))
 
 
 @needs_triton

@@ -102,13 +102,12 @@ class Supervised(OfModule):
         check_scores(self)
         _note(self.name, data)
         self.usual = self.objective.function is cross_entropy and self.objective.form == "each"
-        # closed forms and kernels are for the cross-entropy of real numbers that are in memory
-        real = (
-            self.usual and isinstance(self.train, Stored) and len(data.inputs) == 1 and self.train.real(data.inputs[0])
-        )
+        # closed forms and kernels are for the cross-entropy of one input in memory, closed forms for real numbers only
+        one = self.usual and len(data.inputs) == 1
+        real = one and isinstance(self.train, Stored) and self.train.real(data.inputs[0])
         self.closed = model if isinstance(model, ClosedForm) and real and self.flat.plain else None
         self.scale = self.train.scales.get(data.inputs[0], 1.0) if isinstance(self.train, Stored) else 1.0
-        self.adds = self.usual and isinstance(self.train, Stored) and self.flat.adds(self.device)
+        self.adds = one and isinstance(self.train, Stored) and self.flat.adds(self.device)
         self.replay: Replay | Compiled | None = None
         self.replay_step: Replay | Compiled | None = Replay(self.stepped) if self.adds else None
         if self.device.type == "cuda" and self.stacks:
