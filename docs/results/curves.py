@@ -19,20 +19,27 @@ def read(path: str) -> list[dict[str, Any]]:
 
 
 def fedast() -> None:
-    """Accuracy of the four tasks over time, three seeds each, and the requests that FedAST gives to each."""
-    runs = [run for run in read("fedast/fig7.json") if run["inputs"] == "standard"]
+    """Accuracy of the four tasks over time, three seeds each, and the requests that FedAST gave to each of them when
+    buffers were rounded to the nearest size."""
+    older = [run for run in read("fedast/fig7.json") if run["inputs"] == "standard"]
+    curves = {
+        "FedAST": [{task["name"]: [(t, a) for t, _, a in task["curve"]] for task in run["tasks"]}
+                   for run in read("fedast/fig24.json") if run["algorithm"] == "dynamic"],
+        "Sync-ST": [{name: task["curve"] for name, task in run["tasks"].items()}
+                    for run in older if run["algorithm"] == "sync-st"],
+    }  # fmt: skip
     targets = {"mnist": 0.93, "fashion": 0.82, "cifar10": 0.63, "shakespeare": 0.42}
     figure, axes = plt.subplots(1, 4, figsize=(12, 2.9), constrained_layout=True)
-    for axis, (title, allocation) in zip(axes, {"FedAST": "equation 2", "Sync-ST": None}.items(), strict=False):
+    for axis, (title, found) in zip(axes, curves.items(), strict=False):
         for colour, (name, target) in zip(COLOURS, targets.items(), strict=False):
-            for run in (r for r in runs if r.get("allocation") == allocation):
-                label = name if run["seed"] == 0 else None
-                axis.plot(*zip(*run["tasks"][name]["curve"], strict=True), color=colour, lw=0.8, label=label)
+            for number, curve in enumerate(found):
+                label = name if number == 0 else None
+                axis.plot(*zip(*curve[name], strict=True), color=colour, lw=0.8, label=label)
             axis.axhline(target, color=colour, lw=0.6, ls=":")
         axis.set(title=title, xlabel="virtual time", ylabel="test accuracy", xlim=(0, 2200), ylim=(0, 1))
     axes[1].legend(frameon=False, loc="lower right")
     for axis, allocation in zip(axes[2:], ("equation 2", "algorithm 4"), strict=True):
-        run = next(r for r in runs if r.get("allocation") == allocation)
+        run = next(r for r in older if r.get("allocation") == allocation)
         for colour, task in zip(COLOURS, run["tasks"].values(), strict=False):
             changes = [*task["requests"], [task["finished"], task["requests"][-1][1]]]
             axis.step(*zip(*changes, strict=True), where="post", color=colour, lw=1)
