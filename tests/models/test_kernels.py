@@ -16,6 +16,7 @@ import torch
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
+from offbeat.core.errors import SettingError
 from offbeat.data.base import Dataset
 from offbeat.data.samples import Stored
 from offbeat.models import flat as flats, lstm
@@ -214,6 +215,15 @@ def test_gradients_of_a_modules_own_are_of_one_input(monkeypatch: pytest.MonkeyP
     for inputs in (("a",), ("a", "b")):
         data = Dataset("made", samples, samples, 3, inputs=inputs)
         assert Supervised(data, Two(6, 3), shards).adds is (inputs == ("a",))
+
+
+@needs_triton
+def test_more_samples_than_kernels_can_count_are_refused() -> None:
+    from offbeat.models.conv_gpu import conv_pool
+
+    x = torch.empty(1, device=DEVICE).expand(1, 40_000, 32, 32, 4)  # without memory
+    with pytest.raises(SettingError, match=r"40000 samples of a client at once .* set batch = 28339 or less"):
+        conv_pool(x, torch.empty(1, 64, 3, 5, 5), torch.empty(1, 64))
 
 
 @needs_triton

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from offbeat.core.errors import SettingError
 from offbeat.models.gpu import precision
 
 NONE = tl.constexpr(4)  # in place of a corner: the window's maximum is not positive, ReLU lets nothing through
@@ -193,6 +194,11 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     corner of each number's origin in its window. x may have more channels than the weights: those count nothing."""
     n, b, h, w, c = x.shape
     _, out, _, k, _ = weight.shape
+    most = _COUNTED // (h * (w + k) * max(c, out))  # what lies between the passes is no larger
+    if b > most:
+        raise SettingError(
+            f"{b} samples of a client at once are too many for this network on a GPU; set batch = {most} or less"
+        )
     pooled = x.new_empty(n, b, (h - k + 1) // 2, (w - k + 1) // 2, out)
     chosen = torch.empty_like(pooled, dtype=torch.uint8)
     rows = _as_factor(weight.permute(0, 1, 3, 4, 2), x, c)  # [n, out, k, k, c]
@@ -237,6 +243,7 @@ def conv_pool_step(
 
 
 _LINE = 1024
+_COUNTED = (1 << 31) - 1  # numbers of one model: their places are 32-bit integers
 _PROGRAMS = 16  # of a model: with few models, too, there is work for the whole GPU
 
 
