@@ -209,6 +209,7 @@ class Helped(Charged):
     def __init__(self, seed: int, algorithm: str = "helped", bugs: Bugs | None = None, rate: float = 1.0) -> None:
         super().__init__(seed, algorithm, bugs, rate)
         self.witness.noise = self.noise_of
+        self.silent: set[int] = set()  # sums whose noise is 0: of numbers as large as these, one in 75,000
 
     def noise_of(self, number: int, task: int, tickets: Sequence[Ticket]) -> Vector:
         """What the helper must have added to a sum."""
@@ -216,7 +217,9 @@ class Helped(Charged):
         request = SumRequest(number, context_of(self.plan, task), found)
         noise = Unmasker(SECRETS[HELPER]).noise(request).view(np.int32)
         if not noise.any():
-            self.violations.append(f"sum {number} has no noise")
+            self.silent.add(number)
+        if len(self.silent) > 1:
+            self.violations.append(f"sums {sorted(self.silent)} have no noise")
         return torch.from_numpy(noise.astype(np.float64)) * HELPED.unit
 
     def judge_memory(self, fold: Fold) -> None:
