@@ -65,9 +65,10 @@ faults: setup-dev
 mutants: setup-dev
 	$(BIN)/python tests/mutants.py -n $(or $(N),120) --seed $(or $(SEED),0)
 
-# the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment
+# the GPU kernels in Triton's interpreter; Triton takes a gigabyte, so it is kept beside the environment. The interpreter
+# of 3.6 needs an older NumPy; that of 3.9 refuses masks that depend on a scalar, as the LSTM's do
 test-kernels: setup-dev
-	$(PIP) --upgrade --target $(VENV)/triton triton 'numpy<2.4'  # its interpreter needs that NumPy
+	$(PIP) --upgrade --target $(VENV)/triton triton==3.6.0 'numpy<2.4'
 	PYTHONPATH=$(VENV)/triton $(BIN)/pytest tests/models/test_kernels.py
 
 # the tables of docs/benchmarks.md: beside loops written by hand, and beside other simulators (see benchmarks/README.md)
