@@ -120,7 +120,8 @@ class Wave:
         for problem in simulation.problems:  # nobody reads the objective on training samples
             evaluation: Any = problem.evaluation  # type: ignore[attr-defined]
             evaluation.used, evaluation.weights = evaluation.used[:1], evaluation.weights[:1]
-        self.at_work[number] = {key: run[key] for key in _SAME}, simulation, history
+        known = {**{key: run[key] for key in _SAME}, "precision": experiment.precision}
+        self.at_work[number] = known, simulation, history
         return simulation
 
     def _over(self, number: int, run: Simulation, error: DivergedError | None) -> None:
@@ -135,8 +136,6 @@ class Wave:
     def write(self) -> None:
         """What is known so far."""
         said = {key: self.wave[key] for key in ("wave", "entry", "experiment")}
-        if self.given.device != "cpu":
-            said["precision"] = self.given.precision
         seconds = round(time.monotonic() - self.began)
         write(self.path, {**said, "columns": ["time", "version", METRIC.name], "seconds": seconds, "runs": self.record})
 

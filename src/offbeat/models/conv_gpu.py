@@ -130,15 +130,9 @@ def _to_weights(
 
 @triton.jit
 def _to_bias(
-    slope,
-    chosen,
-    out,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    N: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-):
+    slope, chosen, out,
+    SIZE: tl.constexpr, PART: tl.constexpr, N: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):  # fmt: skip
     """The slopes [n, SIZE, N] by the pooled values to those by the bias, [n, parts, N]."""
     model = tl.program_id(1).to(tl.int64)
     part = tl.program_id(0)

@@ -170,7 +170,7 @@ class Division(NamedTuple):
     each: int = 1
 
 
-# the first plan whose programs for all models run at once is used, or the last, some models after the others
+# the first division whose programs for all models run at once is used, or the last, some models after the others
 FORWARD: tuple[Division, ...] = (Division(16, 4), Division(32, 4, 2))
 BACKWARD: tuple[Division, ...] = (Division(16, 4), Division(64, 8))
 PARTIAL = torch.bfloat16  # the parts of the slope by an output, one from each of a model's programs, in memory
@@ -189,13 +189,6 @@ def _quick_tanh(x, QUICK: tl.constexpr):
 @triton.jit
 def _quick_sigmoid(x, QUICK: tl.constexpr):
     return 0.5 + 0.5 * _quick_tanh(0.5 * x, QUICK)
-
-
-@triton.jit
-def _dot(a, b, c, QUICK: tl.constexpr):
-    if QUICK:
-        return tl.dot(a, b, c)
-    return tl.dot(a.to(tl.float32), b.to(tl.float32), c)  # the interpreter multiplies the bits of bfloat16
 
 
 @triton.jit
@@ -274,7 +267,7 @@ def _half_forward(
         earlier = outputs + at - B * H + line[:, None] * H + k[None, :]
         a = tl.load(earlier, (line < B)[:, None] & (k < H)[None, :] & (t > 0), 0.0)
         given = _given(gates, tokens, model, t + 1, line, row, vocabulary, T, B, H, LOOKUP, step + 1 < STEPS)
-        i, f, g, o = _apart(_dot(a, weights, total, QUICK), TILE_B, TILE_H)
+        i, f, g, o = _apart(tl.dot(a, weights, total), TILE_B, TILE_H)
         i, f, o = _quick_sigmoid(i, QUICK), _quick_sigmoid(f, QUICK), _quick_sigmoid(o, QUICK)
         g = _quick_tanh(g, QUICK)
         cell = f * cell + i * g
@@ -360,7 +353,7 @@ def _half_backward(
         d_o = (out * tanh * o * (1 - o)).to(tl.bfloat16)
         through *= f
         slopes = tl.reshape(tl.join(tl.join(d_i, d_g), tl.join(d_f, d_o)), [TILE_B, 4 * TILE_H])  # unit by unit
-        part = _dot(slopes, weights, tl.zeros([TILE_B, TILE_K], tl.float32), QUICK)
+        part = tl.dot(slopes, weights, tl.zeros([TILE_B, TILE_K], tl.float32))
         to = partial + (back % 2 * PROGRAMS + tl.program_id(0)) * (B * H) + line[:, None] * H + k[None, :]
         tl.store(to, part.to(partial.dtype.element_ty), across)
         _arrive(arrived, WAIT)
